@@ -400,18 +400,9 @@ def _is_nothing(done: Done) -> bool:
     return (kind is Flip and numbers == (0,)) or (kind is Posterize and numbers[0] >= 8)
 
 
-def assert_alike(
-    transform: Any,
-    device: str,
-    files: Images | None = None,
-    *,
-    bound: Bound = EXACT,
-    seed: int = 0,
-    times: int = 1,
-    inner: int = 0,
-) -> None:
-    """``transform`` gives the same with us, within ``bound``."""
-    outputs = run(transform, device, files, seed=seed, times=times, inner=inner)
+def assert_alike(transform: Any, device: str, files: Images | None = None, *, bound: Bound = EXACT, **how: int) -> None:
+    """``transform`` gives the same with us, within ``bound``; ``how`` is that of ``run``."""
+    outputs = run(transform, device, files, **how)
     differences = outputs.differences()
     everything = np.concatenate([difference.ravel() for difference in differences])
     assert not np.isnan(everything).any()
@@ -419,9 +410,6 @@ def assert_alike(
     found = Bound(float(everything.mean()), float(np.quantile(everything, 0.999)), float(everything.max()))
     if any(getattr(found, name) > getattr(allowed, name) + FLOAT_ROUNDING for name in ("mean", "p999", "max")):
         names = images() if files is None else files
-        parts = ", ".join(
-            f"{name} {each.mean():.3f}/{each.max():.1f}"
-            for name, each in zip(itertools.cycle(names), differences)
-            if each.size
-        )
+        named = zip(itertools.cycle(names), differences)
+        parts = ", ".join(f"{name} {each.mean():.3f}/{each.max():.1f}" for name, each in named if each.size)
         raise AssertionError(f"{transform}\nis off by {found}\nallowed   {allowed}\nmean/max of each image: {parts}")

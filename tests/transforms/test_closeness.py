@@ -16,23 +16,9 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader.dali.operators import OPERATORS
+from proxyloader.transforms import color
 from proxyloader.transforms.augment import Add, Blur, BoxBlur, Erase, EraseByColor, EraseWithNoise, JpegCompression
 from proxyloader.transforms.auto_augment import Blend, Mixture
-from proxyloader.transforms.color import (
-    Autocontrast,
-    Brightness,
-    ChannelOrder,
-    Contrast,
-    Equalize,
-    Grayscale,
-    Hue,
-    Invert,
-    Posterize,
-    Saturation,
-    Sharpness,
-    Solarize,
-    SolarizeAdd,
-)
 from proxyloader.transforms.geometry import Crop, Flip, IndexSelect, ReflectedCrop
 from proxyloader.transforms.multi_crop import Views
 from proxyloader.transforms.plan import OneOf, Step, iter_steps
@@ -56,42 +42,42 @@ SHOWN_BY: dict[type[Step], list[Any]] = {
         *(v1.RandomAffine(30, (0.2, 0.3), (0.5, 1.7), (10, 20)), v2.RandomRotation(40, BILINEAR, fill=50)),
         *(v2.RandomAffine((180, 180), interpolation=BILINEAR), v1.RandomAffine(0, shear=[A_31ST, A_31ST])),
     ],
-    Autocontrast: [v1.RandomAutocontrast(1)],
+    color.Autocontrast: [v1.RandomAutocontrast(1)],
     BicubicAffine: [AugmentOp(name, 1, 9, {"interpolation": 3}) for name in ("Rotate", "ShearX", "TranslateYRel")],
     Blend: [v1.Compose([v1.CenterCrop(60), AugMixAugment([AugmentOp("Invert"), AugmentOp("SolarizeAdd")], width=1)])],
     Blur: [v1.GaussianBlur(5, (0.5, 3))],
     BoxBlur: [AugmentOp("GaussianBlur", 1, magnitude) for magnitude in (3, 10)],
-    Brightness: [v1.ColorJitter(0.5)],
-    ChannelOrder: [v2.RandomChannelPermutation()],
+    color.Brightness: [v1.ColorJitter(0.5)],
+    color.ChannelOrder: [v2.RandomChannelPermutation()],
     JpegCompression: [v2.JPEG((1, 100))],
-    Contrast: [v1.ColorJitter(0, 0.5)],
+    color.Contrast: [v1.ColorJitter(0, 0.5)],
     Crop: [v1.RandomCrop(90, padding=5, pad_if_needed=True)],
-    Equalize: [v1.RandomEqualize(1)],
+    color.Equalize: [v1.RandomEqualize(1)],
     Erase: [v2.RandomErasing(1, value=(9, 90, 200))],
     EraseByColor: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), RandomErasing(1, mode="rand", device="cpu")])],
     Flip: [v1.RandomVerticalFlip()],
-    Grayscale: [v1.Grayscale(3)],
-    Hue: [v1.ColorJitter(0, 0, 0, 0.5)],
+    color.Grayscale: [v1.Grayscale(3)],
+    color.Hue: [v1.ColorJitter(0, 0, 0, 0.5)],
     IndexSelect: [v1.Resize(90, NEAREST), v2.Resize((91, 45), InterpolationMode.NEAREST_EXACT)],
-    Invert: [v1.RandomInvert(1)],
+    color.Invert: [v1.RandomInvert(1)],
     Mixture: [torchvision.transforms.AugMix()],
     Normalize: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.Normalize([99.0] * 3, [9.0] * 3)])],
     EraseWithNoise: [v1.Compose([v2.ToImage(), v2.ToDtype(torch.float32), v1.RandomErasing(1, value="random")])],
     Perspective: [v1.RandomPerspective(0.5, 1, NEAREST), v2.RandomPerspective(0.5, 1, fill=40)],
-    Posterize: [v1.RandomPosterize(3, 1)],
+    color.Posterize: [v1.RandomPosterize(3, 1)],
     ReflectedCrop: [v1.Compose([v1.Pad(9), CenterCropOrPad((60, 75), padding_mode="reflect")])],
     Resize: [v1.Resize(size, how) for size in (50, 200) for how in (BILINEAR, BICUBIC, LANCZOS)],
-    Saturation: [v1.ColorJitter(0, 0, 0.5)],
-    Sharpness: [v1.RandomAdjustSharpness(2.3, 1)],
-    Solarize: [v1.RandomSolarize(100, 1)],
-    SolarizeAdd: [AugmentOp("SolarizeAdd", 1, 8)],
+    color.Saturation: [v1.ColorJitter(0, 0, 0.5)],
+    color.Sharpness: [v1.RandomAdjustSharpness(2.3, 1)],
+    color.Solarize: [v1.RandomSolarize(100, 1)],
+    color.SolarizeAdd: [AugmentOp("SolarizeAdd", 1, 8)],
     ToFloat: [v1.ToTensor()],
     ToTensor: [v1.PILToTensor()],
 }
 """For each step with an operator, transforms that do it, and what else they do is exact."""
 
 
-PIL_ALONE = {BicubicAffine, Blend, BoxBlur, ReflectedCrop, SolarizeAdd, ToFloat, ToTensor}
+PIL_ALONE = {BicubicAffine, Blend, BoxBlur, ReflectedCrop, color.SolarizeAdd, ToFloat, ToTensor}
 
 
 def cases() -> list[Any]:
