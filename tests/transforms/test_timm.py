@@ -18,17 +18,7 @@ from proxyloader import UnsupportedTransformError, explain
 from proxyloader.tools.cli import main
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import (
-    BICUBIC,
-    BILINEAR,
-    EXACT,
-    Bound,
-    Images,
-    assert_alike,
-    composed,
-    images,
-    lossless,
-)
+from ..compare import BICUBIC, BILINEAR, EXACT, Bound, Images, assert_alike, composed, images, lossless
 
 RESIZED = Bound(0.3, 4, 16)
 """A resize, bilinear or bicubic, is a level off here and there, and colours make more of that."""

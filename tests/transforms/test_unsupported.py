@@ -79,22 +79,18 @@ class MyCompose(v1.Compose):
     """Also this one."""
 
 
-class MyRandomHorizontalFlip:
-    def __call__(self, image: Any) -> Any:
-        return image
-
-
-class RandomResizedCropAndMore(MyRandomHorizontalFlip):
-    """A name that begins like one of torchvision's."""
-
-
 class RandomGamma:
     def __call__(self, image: Any) -> Any:
         return image
 
 
-class Denoise(MyRandomHorizontalFlip):
-    """Like nothing of torchvision's."""
+class MyRandomHorizontalFlip(RandomGamma): ...
+
+
+class RandomResizedCropAndMore(RandomGamma): ...
+
+
+class Denoise(RandomGamma): ...
 
 
 class NotCallable:
