@@ -33,7 +33,7 @@ from proxyloader.transforms.plan import OneOf, Plan, Step
 from proxyloader.transforms.type_conversion import Normalize, ToFloat
 from proxyloader.transforms.warp import Affine, BicubicAffine
 
-from .odd_formats import ODD_FORMATS
+from .odd_formats import ODD_FORMATS, encoded, jpeg
 from .undecoded import image_calls_in
 
 Images = Mapping[str, bytes]
@@ -71,9 +71,7 @@ def _all_images() -> Images:
 
 
 def jpeg_of(size: tuple[int, int], index: int = 0) -> bytes:
-    file = io.BytesIO()
-    photograph(index, size=size).save(file, "JPEG", quality=93, subsampling="4:2:0")
-    return file.getvalue()
+    return jpeg(photograph(index, size=size))
 
 
 def images(*names: str, but: tuple[str, ...] = ()) -> Images:
@@ -94,9 +92,7 @@ def lossless(*names: str, but: tuple[str, ...] = ()) -> Images:
 
 
 def png_of(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return encoded(image, "PNG", compress_level=1)
 
 
 THIN = ("one pixel high", "one pixel wide")

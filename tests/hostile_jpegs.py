@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from .jpeg_writer import END, START, Scan, scan_header, segment, write_jpeg
-from .odd_formats import ODD_FORMATS
+from .odd_formats import ODD_FORMATS, encoded
 
 Change = Callable[[bytes], bytes]
 
@@ -50,9 +50,7 @@ def decoded(data: bytes) -> Image.Image:
 
 def saved(data: bytes, format: str = "JPEG", **options: Any) -> bytes:
     """The picture, written again by Pillow."""
-    file = io.BytesIO()
-    decoded(data).save(file, format, **options)
-    return file.getvalue()
+    return encoded(decoded(data), format, **options)
 
 
 # --- ways to change one, as functions that make functions of bytes ---------------------------------------------------
@@ -151,12 +149,7 @@ def scaled(width: float = 1, height: float = 1) -> Change:
 def painted(width: int, height: int) -> Change:
     """The picture in another size, honestly."""
 
-    def change(data: bytes) -> bytes:
-        file = io.BytesIO()
-        decoded(data).resize((width, height)).save(file, "JPEG", quality=90)
-        return file.getvalue()
-
-    return change
+    return lambda data: encoded(decoded(data).resize((width, height)), "JPEG", quality=90)
 
 
 def chain(*changes: Change) -> Change:
