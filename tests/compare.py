@@ -33,7 +33,7 @@ from proxyloader.transforms.plan import OneOf, Plan, Step
 from proxyloader.transforms.type_conversion import Normalize, ToFloat
 from proxyloader.transforms.warp import Affine, BicubicAffine
 
-from .odd_formats import ODD_FORMATS
+from .odd_formats import ODD_FORMATS, encoded, jpeg
 from .undecoded import image_calls_in
 
 Images = Mapping[str, bytes]
@@ -71,9 +71,7 @@ def _all_images() -> Images:
 
 
 def jpeg_of(size: tuple[int, int], index: int = 0) -> bytes:
-    file = io.BytesIO()
-    photograph(index, size=size).save(file, "JPEG", quality=93, subsampling="4:2:0")
-    return file.getvalue()
+    return jpeg(photograph(index, size=size))
 
 
 def images(*names: str, but: tuple[str, ...] = ()) -> Images:
@@ -94,9 +92,7 @@ def lossless(*names: str, but: tuple[str, ...] = ()) -> Images:
 
 
 def png_of(image: Image.Image) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "PNG", compress_level=1)
-    return file.getvalue()
+    return encoded(image, "PNG", compress_level=1)
 
 
 THIN = ("one pixel high", "one pixel wide")
@@ -400,18 +396,9 @@ def _is_nothing(done: Done) -> bool:
     return (kind is Flip and numbers == (0,)) or (kind is Posterize and numbers[0] >= 8)
 
 
-def assert_alike(
-    transform: Any,
-    device: str,
-    files: Images | None = None,
-    *,
-    bound: Bound = EXACT,
-    seed: int = 0,
-    times: int = 1,
-    inner: int = 0,
-) -> None:
-    """``transform`` gives the same with us, within ``bound``."""
-    outputs = run(transform, device, files, seed=seed, times=times, inner=inner)
+def assert_alike(transform: Any, device: str, files: Images | None = None, *, bound: Bound = EXACT, **how: int) -> None:
+    """``transform`` gives the same with us, within ``bound``; ``how`` is that of ``run``."""
+    outputs = run(transform, device, files, **how)
     differences = outputs.differences()
     everything = np.concatenate([difference.ravel() for difference in differences])
     assert not np.isnan(everything).any()
@@ -419,9 +406,6 @@ def assert_alike(
     found = Bound(float(everything.mean()), float(np.quantile(everything, 0.999)), float(everything.max()))
     if any(getattr(found, name) > getattr(allowed, name) + FLOAT_ROUNDING for name in ("mean", "p999", "max")):
         names = images() if files is None else files
-        parts = ", ".join(
-            f"{name} {each.mean():.3f}/{each.max():.1f}"
-            for name, each in zip(itertools.cycle(names), differences)
-            if each.size
-        )
+        named = zip(itertools.cycle(names), differences)
+        parts = ", ".join(f"{name} {each.mean():.3f}/{each.max():.1f}" for name, each in named if each.size)
         raise AssertionError(f"{transform}\nis off by {found}\nallowed   {allowed}\nmean/max of each image: {parts}")

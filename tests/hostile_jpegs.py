@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from .jpeg_writer import END, START, Scan, scan_header, segment, write_jpeg
-from .odd_formats import ODD_FORMATS
+from .odd_formats import ODD_FORMATS, encoded
 
 Change = Callable[[bytes], bytes]
 
@@ -50,9 +50,7 @@ def decoded(data: bytes) -> Image.Image:
 
 def saved(data: bytes, format: str = "JPEG", **options: Any) -> bytes:
     """The picture, written again by Pillow."""
-    file = io.BytesIO()
-    decoded(data).save(file, format, **options)
-    return file.getvalue()
+    return encoded(decoded(data), format, **options)
 
 
 # --- ways to change one, as functions that make functions of bytes ---------------------------------------------------
@@ -151,12 +149,7 @@ def scaled(width: float = 1, height: float = 1) -> Change:
 def painted(width: int, height: int) -> Change:
     """The picture in another size, honestly."""
 
-    def change(data: bytes) -> bytes:
-        file = io.BytesIO()
-        decoded(data).resize((width, height)).save(file, "JPEG", quality=90)
-        return file.getvalue()
-
-    return change
+    return lambda data: encoded(decoded(data).resize((width, height)), "JPEG", quality=90)
 
 
 def chain(*changes: Change) -> Change:
@@ -176,15 +169,11 @@ def progressive(*scans: Scan, **options: Any) -> Change:
 
 def progressive_without_last_scans(data: bytes) -> bytes:
     """As Pillow writes them, ended properly after the third of its scans."""
-    return _after_scans(saved(data, progressive=True, quality=93), 3) + END
-
-
-def _after_scans(data: bytes, scans: int) -> bytes:
-    at = -1
-    for _ in range(scans + 1):
+    data, at = saved(data, progressive=True, quality=93), -1
+    for _ in range(4):
         at = data.index(b"\xff\xda", at + 1)
     tables = data.rfind(b"\xff\xc4", 0, at)
-    return data[: tables if tables > data.rfind(b"\xff\xda", 0, at) else at]
+    return data[: tables if tables > data.rfind(b"\xff\xda", 0, at) else at] + END
 
 
 def scan_bomb(width: int, height: int, scans: int, frame: int = FRAME_PROGRESSIVE) -> bytes:
@@ -231,16 +220,6 @@ def commented(data: bytes) -> bytes:
     segments, scan = parts(data)
     comment = COMMENT, b"\xff\xc0\x00\x11\x08\x00\x01\x00\x01\x03\xff\xda\xff\xd9"
     return joined([part for found in segments for part in (comment, found)], scan)
-
-
-def icc_of_150_kb(data: bytes) -> bytes:
-    """In three segments, the first two of which are as long as can be."""
-    profile = bytes(k * k % 251 for k in range(150_000))
-    return saved(data, quality=93, icc_profile=profile)
-
-
-def thumbnail_of_another_size(data: bytes) -> bytes:
-    return ODD_FORMATS["odd_thumbnail.jpg"](decoded(data))
 
 
 def inside_a_jfif_extension(data: bytes) -> bytes:
@@ -357,10 +336,13 @@ SOUND: dict[str, Change] = {
         before=FRAME,
     ),
     "a segment of the least length": with_segments((0xE5, b""), (COMMENT, b""), before=FRAME),
-    "150 KB of ICC profile": icc_of_150_kb,
+    # In three segments, the first two of which are as long as can be.
+    "150 KB of ICC profile": lambda data: saved(
+        data, quality=93, icc_profile=bytes(k * k % 251 for k in range(150_000))
+    ),
     "comments everywhere": commented,
     "fill bytes everywhere": filled,
-    "a thumbnail of another size": thumbnail_of_another_size,
+    "a thumbnail of another size": lambda data: ODD_FORMATS["odd_thumbnail.jpg"](decoded(data)),
     "a thumbnail in a JFIF extension": inside_a_jfif_extension,
     "two pictures (MPO)": two_pictures,
     "another JPEG behind": lambda data: data + painted(200, 120)(data),

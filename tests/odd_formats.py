@@ -17,10 +17,10 @@ JPEG_QUALITY = 93
 
 def jpeg(image: Image.Image, *, subsampling: str = "4:2:0", **options: Any) -> bytes:
     """The ordinary way, as cameras and ImageNet have it; ``options`` are those of Pillow's JPEG writer."""
-    return _save(image, "JPEG", quality=JPEG_QUALITY, subsampling=subsampling, **options)
+    return encoded(image, "JPEG", quality=JPEG_QUALITY, subsampling=subsampling, **options)
 
 
-def _save(image: Image.Image, format: str, **options: Any) -> bytes:
+def encoded(image: Image.Image, format: str, **options: Any) -> bytes:
     file = io.BytesIO()
     image.save(file, format, **options)
     return file.getvalue()
@@ -36,7 +36,7 @@ def _cmyk(image: Image.Image) -> Image.Image:
 
 def _cmyk_jpeg(image: Image.Image) -> bytes:
     """As Adobe's programs and Pillow write it: inverted inks, behind an APP14 marker of transform 0."""
-    return _save(_cmyk(image), "JPEG", quality=JPEG_QUALITY)
+    return encoded(_cmyk(image), "JPEG", quality=JPEG_QUALITY)
 
 
 def _ycck_jpeg(image: Image.Image) -> bytes:
@@ -46,7 +46,7 @@ def _ycck_jpeg(image: Image.Image) -> bytes:
     # Pillow inverts all it writes as CMYK. That is right for K, and undone here for the rest: a decoder inverts what
     # it makes of YCbCr by itself (libjpeg's ycck_cmyk_convert).
     inverted = [plane.point([255 - level for level in range(256)]) for plane in planes]
-    data = bytearray(_save(Image.merge("CMYK", (*inverted, key)), "JPEG", quality=JPEG_QUALITY))
+    data = bytearray(encoded(Image.merge("CMYK", (*inverted, key)), "JPEG", quality=JPEG_QUALITY))
     data[_adobe_segment(data).stop - 1] = 2
     return bytes(data)
 
@@ -97,8 +97,8 @@ ODD_FORMATS: dict[str, Encoder] = {
     "odd_cmyk.jpg": _cmyk_jpeg,
     "odd_cmyk_without_adobe.jpg": _cmyk_jpeg_without_adobe,
     "odd_ycck.jpg": _ycck_jpeg,
-    "odd_rgb.jpg": lambda image: _save(image, "JPEG", quality=JPEG_QUALITY, keep_rgb=True),
-    "odd_grey.jpg": lambda image: _save(image.convert("L"), "JPEG", quality=JPEG_QUALITY),
+    "odd_rgb.jpg": lambda image: encoded(image, "JPEG", quality=JPEG_QUALITY, keep_rgb=True),
+    "odd_grey.jpg": lambda image: encoded(image.convert("L"), "JPEG", quality=JPEG_QUALITY),
     "odd_progressive.jpg": lambda image: jpeg(image, progressive=True),
     "odd_444.jpg": lambda image: jpeg(image, subsampling="4:4:4"),
     "odd_422.jpg": lambda image: jpeg(image, subsampling="4:2:2"),
@@ -106,24 +106,24 @@ ODD_FORMATS: dict[str, Encoder] = {
     "odd_thumbnail.jpg": _thumbnail_jpeg,
     "odd_zeros_behind.jpg": lambda image: jpeg(image) + bytes(64),
     "odd_restart_intervals.jpg": lambda image: jpeg(image, restart_marker_blocks=5),
-    "odd_two_pictures.jpg": lambda image: _save(
+    "odd_two_pictures.jpg": lambda image: encoded(
         image, "MPO", quality=JPEG_QUALITY, save_all=True, append_images=[image.resize((64, 48))]
     ),
-    "odd_gif.jpg": lambda image: _save(image, "GIF"),
-    "odd_png.jpg": lambda image: _save(image, "PNG"),
-    "odd_rgb.png": lambda image: _save(image, "PNG"),
-    "odd_palette.png": lambda image: _save(image.quantize(64), "PNG"),
-    "odd_palette_transparent.png": lambda image: _save(image.quantize(64), "PNG", transparency=0),
-    "odd_rgba.png": lambda image: _save(_with_alpha(image), "PNG"),
-    "odd_grey_alpha.png": lambda image: _save(_with_alpha(image.convert("L")), "PNG"),
-    "odd_grey_16_bit.png": lambda image: _save(_grey_16_bit(image), "PNG"),
-    "odd_1_bit.png": lambda image: _save(image.convert("1"), "PNG"),
-    "odd_rgb.tif": lambda image: _save(image, "TIFF"),
-    "odd_lossy.webp": lambda image: _save(image, "WEBP", quality=JPEG_QUALITY),
-    "odd_lossless.webp": lambda image: _save(image, "WEBP", lossless=True),
-    "odd_rgb.bmp": lambda image: _save(image, "BMP"),
-    "odd_rgb.ppm": lambda image: _save(image, "PPM"),
-    "odd_grey.pgm": lambda image: _save(image.convert("L"), "PPM"),
+    "odd_gif.jpg": lambda image: encoded(image, "GIF"),
+    "odd_png.jpg": lambda image: encoded(image, "PNG"),
+    "odd_rgb.png": lambda image: encoded(image, "PNG"),
+    "odd_palette.png": lambda image: encoded(image.quantize(64), "PNG"),
+    "odd_palette_transparent.png": lambda image: encoded(image.quantize(64), "PNG", transparency=0),
+    "odd_rgba.png": lambda image: encoded(_with_alpha(image), "PNG"),
+    "odd_grey_alpha.png": lambda image: encoded(_with_alpha(image.convert("L")), "PNG"),
+    "odd_grey_16_bit.png": lambda image: encoded(_grey_16_bit(image), "PNG"),
+    "odd_1_bit.png": lambda image: encoded(image.convert("1"), "PNG"),
+    "odd_rgb.tif": lambda image: encoded(image, "TIFF"),
+    "odd_lossy.webp": lambda image: encoded(image, "WEBP", quality=JPEG_QUALITY),
+    "odd_lossless.webp": lambda image: encoded(image, "WEBP", lossless=True),
+    "odd_rgb.bmp": lambda image: encoded(image, "BMP"),
+    "odd_rgb.ppm": lambda image: encoded(image, "PPM"),
+    "odd_grey.pgm": lambda image: encoded(image.convert("L"), "PPM"),
 }
 """File name -> encoder of an RGB image into that file's content. torchvision reads them all; a JPEG decoder sees them
 differently or not at all. The names end as ``ImageFolder`` wants, which takes a GIF only under another name."""

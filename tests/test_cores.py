@@ -9,12 +9,10 @@ import pytest
 from proxyloader._cores import cores_of_process
 
 
-def test_a_process_alone_has_the_cores_of_its_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_alone_has_the_cores_of_its_affinity_and_all_where_there_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert cores_of_process() == len(os.sched_getaffinity(0))
-
-
-def test_where_the_system_has_no_affinity_all_cores_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     assert cores_of_process() == os.cpu_count()

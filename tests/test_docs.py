@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib.util
 import json
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -69,16 +69,8 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
     assert set(proxyloader.__all__) <= set(described)
 
 
-def module_of_the_table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("transform_table", ROOT / "docs" / "transform_table.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_table_of_transforms_has_a_row_for_each_class_that_has_a_rule() -> None:
-    table = module_of_the_table()
+def test_the_page_of_transforms_has_the_tables_that_the_rules_make_with_a_row_for_each_class() -> None:
+    table = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "transform_table.py")))
     rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", table.table_of_translated(), re.MULTILINE)
     named = {
         (cls.__name__, cls.__module__.startswith("timm.")) for group in table.translated_classes() for cls in group
@@ -86,10 +78,6 @@ def test_the_table_of_transforms_has_a_row_for_each_class_that_has_a_rule() -> N
     assert {(name, versions == "timm") for name, versions in rows} == named
     assert ("RandomResizedCrop", False) in named and ("RandomResizedCropAndInterpolation", True) in named
     assert "`MixUp`" in table.table_of_refused() and "`Affine" not in table.table_of_reasons()
-
-
-def test_the_page_of_transforms_has_the_tables_that_the_rules_make() -> None:
-    table = module_of_the_table()
     remake = "docs/transforms.md is not what the rules make: run python docs/transform_table.py --write"
     assert table.with_tables(table.PAGE.read_text()) == table.PAGE.read_text(), remake
 
@@ -145,6 +133,11 @@ def test_every_recipe_in_the_readme_runs(photos: Path, tmp_path: Path) -> None:
     assert _run(script, tmp_path) == "0 []\n"
 
 
+def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
+    (example,) = [block for block in blocks(README, "python") if "make_dataset" in block]
+    assert _run(example, tmp_path).count("torch.Size([64, 3, 224, 224]) torch.float32") == 4
+
+
 def _run(script: str, folder: Path, *arguments: str, afresh: bool = False) -> str:
     (folder / "program.py").write_text(script)
     done = scripts.run(folder / "program.py", *arguments, timeout_s=2 * WAIT_S, cwd=folder, afresh=afresh)
@@ -162,8 +155,10 @@ def test_a_recipe_needs_no_other_than_the_shared_lines(number: int) -> None:
     assert {node.id for node in names} <= known
 
 
-def test_the_readme_is_short() -> None:
-    assert len(README.read_text().splitlines()) <= 120
+def test_the_readme_is_short_and_has_the_two_commands() -> None:
+    lines = README.read_text().splitlines()
+    assert len(lines) <= 120
+    assert "pip install -e . && proxyloader demo" in lines and 'pip install -e ".[test]" && pytest' in lines
 
 
 def numbers(found: object) -> Iterator[int]:

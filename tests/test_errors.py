@@ -13,6 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 from torchvision import transforms
 
+import proxyloader
 from proxyloader import (
     DataLoader,
     EncodedImage,
@@ -31,20 +32,8 @@ from proxyloader import (
 from .imports import PACKAGE
 from .outcomes import outcomes, raises
 
-CLASSES = {
-    cls.__name__: cls
-    for cls in (
-        ProxyLoaderError,
-        UnsupportedTransformError,
-        ImageError,
-        MissingImageError,
-        ForeignImageError,
-        LargeImageError,
-        InputError,
-        PipelineError,
-        MissingDaliError,
-    )
-}
+PUBLIC = [getattr(proxyloader, name) for name in proxyloader.__all__]
+CLASSES = {each.__name__: each for each in PUBLIC if isinstance(each, type) and issubclass(each, ProxyLoaderError)}
 
 ERRORS: dict[str, ProxyLoaderError] = {
     "base": ProxyLoaderError("why"),

@@ -218,11 +218,15 @@ def test_resume_goes_on_behind_the_last_epoch(
 
 
 @pytest.mark.slow
-def test_a_dataset_of_ones_own_gives_the_batches_of_the_stock_loader(finished: Callable[[str], Run]) -> None:
+def test_a_dataset_of_ones_own_and_the_class_style_give_the_batches_that_they_are_to(
+    finished: Callable[[str], Run],
+) -> None:
     said = finished(DATASET).stdout
     rows = re.findall(r"^ +\d  equal   equal  ([\d.]+) in the mean, \d+ at most$", said, re.MULTILINE)
     assert len(rows) == 4 and all(float(mean) < 0.5 for mean in rows)
     assert said.endswith("pixels differ by rounding\n")
+    said = finished(CLASSES).stdout
+    assert len(re.findall(r"^ +\d  \[16, 3, 96, 96\] +[+-]\d\.\d\d  equal   equal$", said, re.MULTILINE)) == 4
 
 
 @pytest.mark.slow
@@ -243,12 +247,7 @@ OWN_CROP = "fn.crop_mirror_normalize(mask, **(alike | {'crop_pos_x': fn.random.u
 @pytest.mark.parametrize(
     ("script", "before", "after", "said"),
     [
-        (
-            DATASET,
-            "seed(args.seed)",
-            "seed(hash(kind.__module__))",
-            "batches [1, 2, 3, 4] are not the stock loader's",
-        ),
+        (DATASET, "seed(args.seed)", "seed(hash(kind.__module__))", "batches [1, 2, 3, 4] are not the stock loader's"),
         (PIPELINE, "fn.crop_mirror_normalize(mask, **alike,", OWN_CROP, "a mask fits its picture in"),
     ],
     ids=[DATASET, PIPELINE],
@@ -335,12 +334,6 @@ def test_the_gallery_shows_the_photographs_turned_by_the_angles_that_are_printed
 
 def mean_level(image: Image.Image) -> float:
     return float(np.asarray(image).mean())
-
-
-@pytest.mark.slow
-def test_the_class_style_gives_the_batches_of_the_function_style(finished: Callable[[str], Run]) -> None:
-    said = finished(CLASSES).stdout
-    assert len(re.findall(r"^ +\d  \[16, 3, 96, 96\] +[+-]\d\.\d\d  equal   equal$", said, re.MULTILINE)) == 4
 
 
 @pytest.mark.slow

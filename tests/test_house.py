@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import os
@@ -22,6 +23,7 @@ from . import scripts
 from .imports import MODULES, PACKAGE, folder_of, imports
 from .limits import WAIT_S
 from .mutations import MUTATIONS, Mutation, plant
+from .tiers import by_default
 
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -64,11 +66,6 @@ PUBLIC_PAGES = {
 )
 def test_every_way_to_write_an_import_counts(line: str, file: str) -> None:
     assert file in imports(Path("tools/bench/runner.py"), line)
-
-
-def test_what_is_imported_late_is_on_no_floor_below() -> None:
-    source = "from . import cases\nif TYPE_CHECKING:\n    from . import config\ndef late():\n    from . import report\n"
-    assert imports(Path("tools/bench/runner.py"), source, at_start=True) == {"tools/bench/cases.py"}
 
 
 def test_the_map_draws_every_module_in_its_folder_and_no_other() -> None:
@@ -154,49 +151,31 @@ def test_nothing_that_a_worker_imports_uses_dali(photos: Path) -> None:
     assert images.shape == (48, 3, 8, 8) and not loaded.any()
 
 
-@pytest.mark.parametrize("asked_for", [None, "1"])
-def test_importing_asks_for_queues_unless_the_user_has(asked_for: str | None) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    if asked_for is not None:
-        environment["CUDA_DEVICE_MAX_CONNECTIONS"] = asked_for
-    code = "import os, proxyloader; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ({}, {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}),
+        ({"PROXYLOADER_KEEP_ENVIRONMENT": "1"}, {}),
+    ],
+    ids=["by default", "unless the user has", "unless that is forbidden"],
+)
+def test_importing_asks_for_queues(given: dict[str, str], found: dict[str, str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"} | given
+    code = "import os; before = dict(os.environ); import proxyloader; print(dict(os.environ.items() - before.items()))"
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT)
-    assert told.stdout.strip() == (asked_for or "32")
+    assert ast.literal_eval(told.stdout) == dict(found.items() - given.items())
 
 
-def test_importing_sets_nothing_where_that_is_forbidden() -> None:
-    code = "import os; before = dict(os.environ); import proxyloader; assert os.environ == before"
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    environment["PROXYLOADER_KEEP_ENVIRONMENT"] = "1"
-    subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, check=True)
+PUBLIC_NAMES = """
+DataLoader EncodedImage ForeignImageError ImageError InputError LargeImageError LastBatchPolicy LoaderStats
+MissingDaliError MissingImageError PipelineError ProxyLoaderError ProxyServer RemoteImageFolder ShardedSampler
+UnsupportedTransformError World compile_transforms diagnose diagnosis explain pipelines wrap
+"""
 
 
 def test_the_public_names_are_these_and_each_is_there() -> None:
-    assert sorted(proxyloader.__all__) == [
-        "DataLoader",
-        "EncodedImage",
-        "ForeignImageError",
-        "ImageError",
-        "InputError",
-        "LargeImageError",
-        "LastBatchPolicy",
-        "LoaderStats",
-        "MissingDaliError",
-        "MissingImageError",
-        "PipelineError",
-        "ProxyLoaderError",
-        "ProxyServer",
-        "RemoteImageFolder",
-        "ShardedSampler",
-        "UnsupportedTransformError",
-        "World",
-        "compile_transforms",
-        "diagnose",
-        "diagnosis",
-        "explain",
-        "pipelines",
-        "wrap",
-    ]
+    assert sorted(proxyloader.__all__) == PUBLIC_NAMES.split()
     for name in proxyloader.__all__:
         assert getattr(proxyloader, name).__doc__
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -230,10 +209,11 @@ def test_what_is_imported_from_the_package_is_there(folder: str) -> None:
                 assert is_there, f"{script} imports {source}.{name}"
 
 
-def test_every_number_has_its_record() -> None:
-    for script in (ROOT / "benchmarks").glob("*.py"):
-        assert (ROOT / "benchmarks" / "results" / f"{script.stem}.jsonl").exists(), script.name
-        assert script.name in (ROOT / "benchmarks" / "README.md").read_text()
+def test_every_benchmark_is_run_here_and_has_its_record() -> None:
+    assert BENCHMARKS.keys() == {script.stem for script in (ROOT / "benchmarks").glob("*.py")}
+    for name in BENCHMARKS:
+        assert (ROOT / "benchmarks" / "results" / f"{name}.jsonl").exists(), name
+        assert f"{name}.py" in (ROOT / "benchmarks" / "README.md").read_text()
 
 
 def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
@@ -247,69 +227,36 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
             assert re.search(rf"^def {name}\(", (folder / file).read_text(), re.MULTILINE), (row, name)
 
 
+BENCHMARKS = {
+    "imagenet": "--archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
+    "parts": "--images 16",
+    "remote": "--images 16 --image-size 64 48 --crop 32 --batch-size 4 --rounds 1 --stores moto waits --clients s3fs "
+    "--workers 1 --connections 1 4",
+    "several_gpus": "--images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
+    "scan_checks": "--images 44 --looked-at 20 --rounds 1 --processes 1",
+    "soak": "--minutes 0.05 --images 64",
+    "training_curves": "--images 64 --epochs 1 --runs 2",
+    "transforms": "--images 4 --rounds 1 --only hue RandAugment",
+    "versions": f"--before {ROOT} --images 16 --batch-size 4 --workers 1 --rounds 1",
+}
+CASES = {name: (name, options) for name, options in BENCHMARKS.items()}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        pytest.param(
-            "imagenet.py --archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param("parts.py --images 16", marks=pytest.mark.exhaustive),
-        pytest.param(
-            "remote.py --images 16 --image-size 64 48 --crop 32 --batch-size 4 --rounds 1 --stores moto waits "
-            "--clients s3fs --workers 1 --connections 1 4",
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            "several_gpus.py --images 16 --passes 2 --batch-size 4 --workers 1 --rounds 1 --ranks 2",
-            marks=pytest.mark.exhaustive,
-        ),
-        "scan_checks.py --images 44 --looked-at 20 --rounds 1 --processes 1",
-        "soak.py --minutes 0.05 --images 64",
-        pytest.param("training_curves.py --images 64 --epochs 1 --runs 2", marks=pytest.mark.exhaustive),
-        "transforms.py --images 4 --rounds 1 --only hue RandAugment",
-        pytest.param(
-            f"versions.py --before {ROOT} --images 16 --batch-size 4 --workers 1 --rounds 1",
-            marks=pytest.mark.exhaustive,
-        ),
-    ],
-    ids=lambda arguments: arguments.split(".py")[0],
-)
-def test_every_benchmark_runs(arguments: str, tmp_path: Path) -> None:
-    script, *options = arguments.split()
-    options += ["--out", str(tmp_path / "record.jsonl")]
-    options += [] if script in ("parts.py", "scan_checks.py") else ["--device", "cpu"]
-    program, environment = ROOT / "benchmarks" / script, {"TMPDIR": str(tmp_path)}
-    done = scripts.run(program, *options, timeout_s=2 * WAIT_S, environment=environment)
+@pytest.mark.parametrize(("name", "options"), by_default(CASES, "scan_checks", "soak", "transforms"))
+def test_every_benchmark_runs(name: str, options: str, tmp_path: Path) -> None:
+    arguments = [*options.split(), "--out", str(tmp_path / "record.jsonl")]
+    arguments += [] if name in ("parts", "scan_checks") else ["--device", "cpu"]
+    program, environment = ROOT / "benchmarks" / f"{name}.py", {"TMPDIR": str(tmp_path)}
+    done = scripts.run(program, *arguments, timeout_s=2 * WAIT_S, environment=environment)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "record.jsonl").read_text().startswith('{"date": ')
 
 
-def test_the_list_of_benchmarks_that_run_is_complete() -> None:
-    (mark,) = [m for m in test_every_benchmark_runs.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
-    commands = [row if isinstance(row, str) else row.values[0] for row in mark.args[1]]
-    scripts = {command.split()[0] for command in commands}
-    assert scripts == {path.name for path in (ROOT / "benchmarks").glob("*.py")}
-
-
-def test_the_example_in_the_readme_runs(tmp_path: Path) -> None:
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (example,) = [block for block in blocks if "make_dataset" in block]
-    (tmp_path / "example.py").write_text(example)
-    done = scripts.run(tmp_path / "example.py", timeout_s=2 * WAIT_S, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("torch.Size([64, 3, 224, 224]) torch.float32") == 4
-
-
-def test_one_build_of_dali_is_asked_for_and_no_extra_adds_another() -> None:
-    builds = re.findall(r"nvidia-dali[\w-]*", (ROOT / "setup.cfg").read_text())
-    assert builds == ["nvidia-dali-cuda120"]
-
-
-def test_the_oldest_packages_that_are_tried_are_the_oldest_that_are_allowed() -> None:
-    tried = dict(line.split("==") for line in (ROOT / ".ci" / "oldest.txt").read_text().splitlines()[1:])
+def test_one_build_of_dali_is_asked_for_and_the_oldest_packages_that_are_allowed_are_tried() -> None:
     required, extras = (ROOT / "setup.cfg").read_text().split("[options.extras")
+    assert re.findall(r"nvidia-dali[\w-]*", required + extras) == ["nvidia-dali-cuda120"]
+    tried = dict(line.split("==") for line in (ROOT / ".ci" / "oldest.txt").read_text().splitlines()[1:])
     allowed = dict(re.findall(r"^    ([\w-]+)>=([\d.]+)", required, re.M))
     allowed |= re.findall(r"^    (timm)>=([\d.]+)", extras, re.M)
     assert {name: version.removesuffix(".0") for name, version in tried.items()} == allowed
@@ -318,8 +265,3 @@ def test_the_oldest_packages_that_are_tried_are_the_oldest_that_are_allowed() ->
 def test_a_run_draws_the_same_examples_unless_it_is_asked_for_others(request: pytest.FixtureRequest) -> None:
     assert settings.default is not None
     assert settings.default.derandomize == (request.config.getoption("--hypothesis-profile") is None)
-
-
-def test_the_readme_has_the_two_commands() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert "pip install -e . && proxyloader demo" in lines and 'pip install -e ".[test]" && pytest' in lines

@@ -56,8 +56,9 @@ def picture() -> Image.Image:
     return photograph(2, size=(101, 67))
 
 
-def test_the_tests_know_all_of_them() -> None:
+def test_their_names_are_known_here_and_to_image_folder() -> None:
     assert set(HOW_PILLOW_SEES) == set(ODD_FORMATS)
+    assert all(name.startswith("odd_") and name.lower().endswith(IMG_EXTENSIONS) for name in ODD_FORMATS)
 
 
 @pytest.mark.parametrize("name", ODD_FORMATS)
@@ -73,45 +74,21 @@ def test_pillow_reads_it_as_what_it_says_it_is_and_sees_the_picture(name: str, p
     assert error.max() == 0 if name in LOSSLESS else error.mean() < 8
 
 
-def test_grey_of_16_bits_uses_both_bytes(picture: Image.Image) -> None:
-    with Image.open(io.BytesIO(ODD_FORMATS["odd_grey_16_bit.png"](picture))) as image:
-        levels = np.asarray(image)
-    assert np.array_equal(levels, np.asarray(picture.convert("L")).astype(np.uint16) * 251)
-
-
-def test_image_folder_takes_their_names() -> None:
-    assert all(name.startswith("odd_") and name.lower().endswith(IMG_EXTENSIONS) for name in ODD_FORMATS)
-
-
-@pytest.mark.parametrize(("name", "transform"), [("odd_cmyk.jpg", 0), ("odd_ycck.jpg", 2), ("odd_rgb.jpg", 0)])
-def test_adobe_marker(name: str, transform: int, picture: Image.Image) -> None:
-    with Image.open(io.BytesIO(ODD_FORMATS[name](picture))) as image:
-        assert image.info["adobe_transform"] == transform
-
-
-def test_cmyk_without_adobe_has_no_marker(picture: Image.Image) -> None:
-    assert b"Adobe" not in ODD_FORMATS["odd_cmyk_without_adobe.jpg"](picture)
-
-
-@pytest.mark.parametrize("name", ["odd_cmyk.jpg", "odd_ycck.jpg"])
-def test_black_ink_is_used(name: str, picture: Image.Image) -> None:
-    with Image.open(io.BytesIO(ODD_FORMATS[name](picture))) as image:
-        assert np.asarray(image.getchannel("K")).mean() > 10
-
-
-@pytest.mark.parametrize(
-    ("name", "factors"), [("odd_444.jpg", (1, 1)), ("odd_422.jpg", (2, 1)), ("odd_progressive.jpg", (2, 2))]
-)
-def test_chroma_subsampling(name: str, factors: tuple[int, int], picture: Image.Image) -> None:
-    with Image.open(io.BytesIO(ODD_FORMATS[name](picture))) as image:
-        assert image.layer[0][1:3] == factors
-        assert ("progressive" in image.info) == (name == "odd_progressive.jpg")
-
-
-def test_orientation_is_in_the_exif_and_not_in_the_pixels(picture: Image.Image) -> None:
-    with Image.open(io.BytesIO(ODD_FORMATS["odd_orientation_6.jpg"](picture))) as image:
-        assert image.getexif()[ExifTags.Base.Orientation] == 6
-        assert image.size == picture.size
+def test_what_is_odd_is_in_the_file(picture: Image.Image) -> None:
+    files = {name: ODD_FORMATS[name](picture) for name in ODD_FORMATS}
+    opened = {name: Image.open(io.BytesIO(data)) for name, data in files.items()}
+    levels = np.asarray(opened["odd_grey_16_bit.png"])
+    assert np.array_equal(levels, np.asarray(picture.convert("L")).astype(np.uint16) * 251)  # which uses both bytes
+    markers = {name: opened[f"odd_{name}.jpg"].info.get("adobe_transform") for name in ("cmyk", "ycck", "rgb")}
+    assert markers == {"cmyk": 0, "ycck": 2, "rgb": 0} and b"Adobe" not in files["odd_cmyk_without_adobe.jpg"]
+    assert all(np.asarray(opened[f"odd_{name}.jpg"].getchannel("K")).mean() > 10 for name in ("cmyk", "ycck"))
+    sampled = {name: opened[f"odd_{name}.jpg"].layer[0][1:3] for name in ("444", "422", "progressive")}
+    assert sampled == {"444": (1, 1), "422": (2, 1), "progressive": (2, 2)}
+    assert [name for name, image in opened.items() if "progressive" in image.info] == ["odd_progressive.jpg"]
+    assert opened["odd_orientation_6.jpg"].getexif()[ExifTags.Base.Orientation] == 6
+    assert files["odd_zeros_behind.jpg"].endswith(b"\xff\xd9" + bytes(64))
+    restarts = files["odd_restart_intervals.jpg"]
+    assert all(marker in restarts for marker in (b"\xff\xdd\x00\x04\x00\x05", b"\xff\xd0", b"\xff\xd1"))
 
 
 def test_thumbnail_is_a_jpeg_of_another_size_before_the_picture() -> None:
@@ -124,13 +101,3 @@ def test_thumbnail_is_a_jpeg_of_another_size_before_the_picture() -> None:
         image.load()
         assert image.size == (160, 120)
     assert data.count(b"\xff\xc0\x00\x11\x08") == 2
-
-
-def test_zeros_stand_behind_the_end(picture: Image.Image) -> None:
-    assert ODD_FORMATS["odd_zeros_behind.jpg"](picture).endswith(b"\xff\xd9" + bytes(64))
-
-
-def test_restart_intervals_are_declared_and_used(picture: Image.Image) -> None:
-    data = ODD_FORMATS["odd_restart_intervals.jpg"](picture)
-    assert b"\xff\xdd\x00\x04\x00\x05" in data
-    assert b"\xff\xd0" in data and b"\xff\xd1" in data

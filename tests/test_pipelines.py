@@ -176,10 +176,7 @@ PROXY = dict(source="proxy")
         (PROXY | dict(size="32"), "size must be an integer >= 1, got '32'"),
         (PROXY | dict(flip=3), r"flip must be in \[0, 1\], got 3"),
         (PROXY | dict(area=(2, 3)), r"area must be \(min, max\) with 0 < min <= max <= 1.0, got \(2, 3\)"),
-        (
-            dict(source="proxy", aspect_ratio=(2, 1)),
-            r"aspect_ratio must be \(min, max\) with 0 < min <= max, got \(2, 1\)",
-        ),
+        (PROXY | dict(aspect_ratio=(2, 1)), r"aspect_ratio must be \(min, max\) with 0 < min <= max, got \(2, 1\)"),
         (PROXY | dict(hw_decoder_load=3), r"hw_decoder_load must be in \[0, 1\], got 3"),
         (PROXY | dict(hw_decoder_load="auto"), r"hw_decoder_load must be in \[0, 1\], got 'auto'"),
         (PROXY | dict(area=0.5), r"area must be \(min, max\) .*, got 0.5"),
@@ -187,14 +184,8 @@ PROXY = dict(source="proxy")
         (PROXY | dict(mean=1), "mean and std must have 1 or 3 values.*, got mean=1 and"),
         (PROXY | dict(std=(0, 0, 0)), r"std positive, got .* and std=\(0, 0, 0\)"),
         (PROXY | dict(device="cuda"), "device must be 'cpu', 'gpu' or 'mixed', got 'cuda'"),
-        (
-            dict(source="proxy", device="mixed"),
-            "device='mixed' requires a pipeline with a device_id, got device_id=None",
-        ),
-        (
-            dict(source="proxy", augmentation="augmix"),
-            "None or one of autoaugment, randaugment, trivialaugment, got 'augmix'",
-        ),
+        (PROXY | dict(device="mixed"), "device='mixed' requires a pipeline with a device_id, got device_id=None"),
+        (PROXY | dict(augmentation="augmix"), "one of autoaugment, randaugment, trivialaugment, got 'augmix'"),
     ],
     ids=lambda value: "" if isinstance(value, str) else str(value),
 )

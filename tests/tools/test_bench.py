@@ -194,45 +194,42 @@ def test_the_fastest_tuning_is_kept_and_each_is_recorded(
     assert told[0].startswith("trial of torch (workers 1): ")
 
 
-def test_shares_of_the_engines_are_tried_with_each_number_of_threads_on_a_gpu(
-    photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The speeds are made up, as there may be no GPU."""
-
-    def try_each(_: str, settings: Sequence[BenchConfig], tell: Any) -> dict[Tuning, Any]:
-        tried = [each.tuning for each in settings]
-        return {
-            each: {"failure": ""} if each.threads == 8 else {"images_per_s": 8 * each[2] - each[0]} for each in tried
-        }
-
-    monkeypatch.setattr(runner, "try_each", try_each)
-    ranges = {"workers": [4, 8, 16], "threads": [4, 8], "hw_decoder_load": [0.65, 1.0]}
-    best, trials = tune(setting(photos, device="cuda"), "upstream-proxy", ranges, print)
-    tried = [Tuning(trial["workers"], trial["threads"], trial["hw_decoder_load"]) for trial in trials]
-    assert tried[:4] == [Tuning(8, 4, 0.65), Tuning(8, 4, 1.0), Tuning(8, 8, 0.65), Tuning(8, 8, 1.0)]
-    assert tried[4:] == [Tuning(4, 4, 1.0), Tuning(16, 4, 1.0)] and best == Tuning(4, 4, 1.0)
-
-
-def test_where_there_is_nothing_to_choose_nothing_is_tried(photos: Path) -> None:
-    assert tune(setting(photos), "torch", ONE, print) == (Tuning(1), [])
-
-
-@pytest.mark.parametrize(
-    ("images", "batch_size", "passes", "tried"), [(8192, 256, 6, 2), (8192, 256, 1, 1), (512, 64, 12, 8)]
-)
-def test_loops_of_trials_have_some_batches_for_each_worker(
-    monkeypatch: pytest.MonkeyPatch, images: int, batch_size: int, passes: int, tried: int
-) -> None:
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
+    """What is tried. The speeds are made up, as there may be no GPU."""
     found: list[BenchConfig] = []
 
     def try_each(_: str, settings: Sequence[BenchConfig], tell: Any) -> dict[Tuning, Any]:
         found.extend(settings)
-        return {each.tuning: {"images_per_s": 1.0} for each in settings}
+        speeds = {of: 8 * (of[2] or 2) - of[0] for of in (each.tuning for each in settings)}
+        return {of: {"failure": ""} if of.threads == 8 else {"images_per_s": speed} for of, speed in speeds.items()}
 
     monkeypatch.setattr(runner, "try_each", try_each)
+    return found
+
+
+def test_shares_of_the_engines_are_tried_with_each_number_of_threads_on_a_gpu(tried: list[BenchConfig]) -> None:
+    ranges = {"workers": [4, 8, 16], "threads": [4, 8], "hw_decoder_load": [0.65, 1.0]}
+    best, trials = tune(setting("", device="cuda"), "upstream-proxy", ranges, print)
+    told = [Tuning(trial["workers"], trial["threads"], trial["hw_decoder_load"]) for trial in trials]
+    assert told == [each.tuning for each in tried]
+    assert told[:4] == [Tuning(8, 4, 0.65), Tuning(8, 4, 1.0), Tuning(8, 8, 0.65), Tuning(8, 8, 1.0)]
+    assert told[4:] == [Tuning(4, 4, 1.0), Tuning(16, 4, 1.0)] and best == Tuning(4, 4, 1.0)
+
+
+def test_where_there_is_nothing_to_choose_nothing_is_tried(tried: list[BenchConfig]) -> None:
+    assert tune(setting(""), "torch", ONE, print) == (Tuning(1), []) and not tried
+
+
+@pytest.mark.parametrize(
+    ("images", "batch_size", "passes", "in_trials"), [(8192, 256, 6, 2), (8192, 256, 1, 1), (512, 64, 12, 8)]
+)
+def test_loops_of_trials_have_some_batches_for_each_worker(
+    tried: list[BenchConfig], images: int, batch_size: int, passes: int, in_trials: int
+) -> None:
     of_rounds = setting("", images=images, batch_size=batch_size, passes=passes)
     tune(of_rounds, "torch", ONE | {"workers": [8, 16]}, print)
-    assert [each.passes for each in found] == [tried, tried]
+    assert [each.passes for each in tried] == [in_trials, in_trials]
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -377,21 +374,17 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 # --- records ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_has_medians_and_of_the_longest_wait_the_longest() -> None:
+def test_records_have_medians_and_are_compared_by_shares_of_their_own_run() -> None:
     case = recorded({"torch": [10, 30, 20]})["cases"]["torch"]
     assert case["images_per_s"] == 20 and case["images_per_s_rounds"] == [10, 30, 20]
     assert case["wait_ms_max"] == 33 and case["first_batch_s"] == 0.5 and case["tuning"]["workers"] == 1
 
-
-def test_records_are_compared_by_shares_of_their_own_run() -> None:
-    def record(torch: float, ours: float) -> Any:
-        return recorded({"torch": [torch], "proxyloader": [ours]})
-
-    assert report.worse_than(record(100, 200), record(50, 100)) == []
-    worse = report.worse_than(record(100, 200), record(100, 150))
+    before = recorded({"torch": [100], "proxyloader": [200]})
+    assert report.worse_than(before, recorded({"torch": [50], "proxyloader": [100]})) == []
+    worse = report.worse_than(before, recorded({"torch": [100], "proxyloader": [150]}))
     assert worse == ["proxyloader is at 1.50 of torch, and was at 2.00"]
     failed = recorded({"torch": [9], "proxyloader": "ValueError: x"})
-    assert report.worse_than(record(100, 200), failed) == ["proxyloader failed: ValueError: x"]
+    assert report.worse_than(before, failed) == ["proxyloader failed: ValueError: x"]
 
 
 def test_only_records_of_the_same_settings_and_method_with_cases_in_common_are_compared() -> None:

@@ -36,11 +36,11 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     monkeypatch.setattr(explain, "explain_named", fail)
 
 
-def usage_error(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+def exits(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int | str | None, str, str]:
+    """The status with which argparse ends it, and both outputs."""
     with pytest.raises(SystemExit) as exit:
         main(argv)
-    assert exit.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
+    return exit.value.code, *capsys.readouterr()
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -51,46 +51,33 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class TestHelp:
-    def test_it_lists_the_verbs_and_says_where_to_start(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as exit:
-            main(["--help"])
-        text = capsys.readouterr().out
-        assert exit.value.code == 0
+    def test_it_lists_the_verbs_and_says_where_to_start_and_which_version(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status, text, _ = exits(capsys, "--help")
+        assert status == 0
         assert "from proxyloader import DataLoader" in text
         assert "start here:\n  proxyloader demo" in text
         assert all(f"\n    {verb}" in text for verb in VERBS)
+        assert exits(capsys, "--version") == (0, f"proxyloader {proxyloader.__version__}\n", "")
 
     @pytest.mark.parametrize(
-        ("verb", "defaults"), [("demo", 5), ("diagnose", 1), ("doctor", 1), ("explain", 0), ("make-dataset", 5)]
+        ("verb", "counts"),
+        [("demo", (5, 2)), ("diagnose", (1, 2)), ("doctor", (1, 2)), ("explain", (0, 3)), ("make-dataset", (5, 1))],
     )
-    def test_a_verb_says_what_it_does_by_example_with_its_defaults(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str, defaults: int
+    def test_a_verb_says_what_it_does_by_examples_that_parse_with_its_defaults(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str, counts: tuple[int, int]
     ) -> None:
+        defaults, examples = counts
         monkeypatch.setenv("COLUMNS", "80")
-        with pytest.raises(SystemExit) as exit:
-            main([verb, "--help"])
-        text = capsys.readouterr().out
-        assert exit.value.code == 0
+        status, text, _ = exits(capsys, verb, "--help")
+        assert status == 0
         assert f"example:\n  proxyloader {verb}" in text
         assert text.count("(default: ") >= defaults
         assert "default: None" not in text
         assert max(map(len, text.splitlines())) <= 84
-
-    def test_the_examples_are_command_lines_that_parse(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        for verb in VERBS:
-            with pytest.raises(SystemExit):
-                main([verb, "--help"])
-        lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  proxyloader ")]
-        assert len(lines) == 10
-        for line in lines:
-            assert cli._parser().parse_args(line[1:]).runs
-
-    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit) as exit:
-            main(["--version"])
-        assert (exit.value.code, capsys.readouterr().out) == (0, f"proxyloader {proxyloader.__version__}\n")
+        lines = [line.split() for line in text.splitlines() if line.startswith("  proxyloader ")]
+        assert len(lines) == examples and all(cli._parser().parse_args(line[1:]).runs for line in lines)
 
     def test_help_and_usage_errors_wait_for_no_torch(self) -> None:
         code = (
@@ -130,17 +117,20 @@ class TestUsageErrors:
     def test_an_option_or_a_verb_that_is_none(
         self, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
     ) -> None:
-        assert usage_error(capsys, *argv).endswith(f"error: {message}")
+        status, _, said = exits(capsys, *argv)
+        assert status == 2 and said.endswith(f"error: {message}\n")
 
-    def test_an_unknown_verb_is_answered_with_the_known_ones(self, capsys: pytest.CaptureFixture[str]) -> None:
-        message = usage_error(capsys, "train")
-        assert all(verb in message for verb in ("'train'", *VERBS))
-
-    def test_an_unknown_option_shows_the_usage_of_its_verb(self, capsys: pytest.CaptureFixture[str]) -> None:
-        with pytest.raises(SystemExit, match="2"):
-            main(["demo", "--foo"])
-        said = capsys.readouterr().err
-        assert said.startswith("usage: proxyloader demo [-h]") and "error: unrecognized arguments: --foo" in said
+    def test_an_unknown_verb_is_answered_with_the_known_ones_and_an_unknown_option_with_the_usage_of_its_verb(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status, _, said = exits(capsys, "train")
+        assert status == 2 and all(verb in said.splitlines()[-1] for verb in ("'train'", *VERBS))
+        status, _, said = exits(capsys, "demo", "--foo")
+        assert (
+            status == 2
+            and said.startswith("usage: proxyloader demo [-h]")
+            and "error: unrecognized arguments: --foo" in said
+        )
 
 
 class TestFailures:
@@ -168,15 +158,13 @@ class TestFailures:
         assert main(["explain", "resnet50"]) == 1
         assert capsys.readouterr() == ("", f"proxyloader: error: {line}\n")
 
-    def test_debug_shows_the_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        fail_with(monkeypatch, ValueError("this"))
-        with pytest.raises(ValueError, match="this"):
-            main(["explain", "resnet50", "--debug"])
-
-    def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        fail_with(monkeypatch, KeyError("bug"))
-        with pytest.raises(KeyError, match="bug"):
-            main(["explain", "resnet50"])
+    @pytest.mark.parametrize(("error", "options"), [(ValueError("this"), ["--debug"]), (KeyError("bug"), [])])
+    def test_with_debug_an_error_and_always_a_bug_keeps_its_traceback(
+        self, monkeypatch: pytest.MonkeyPatch, error: Exception, options: list[str]
+    ) -> None:
+        fail_with(monkeypatch, error)
+        with pytest.raises(type(error), match=error.args[0]):
+            main(["explain", "resnet50", *options])
 
     def test_ctrl_c_is_quiet(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         fail_with(monkeypatch, KeyboardInterrupt())
@@ -216,12 +204,6 @@ class TestMakeDataset:
         assert main(["make-dataset", str(tmp_path / "set"), *options]) == 1
         assert capsys.readouterr() == ("", f"proxyloader: error: {message}\n")
         assert not (tmp_path / "set").exists()
-
-    def test_a_folder_that_holds_something_else(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "holiday.jpg").touch()
-        assert main(["make-dataset", str(tmp_path), *self.SMALL]) == 1
-        message = "contains other files (holiday.jpg); choose another folder"
-        assert capsys.readouterr() == ("", f"proxyloader: error: {tmp_path} {message}\n")
 
 
 class TestAsAProcess:

@@ -191,15 +191,11 @@ def test_a_loop_of_ones_own_ends_by_itself(photos: Path) -> None:
     assert all(gain > 0 for gain in figures.speedups.values())
 
 
-def test_a_loop_that_is_left_early_has_no_result(photos: Path) -> None:
+def test_a_loop_that_is_left_early_has_no_result_and_the_error_of_a_step_reaches_the_user(photos: Path) -> None:
     with proxyloader.diagnosis(loader_of(photos)) as batches:
-        for _ in batches:
-            break
+        next(iter(batches))
     with pytest.raises(RuntimeError, match="no result: the loop was left early"):
         batches.result  # noqa: B018
-
-
-def test_the_error_of_a_step_reaches_the_user(photos: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         proxyloader.diagnose(loader_of(photos), lambda batch: 1 / 0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import random
 import runpy
 import sys
 from pathlib import Path
@@ -24,6 +23,8 @@ from proxyloader.tools.cli import main
 from proxyloader.tools.explain import find
 from proxyloader.transforms.registry import CONTAINERS, RULES, plan_for
 
+from ..compare import generator_states
+
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 TABLE = Path(__file__).parents[2] / "docs" / "transform_table.py"
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
@@ -40,12 +41,6 @@ def on_the_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """On a GPU images are not decoded by parts, so the operators are others. A test with a ``device`` sees to it."""
     if "device" not in request.fixturenames:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-
-def test_of_no_transform_says_that_there_is_none() -> None:
-    assert str(explain(None)).endswith(
-        "No transform: DataLoader loads such a dataset as torch.utils.data.DataLoader does."
-    )
 
 
 class TestRows:
@@ -99,14 +94,8 @@ class TestRows:
 
 class TestRefusals:
     def test_stand_among_all_other_rows(self) -> None:
-        steps = [
-            v1.RandomResizedCrop(9),
-            v1.Lambda(len),
-            v1.RandomHorizontalFlip(),
-            v1.ToTensor(),
-            v2.MixUp(),
-            TO_FLOAT,
-        ]
+        steps = [v1.RandomResizedCrop(9), v1.Lambda(len), v1.RandomHorizontalFlip(), v1.ToTensor(), v2.MixUp()]
+        steps.append(TO_FLOAT)
         explanation = explain(v1.Compose(steps))
         assert [bool(row.refusal) for row in explanation.rows] == [False, True, False, False, True, False]
         assert explanation.refused == (explanation.rows[1], explanation.rows[4])
@@ -120,12 +109,10 @@ class TestRefusals:
             plan_for(transform)
         assert str(caught.value) == f"{first.position}: Pad: {first.refusal}"
 
-    def test_of_a_container_keep_its_parts(self) -> None:
+    def test_of_a_container_keep_its_parts_and_say_where_a_transform_ends_with_a_pil_image(self) -> None:
         rows = explain(v1.Compose([v1.RandomApply([v1.RandomInvert(), v1.ToTensor()])])).rows
         assert rows[0].refusal.startswith("its output is random in kind, dtype or channels")
         assert [row.refusal for row in rows[1:]] == ["", ""]
-
-    def test_say_where_a_transform_ends_with_a_pil_image(self) -> None:
         (row,) = explain(v1.Compose([v1.RandomHorizontalFlip()])).refused
         assert (row.position, row.transform) == ("output", "a PIL image")
         assert "Add transforms.ToTensor()" in row.refusal
@@ -162,20 +149,14 @@ def instances(name: str) -> list[Any]:
     return [v1.Compose([*AFTER.get(name, []), each, v2.ToImage()]) for each in made]
 
 
-def generators() -> tuple[Any, ...]:
-    return torch.get_rng_state().tolist(), random.getstate()
-
-
 @pytest.mark.filterwarnings("ignore:The transform `ToTensor")
 @pytest.mark.parametrize("name", sorted({cls.__name__ for cls in classes_of_torchvision()}))
 def test_it_says_that_numbers_are_drawn_where_they_are_and_of_which_class(name: str) -> None:
     for transform in instances(name):
-        torch.manual_seed(1)
-        random.seed(1)
-        before = generators()
+        before = generator_states()
         plan_for(transform).sample_params(300, 400)
         drawn = "".join(row.drawn for row in explain(transform).rows)
-        assert bool(drawn) == (generators() != before)
+        assert bool(drawn) == (generator_states() != before)
         assert not drawn or "torch." in drawn or "random." in drawn or name in drawn
 
 
@@ -204,16 +185,8 @@ class TestOperators:
         there = {_name_in_fn(getattr(type(node._op), "schema_name", "ExternalSource")) for node in pipeline._ops}
         assert said <= there
         # What works on drawn numbers and constants alone is no operator of an image's.
-        assert there - said <= {
-            "external_source",
-            "subscript",
-            "cast",
-            "arithmetic",
-            "reshape",
-            "cat",
-            "split",
-            "constant",
-        }
+        unsaid = "external_source subscript cast arithmetic reshape cat split constant"
+        assert there - said <= {*unsaid.split()}
 
     def test_are_not_known_where_dali_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for module in [name for name in sys.modules if name.startswith(("nvidia.dali", "proxyloader.dali."))]:
@@ -233,25 +206,20 @@ class TwoViews:
 
 
 class TestText:
-    def test_is_a_table_of_120_characters_that_holds_everything(self) -> None:
+    def test_is_a_table_of_120_characters_that_holds_everything_and_cuts_what_is_long(self) -> None:
         text = str(explain(v1.Compose([v1.RandomResizedCrop(224), v1.Lambda(len), v1.ToTensor()])))
         assert max(map(len, text.splitlines())) <= 120
         words = " ".join(text.replace("│", " ").split())
-        for said in (
-            "transform.transforms[1]",
-            "decoders.image_slice",
-            "none of its own",
-            "1 part(s) are not translated",
-        ):
-            assert said in words
-
-    def test_cuts_what_is_long(self) -> None:
+        said = "transform.transforms[1]", "decoders.image_slice", "none of its own", "1 part(s) are not translated"
+        assert all(each in words for each in said)
         row, *_ = explain(v1.Compose([v1.Normalize([0.5] * 99, [0.5] * 99)])).rows
         assert len(row.transform) == 120 and row.transform.endswith("0.5, 0...")
 
-    def test_says_of_an_object_that_holds_transforms_that_it_calls_them_itself(self) -> None:
+    def test_says_that_an_object_calls_its_transforms_itself_and_that_there_is_no_transform(self) -> None:
         text = str(explain(TwoViews(training(v1))))
         assert "TwoViews calls its transforms itself; each call gives an image." in " ".join(text.split())
+        without = "No transform: DataLoader loads such a dataset as torch.utils.data.DataLoader does."
+        assert str(explain(None)).endswith(without)
 
 
 MODULE = """

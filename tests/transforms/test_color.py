@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,19 @@ from torchvision.transforms import v2
 
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import EXACT, Bound, Images, assert_alike, both_versions, composed, each_kind, images, lossless, png_of
+from ..compare import (
+    EXACT,
+    TO_FLOAT,
+    Bound,
+    Images,
+    assert_alike,
+    both_versions,
+    composed,
+    each_kind,
+    images,
+    lossless,
+    png_of,
+)
 
 NEARLY_EXACT = Bound(1e-3, 0, 1)
 """In float32, 20 of the 16.8 million colours end on the other side of a whole number."""
@@ -40,6 +53,8 @@ ONE_AFTER_THE_OTHER = Bound(0.01, 2, 12)
 
 SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "one pixel wide", "grey", "4:2:2")
 
+TO_LEVELS = [v2.ToImage(), v2.ToDtype(torch.float32)]
+
 each_channels = pytest.mark.parametrize("channels", [1, 3])
 
 
@@ -49,52 +64,33 @@ def colors() -> Images:
     return {"colours": png_of(Image.fromarray(np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)))}
 
 
-class TestGrayscale:
-    @both_versions
-    @each_channels
-    def test_of_a_pil_image_is_pillows(self, version: Any, channels: int, colors: Images, device: str) -> None:
-        transform = v1.Compose([version.Grayscale(channels), v1.PILToTensor()])
-        assert_alike(transform, device, images() | colors)
+MEAN_AND_STD = [0.1, 0.2, 0.3], [2, 3, 4]
 
-    @both_versions
-    @each_channels
-    def test_of_a_uint8_tensor_is_torchvisions(self, version: Any, channels: int, colors: Images, device: str) -> None:
-        transform = v1.Compose([v1.PILToTensor(), version.Grayscale(channels)])
-        assert_alike(transform, device, images() | colors, bound=NEARLY_EXACT)
+GREYS: dict[str, tuple[Callable[[Any, int], list[Any]], Bound]] = {
+    "a PIL image": (lambda v, channels: [v.Grayscale(channels), v1.PILToTensor()], EXACT),
+    "a uint8 tensor": (lambda v, channels: [v1.PILToTensor(), v.Grayscale(channels)], NEARLY_EXACT),
+    "a float tensor": (lambda v, channels: [*TO_FLOAT, v.Grayscale(channels)], EXACT),
+    "levels as floats": (lambda v, channels: [*TO_LEVELS, v.Grayscale(channels)], EXACT),
+    "normalized": (lambda v, channels: [*TO_FLOAT, v2.Normalize(*MEAN_AND_STD), v.Grayscale(channels)], EXACT),
+    "normalized levels": (lambda v, channels: [*TO_LEVELS, v2.Normalize(*MEAN_AND_STD), v.Grayscale(channels)], EXACT),
+    "a grey image": (lambda v, channels: [v.Grayscale(1), v.Grayscale(channels), v1.PILToTensor()], EXACT),
+    # The v1 class leaves a grey tensor at one channel, whatever it is asked for; the shapes are compared too.
+    "a grey tensor": (lambda v, channels: [v1.PILToTensor(), v.Grayscale(1), v.Grayscale(channels)], NEARLY_EXACT),
+    "among flips": (
+        lambda v, channels: [
+            *(v.RandomHorizontalFlip(), v.Grayscale(channels), v.RandomVerticalFlip(), v.CenterCrop(70)),
+            *(v1.ToTensor(), v.RandomHorizontalFlip(), v.Normalize([0.5], [0.25])),
+        ],
+        EXACT,
+    ),
+}
 
-    @both_versions
-    @each_channels
-    @pytest.mark.parametrize("scale", [True, False])
-    def test_of_a_float_tensor_keeps_fractions(self, version: Any, channels: int, scale: bool, device: str) -> None:
-        to_float = [v2.ToImage(), v2.ToDtype(torch.float32, scale=scale)]
-        assert_alike(v1.Compose([*to_float, version.Grayscale(channels)]), device)
-        normalized = v1.Compose([*to_float, v2.Normalize([0.1, 0.2, 0.3], [2, 3, 4]), version.Grayscale(channels)])
-        assert_alike(normalized, device)
 
-    @both_versions
-    @each_channels
-    def test_of_a_grey_image(self, version: Any, channels: int, device: str) -> None:
-        pil = v1.Compose([version.Grayscale(1), version.Grayscale(channels), v1.PILToTensor()])
-        assert_alike(pil, device)
-        # The v1 class leaves a grey tensor at one channel, whatever it is asked for; the shapes are compared too.
-        tensor = v1.Compose([v1.PILToTensor(), version.Grayscale(1), version.Grayscale(channels)])
-        assert_alike(tensor, device, bound=NEARLY_EXACT)
-
-    @both_versions
-    @each_channels
-    def test_among_other_steps(self, version: Any, channels: int, device: str) -> None:
-        transform = v1.Compose(
-            [
-                version.RandomHorizontalFlip(),
-                version.Grayscale(channels),
-                version.RandomVerticalFlip(),
-                version.CenterCrop(70),
-                v1.ToTensor(),
-                version.RandomHorizontalFlip(),
-                version.Normalize([0.5], [0.25]),
-            ]
-        )
-        assert_alike(transform, device)
+@both_versions
+@each_channels
+@pytest.mark.parametrize(("steps", "bound"), GREYS.values(), ids=GREYS)
+def test_grayscale(version: Any, channels: int, steps: Any, bound: Bound, colors: Images, device: str) -> None:
+    assert_alike(v1.Compose(steps(version, channels)), device, images() | colors, bound=bound)
 
 
 class TestColorJitter:
@@ -134,23 +130,15 @@ class TestColorJitter:
         assert (step.operations, step.num_params) == ((), 0)
 
 
-class TestV2Only:
-    @each_kind
-    def test_random_photometric_distort(self, kind: str, device: str) -> None:
-        transform = composed(kind, v2.RandomPhotometricDistort(p=0.7))
-        assert_alike(
-            transform, device, lossless(*SOME), bound=EXACT if kind == "float" else ONE_AFTER_THE_OTHER, times=4
-        )
-
-    @each_kind
-    def test_random_channel_permutation(self, kind: str, device: str) -> None:
-        assert_alike(composed(kind, v2.RandomChannelPermutation()), device, lossless(*SOME), times=4)
-
-    @each_kind
-    def test_rgb(self, kind: str, device: str) -> None:
-        assert_alike(composed(kind, v2.RGB()), device, lossless(*SOME))
-        bound = NEARLY_EXACT if kind == "uint8" else EXACT
-        assert_alike(composed(kind, v2.Grayscale(), v2.RGB()), device, lossless(*SOME), bound=bound)
+@each_kind
+def test_what_v2_has_alone(kind: str, device: str) -> None:
+    bound = EXACT if kind == "float" else ONE_AFTER_THE_OTHER
+    distort, permute = composed(kind, v2.RandomPhotometricDistort(p=0.7)), composed(kind, v2.RandomChannelPermutation())
+    assert_alike(distort, device, lossless(*SOME), bound=bound, times=4)
+    assert_alike(permute, device, lossless(*SOME), times=4)
+    assert_alike(composed(kind, v2.RGB()), device, lossless(*SOME))
+    bound = NEARLY_EXACT if kind == "uint8" else EXACT
+    assert_alike(composed(kind, v2.Grayscale(), v2.RGB()), device, lossless(*SOME), bound=bound)
 
 
 DONE_OR_NOT = {
@@ -197,18 +185,18 @@ class TestDoneOrNot:
             assert_alike(transform, device, lossless(*SOME), bound=CUT_OFF if kind == "uint8" else EXACT)
 
     @both_versions
-    @pytest.mark.parametrize("bits", [1, 2, 7, 8])
-    def test_posterize_to_any_number_of_bits(self, version: Any, bits: int, colors: Images, device: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "number"),
+        [
+            *(("RandomPosterize", bits) for bits in (1, 2, 7, 8)),
+            *(("RandomSolarize", threshold) for threshold in (0, 99.5, 255 * 2 / 3 + 1e-6, 255)),
+        ],
+    )
+    def test_to_any_bits_and_from_any_threshold(
+        self, version: Any, name: str, number: float, colors: Images, device: str
+    ) -> None:
         for kind in ("pil", "uint8"):
-            transform = composed(kind, version.RandomPosterize(bits, p=1.0))
-            assert_alike(transform, device, colors)
-
-    @both_versions
-    @pytest.mark.parametrize("threshold", [0, 99.5, 255 * 2 / 3 + 1e-6, 255])
-    def test_solarize_from_any_threshold(self, version: Any, threshold: float, colors: Images, device: str) -> None:
-        for kind in ("pil", "uint8"):
-            transform = composed(kind, version.RandomSolarize(threshold, p=1.0))
-            assert_alike(transform, device, colors)
+            assert_alike(composed(kind, getattr(version, name)(number, p=1.0)), device, colors)
 
     @both_versions
     @each_kind

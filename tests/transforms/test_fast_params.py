@@ -44,26 +44,25 @@ def of_torchvision(version: Version, scale: Any, ratio: Any, height: int, width:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("scale", "ratio"),
-    [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.2, 0.21), (1.0, 1.0)), ((0.9, 1.0), (0.1, 0.5)), ((1.0, 4.0), (1.5, 9.0))],
+    [
+        *(((0.08, 1.0), (3 / 4, 4 / 3)), ((0.2, 1), (0.5, 2)), ((0.2, 0.21), (1.0, 1.0)), ((0.9, 1.0), (0.1, 0.5))),
+        *(((1.0, 4.0), (1.5, 9.0)), ((2.0, 3.0), (3 / 4, 4 / 3))),
+    ],
 )
 def test_the_boxes_are_torchvisions(version: Version, dtype: torch.dtype, scale: Any, ratio: Any) -> None:
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
+    state = torch.get_rng_state()
     try:
         box_of = resized_crop_box(scale, ratio, version)
         assert box_of.func is fast_params._fast_box, "torchvision draws, and nothing is gained"  # type: ignore[attr-defined]
+        assert torch.equal(torch.get_rng_state(), state), "the comparison left the generator in another state"
         for height, width in SIZES:
             stock = functools.partial(of_torchvision, version, scale, ratio, height, width)
             draws = drawn_alike(stock, functools.partial(box_of, height, width), 50)
             assert all(found == wanted for wanted, found in draws)
     finally:
         torch.set_default_dtype(before)
-
-
-def test_the_comparison_leaves_the_generator_as_it_was() -> None:
-    before = torch.get_rng_state()
-    resized_crop_box((0.08, 1.0), (3 / 4, 4 / 3), "v1")
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def other_boxes(image: torch.Tensor, scale: list[float], ratio: list[float]) -> tuple[int, int, int, int]:

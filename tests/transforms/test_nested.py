@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -68,10 +69,7 @@ class OneOfTwo:
     """Draws with a generator of its own choice."""
 
     def __init__(self) -> None:
-        self.transforms = [
-            v1.Compose([v1.RandomCrop(12), v1.ToTensor()]),
-            v1.Compose([v1.Resize((12, 12)), v1.ToTensor()]),
-        ]
+        self.transforms = [v1.Compose([each, v1.ToTensor()]) for each in (v1.RandomCrop(12), v1.Resize((12, 12)))]
 
     def __call__(self, image: Any) -> Any:
         return self.transforms[int(random.random() < 0.5)](image.convert("RGB"))
@@ -91,30 +89,19 @@ class Twice(v2.Transform):
 HOLDERS = [TwoCrops(CROP), MultiCrop(), Module(), OneOfTwo(), Twice(), TwoCrops(TwoCrops(FLIP))]
 
 
-def leaves(value: Any) -> list[Any]:
-    """The images in it, in order."""
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, (list, tuple)):
-        return [leaf for item in value for leaf in leaves(item)]
-    return [value]
-
-
 @pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: type(holder).__name__)
 def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) -> None:
     """So the numbers that are drawn are those that torchvision draws, and so is what comes out."""
     data = compare.images("landscape")["landscape"]
-    torch.manual_seed(2)
-    random.seed(2)
+    compare.seed_all(2)
     theirs = [holder(compare.opened(data)) for _ in range(5)]
-    states = torch.get_rng_state(), random.getstate()
+    states = compare.generator_states()
     compiled = compile_transforms(holder)
-    torch.manual_seed(2)
-    random.seed(2)
+    compare.seed_all(2)
     ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
-    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert compare.generator_states() == states
     plans = {each.plan.key: each.plan for each in compiled_in(compiled)}
-    for a, b in zip(leaves(theirs), leaves(ours), strict=True):
+    for a, b in zip(tree_leaves(theirs), tree_leaves(ours), strict=True):
         assert isinstance(b, LazyTensor) and (b.dtype, b.shape) == (a.dtype, a.shape)
         (call,) = image_calls_in(b)
         assert plans[call.server].output.dtype == str(a.dtype).removeprefix("torch.")
@@ -169,11 +156,7 @@ class Wrong(TwoCrops):
     ("transform", "position", "code"),
     [
         (Wrong(), "transform.flip", "no-tensor"),
-        (
-            TwoCrops(v1.Compose([v1.ToTensor(), v1.ToPILImage()])),
-            "transform.transform.transforms[1]",
-            "unsupported-class",
-        ),
+        (TwoCrops(v2.Compose([FLIP, v2.ToPILImage()])), "transform.transform.transforms[1]", "unsupported-class"),
         (TwoCrops([v1.Pad(2), v1.ToTensor()]), "transform.transform[0]", "no-tensor"),
         (v1.Compose([TwoCrops(CROP)]), "transform.transforms[0]", "wrong-place"),
         (lambda image: [CROP(image), CROP(image)], "transform", "unsupported-class"),

@@ -16,10 +16,9 @@ from torchvision import models
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
-from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.geometry import Crop, Flip
-from proxyloader.transforms.plan import ImageState, Plan, Step, plan_of
-from proxyloader.transforms.registry import plan_for
+from proxyloader import UnsupportedTransformError, compile_transforms
+from proxyloader.transforms.plan import ImageState, Plan, plan_of
+from proxyloader.transforms.registry import RULES, plan_for, rule
 
 from ..outcomes import raises
 
@@ -136,6 +135,13 @@ class TestDraw:
         assert plan.sample_params(7, 9).tolist() == [7, 60, 40, 60, 0, 0, 40, 60, 40, 30, 20, 30]
 
 
+OF_A_SIZE = [cls((20, 30)) for cls in (v1.Resize, v1.CenterCrop, v2.RandomCrop, v2.RandomResizedCrop)]
+OF_ANY_SIZE = [
+    *(v1.Resize(20), v1.Pad(3), v1.RandomHorizontalFlip(), v2.RandomResize(20, 60), v2.RandomShortestSize([20], 90)),
+    *(v2.Compose([v2.CenterCrop(50), each]) for each in (v2.RandomShortestSize(33), v2.ScaleJitter((90, 110)))),
+]
+
+
 class TestPlanOf:
     def test_an_image_that_stays_a_pil_image_cannot_be_batched(self) -> None:
         for transform in (v1.Compose([v1.CenterCrop(9)]), v1.Compose([]), v2.CenterCrop(9), v1.RandomHorizontalFlip()):
@@ -151,19 +157,17 @@ class TestPlanOf:
             (v1.ToTensor(), ImageState("tensor", "float32")),
             (v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), ImageState("tensor", "float32")),
             (training(v1), ImageState("tensor", "float32", size=(32, 32))),
-            (
-                v1.Compose([v1.Grayscale(), v1.Resize((2, 3)), v1.PILToTensor()]),
-                ImageState("tensor", "uint8", 1, (2, 3)),
-            ),
+            (v2.Compose([v1.Grayscale(), v1.Resize((2, 3)), v2.ToImage()]), ImageState("tensor", "uint8", 1, (2, 3))),
+            *((v2.Compose([each, v2.ToImage()]), ImageState("tensor", size=(20, 30))) for each in OF_A_SIZE),
+            *((v2.Compose([each, v2.ToImage()]), ImageState("tensor")) for each in OF_ANY_SIZE),
         ],
-        ids=["bytes", "floats", "floats to 255", "normalised", "grey"],
     )
     def test_says_what_comes_out(self, transform: Any, output: ImageState) -> None:
         assert plan_for(transform).output == output
 
 
 class TestSteps:
-    def test_are_frozen_show_every_number_and_change_nothing_unless_they_say_so(self) -> None:
+    def test_are_frozen_and_show_every_number(self) -> None:
         plan = plan_for(training(v1))
         for frozen in (plan, *plan.steps, plan.output):
             with pytest.raises(dataclasses.FrozenInstanceError):
@@ -171,8 +175,42 @@ class TestSteps:
         shown = repr(plan_for(training(v2)))
         assert shown.startswith("Plan(steps=(Crop(region=RandomResizedRegion(scale=(0.08, 1.0), ratio=(0.75, 1.33")
         assert "torch" not in shown
-        row: list[float] = []
-        assert Step().sample_params((3, 4), row) == (3, 4)
-        assert (row, Step().num_params) == ([], 0)
-        assert Step().output_state(ImageState()) == ImageState()
-        assert [step.num_params for step in (Crop, Flip)] == [4, 1]
+
+
+class TestRegistry:
+    def test_a_class_has_one_rule_and_a_class_of_ones_own_may_have_one(self) -> None:
+        before = dict(RULES)
+        with pytest.raises(ValueError, match=r"torchvision\.transforms\.transforms\.Resize already has a rule: resize"):
+            rule(v1.Resize)(lambda transform, state: ())
+        assert before == RULES
+
+        class MyResize(v1.Resize):
+            pass
+
+        rule(MyResize)(lambda transform, state: plan_for(v1.ToTensor()).steps)
+        try:
+            assert plan_for(v1.Compose([MyResize(9)])) == plan_for(v1.ToTensor())
+        finally:
+            del RULES[MyResize]
+
+    @pytest.mark.parametrize(
+        "transform",
+        [
+            v1.Compose([v1.CenterCrop(9), v1.ToTensor()]),
+            v2.Compose([v2.CenterCrop(9), v1.ToTensor()]),
+            v1.Compose([v1.Compose([v2.Compose([v1.CenterCrop(9)])]), v2.Compose([v1.ToTensor()])]),
+            v1.Compose([v1.Compose([]), v1.CenterCrop(9), v1.Compose([v1.ToTensor(), v1.Compose([])])]),
+        ],
+        ids=["v1", "v2", "nested", "empty ones inside"],
+    )
+    def test_a_compose_makes_no_difference(self, transform: Any) -> None:
+        crop, _ = plan_for(v1.Compose([v1.CenterCrop(9), v1.PILToTensor()])).steps
+        assert plan_for(transform).steps == (crop, *plan_for(v1.ToTensor()).steps)
+
+    def test_one_transform_needs_none_and_compiling_twice_changes_nothing(self) -> None:
+        assert plan_for(v1.ToTensor()) == plan_for(v1.Compose([v1.ToTensor()]))
+        preset = models.ResNet50_Weights.IMAGENET1K_V2.transforms()
+        assert plan_for(preset) == plan_for(v1.Compose([preset]))
+        compiled: Any = compile_transforms(v1.ToTensor())
+        assert compile_transforms(compiled) is compiled
+        assert compiled.plan == plan_for(v1.ToTensor())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -25,39 +25,36 @@ KINDS: list[tuple[Callable[[NumbersAhead], float], Callable[[], float]]] = [
 """The same draw, ahead and by torch."""
 
 
-@given(kinds=st.lists(st.sampled_from(range(len(KINDS))), max_size=40), seed=st.integers(0, 2**32))
-def test_any_order_of_draws_gives_torchs_numbers_and_leaves_its_state(kinds: list[int], seed: int) -> None:
-    wanted_generator = torch.manual_seed(seed)
+def assert_alike_ahead(kinds: Sequence[int], seed: int, skipped: int = 0) -> None:
+    torch.manual_seed(seed)
+    torch.rand(skipped)
+    before = torch.get_rng_state()
     wanted = [KINDS[kind][1]() for kind in kinds]
-    after = wanted_generator.get_state()
-    ahead = NumbersAhead(torch.manual_seed(seed))
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    ahead = NumbersAhead(torch.default_generator)
     assert [KINDS[kind][0](ahead) for kind in kinds] == wanted
     ahead.end()
     assert torch.equal(torch.get_rng_state(), after)
 
 
-@pytest.mark.parametrize("count", [0, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5])
-def test_there_are_as_many_as_one_draws(count: int) -> None:
-    torch.manual_seed(3)
-    wanted = [KINDS[k % len(KINDS)][1]() for k in range(count)]
-    after = torch.get_rng_state()
-    torch.manual_seed(3)
-    ahead = NumbersAhead(torch.default_generator)
-    assert [KINDS[k % len(KINDS)][0](ahead) for k in range(count)] == wanted
-    ahead.end()
-    assert torch.equal(torch.get_rng_state(), after)
+@given(kinds=st.lists(st.sampled_from(range(len(KINDS))), max_size=40), seed=st.integers(0, 2**32))
+def test_any_order_of_draws_gives_torchs_numbers_and_leaves_its_state(kinds: list[int], seed: int) -> None:
+    assert_alike_ahead(kinds, seed)
 
 
-def test_it_starts_anywhere_in_the_generators_block_on_any_default_device() -> None:
-    for skipped in range(0, 700, 97):  # the generator makes 624 at a time
-        torch.manual_seed(8)
-        torch.rand(skipped)
-        wanted = [KINDS[k % len(KINDS)][1]() for k in range(640)]
-        torch.manual_seed(8)
-        torch.rand(skipped)
-        with drawing_ahead():
-            ahead = NumbersAhead(torch.default_generator)
-            assert [KINDS[k % len(KINDS)][0](ahead) for k in range(640)] == wanted
+@pytest.mark.parametrize(
+    ("count", "skipped"),
+    [
+        *((count, 0) for count in (0, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)),
+        *((640, skipped) for skipped in range(0, 700, 97)),  # the generator makes 624 at a time
+    ],
+)
+def test_there_are_as_many_as_one_draws_from_anywhere_in_the_generators_block(count: int, skipped: int) -> None:
+    assert_alike_ahead([k % len(KINDS) for k in range(count)], 8, skipped)
+
+
+def test_numbers_are_drawn_ahead_on_any_default_device() -> None:
     are_alike_ahead.cache_clear()
     before = torch.get_rng_state()
     assert are_alike_ahead(), "numbers are drawn one by one, and nothing is gained"
