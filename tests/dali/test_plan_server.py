@@ -54,18 +54,14 @@ def collected(server: PlanServer, files: list[np.ndarray]) -> Any:
     return server.collect(server.submit([files]))[0]
 
 
-@pytest.fixture
-def server() -> PlanServer:
-    return new_server()
-
-
 def new_server() -> PlanServer:
     return PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
 
 
 def test_the_first_batch_decides_and_the_batches_are_the_same(
-    asked: list[tuple[float, float]], files: list[np.ndarray], server: PlanServer
+    asked: list[tuple[float, float]], files: list[np.ndarray]
 ) -> None:
+    server = new_server()
     before = server.pipeline
     first = collected(server, files)
     assert asked == [(mean_pixels_of(files), 0)]
@@ -127,29 +123,22 @@ def as_with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: False)
 
 
-@pytest.mark.parametrize("decode", [True, False], ids=["engines decode", "none do"])
+@pytest.mark.parametrize("found", ["decoding", "absent", None], ids=["engines decode", "none do", "without a GPU"])
 def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
-    decode: bool, files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
+    found: str | None, files: list[np.ndarray], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if found is not None:
+        request.getfixturevalue("as_with_engines")
+        monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
     server = new_server()
-    monkeypatch.setattr(jpeg_engines, "_engines", {None: "decoding" if decode else "absent"})
-    used, found = [], []
+    used, runs = [], []
     for count in (2, 1, 3, 4, 5, 8, 1, 8):
-        run = server.submit([files[:count]])
+        runs.append((count, server.submit([files[:count]])))
         used.append(server.pipeline)
-        found.append((count, run))
-    assert [used.count(each) for each in dict.fromkeys(used)] == ([3, 2, 3] if decode else [8])
+    assert [used.count(each) for each in dict.fromkeys(used)] == ([3, 2, 3] if found == "decoding" else [8])
     wanted = collected(new_server(), files)
-    for count, run in found:
+    for count, run in runs:
         assert all(map(torch.equal, server.collect(run)[0], wanted[:count]))
-
-
-def test_without_a_gpu_a_larger_batch_changes_nothing(files: list[np.ndarray]) -> None:
-    server = new_server()
-    before = server.pipeline
-    for count in (1, 8):
-        collected(server, files[:count])
-    assert server.pipeline is before
 
 
 def test_on_a_crowded_gpu_the_pipeline_stays(
