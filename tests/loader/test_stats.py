@@ -76,14 +76,10 @@ def grey_arrays() -> CIFAR10:
     return dataset
 
 
-def as_it_is(samples: Any) -> Any:
-    return samples
-
-
 WAYS: dict[str, Any] = {
     "torchvision in the workers": (lambda root: ImageFolder(str(root), TRANSFORM), {"translate": False}, (0, 0, 48)),
     "tensors": (lambda _: TensorDataset(torch.arange(48)), {}, (0, 0, 48)),
-    "batches of the dataset's own": (lambda _: OfBatches(), {"collate_fn": as_it_is}, (0, 0, 48)),
+    "batches of the dataset's own": (lambda _: OfBatches(), {"collate_fn": lambda samples: samples}, (0, 0, 48)),
     "arrays": (lambda _: grey_arrays(), {}, (0, 48, 0)),
     "a stream": (Stream, {}, (48, 0, 0)),
     "no batches": (lambda root: ImageFolder(str(root), TRANSFORM), {"batch_size": None}, (48, 0, 0)),
