@@ -183,9 +183,9 @@ def test_the_line_of_a_collate_fn_is_named(num_workers: int, photos: Path, devic
     assert loader.backend.endswith(line_of("images.mean()", with_means))
 
 
-def of_arrays() -> CIFAR10:
+def of_arrays(count: int = 12) -> CIFAR10:
     dataset = CIFAR10.__new__(CIFAR10)
-    dataset.data, dataset.targets = np.full((12, 32, 32, 3), 7, np.uint8), [0] * 12
+    dataset.data, dataset.targets = np.full((count, 32, 32, 3), 7, np.uint8), [0] * count
     dataset.transform, dataset.target_transform = TRAIN, None
     return dataset
 
