@@ -1,4 +1,4 @@
-"""Shards by a plain reckoning, and by DALI's own reader and iterator; and the processes that have them."""
+"""Shards are those of DALI's own reader and iterator; and which processes there are that have them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from proxyloader import LastBatchPolicy, ShardedSampler, World
 from proxyloader.data.sharded_sampler import build_sampler, check_dealt, find_sharded
 
 FILL, PARTIAL, DROP = LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL, LastBatchPolicy.DROP
-POLICIES = pytest.mark.parametrize("policy", LastBatchPolicy, ids=lambda policy: policy.value)
 
 
 def dealt_out(samples: int, shards: int, policy: LastBatchPolicy, batch: int, **options: Any) -> list[ShardedSampler]:
@@ -35,49 +34,6 @@ def dealt_out(samples: int, shards: int, policy: LastBatchPolicy, batch: int, **
 def batches_of(sampler: ShardedSampler) -> list[list[int]]:
     assert sampler.batch_size is not None
     return list(BatchSampler(sampler, sampler.batch_size, False))
-
-
-def by_hand(order: list[int], shards: int, policy: LastBatchPolicy, batch: int) -> list[list[list[int]]]:
-    """The batches of each shard, by walking through the order; for no fewer samples than shards."""
-    share: list[list[int]] = [[] for _ in range(shards)]
-    for place, index in enumerate(order):
-        # The shard that a place is in: the last that begins there or before.
-        share[max(k for k in range(shards) if k * len(order) // shards <= place)].append(index)
-    cut = [[part[at : at + batch] for at in range(0, len(part), batch)] for part in share]
-    if policy is DROP:
-        least = min(sum(len(each) == batch for each in part) for part in cut)
-        return [part[:least] for part in cut]
-    if policy is FILL:
-        steps = max(map(len, cut))
-        return [
-            [[*chunk, *[whole[-1]] * batch][:batch] for chunk in [*part, *[[]] * steps][:steps]]
-            for part, whole in zip(cut, share)
-        ]
-    return cut
-
-
-@given(
-    shards=st.integers(1, 9),
-    more=st.integers(0, 60),
-    batch=st.integers(1, 11),
-    policy=st.sampled_from(LastBatchPolicy),
-    shuffle=st.booleans(),
-    epoch=st.integers(0, 3),
-)
-@settings(max_examples=300)
-def test_each_shard_has_the_batches_of_a_plain_reckoning(
-    shards: int, more: int, batch: int, policy: LastBatchPolicy, shuffle: bool, epoch: int
-) -> None:
-    samples = shards + more
-    (whole,) = dealt_out(samples, 1, PARTIAL, batch, shuffle=shuffle, seed=4)
-    order = whole.indices(epoch)
-    assert sorted(order) == list(range(samples))
-    samplers = dealt_out(samples, shards, policy, batch, shuffle=shuffle, seed=4)
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    found = [batches_of(sampler) for sampler in samplers]
-    assert found == by_hand(order, shards, policy, batch)
-    assert [len(sampler) for sampler in samplers] == [sum(map(len, part)) for part in found]
 
 
 @given(
@@ -140,53 +96,48 @@ def by_dali(files: list[str], shards: int, shard: int, policy: LastBatchPolicy, 
     return [outputs["bytes"].flatten().tolist() for (outputs,) in iterator]
 
 
-@POLICIES
-@pytest.mark.parametrize(
-    ("samples", "shards", "batch"),
-    [
-        (9, 3, 3),
-        (10, 3, 3),
-        (13, 2, 3),
-        (17, 2, 3),
-        (17, 2, 4),
-        (20, 3, 4),
-        (11, 4, 2),
-        (7, 7, 1),
-        (7, 2, 3),
-        (19, 1, 5),
-    ],
-    ids=str,
-)
+SIZES = [
+    *((9, 3, 3), (10, 3, 3), (13, 2, 3), (17, 2, 3), (17, 2, 4), (20, 3, 4), (11, 4, 2), (7, 7, 1), (7, 2, 3)),
+    *((19, 1, 5), (12, 5, 2), (20, 9, 2)),
+]
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("policy", LastBatchPolicy, ids=lambda policy: policy.value)
+@pytest.mark.parametrize(("samples", "shards", "batch"), SIZES, ids=str)
 def test_each_shard_is_that_of_dalis_reader(
-    numbered: list[str], samples: int, shards: int, batch: int, policy: LastBatchPolicy
+    numbered: list[str], samples: int, shards: int, batch: int, policy: LastBatchPolicy, shuffle: bool
 ) -> None:
-    for sampler in dealt_out(samples, shards, policy, batch):
-        theirs = by_dali(numbered[:samples], shards, sampler.shard_id, policy, batch)
+    (whole,) = dealt_out(samples, 1, PARTIAL, batch, shuffle=shuffle, seed=4)
+    order = whole.indices(3)
+    assert sorted(order) == list(range(samples)) and (order != sorted(order)) == shuffle
+    for sampler in dealt_out(samples, shards, policy, batch, shuffle=shuffle, seed=4):
+        theirs = by_dali([numbered[index] for index in order], shards, sampler.shard_id, policy, batch)
         # With PARTIAL a shard that ends a step before the others has an empty batch there.
         assert theirs[-1] or (policy is PARTIAL and all(theirs[:-1]))
+        sampler.set_epoch(3)
         assert batches_of(sampler) == [each for each in theirs if each]
+        assert len(sampler) == sum(map(len, theirs))
 
 
 # --- processes, as torch.distributed, torchrun or Slurm tell of them -------------------------------------------------
 
 Tell = Callable[..., None]
+TORCHRUNS, SLURMS = ("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 
 
 @pytest.fixture(autouse=True)
 def tell(monkeypatch: pytest.MonkeyPatch) -> Tell:
     """Of a number of processes and a rank, which nobody tells of before."""
-    for name in ("WORLD_SIZE", "RANK", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"):
+    for name in (*TORCHRUNS, *SLURMS):
         monkeypatch.delenv(name, raising=False)
 
-    def tell(size: Any = None, rank: Any = None, names: tuple[str, str] = ("WORLD_SIZE", "RANK")) -> None:
+    def tell(size: Any = None, rank: Any = None, names: tuple[str, str] = TORCHRUNS) -> None:
         for name, value in zip(names, (size, rank)):
             if value is not None:
                 monkeypatch.setenv(name, str(value))
 
     return tell
-
-
-SLURMS = ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
 
 
 def test_where_nothing_tells_there_is_one_process_and_torchruns_environment_tells(tell: Tell) -> None:
