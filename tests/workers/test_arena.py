@@ -1,18 +1,12 @@
-"""Slots are lent once, come back once, and survive the way to another process."""
+"""Slots are lent once and come back once. Their way to another process is that of test_scan_checks.py."""
 
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from proxyloader.workers.arena import Arena
-
-from ..limits import WAIT_S
 
 
 class Reads:
@@ -101,18 +95,3 @@ def test_ready_is_per_loan() -> None:
     arena.give_back(slot)
     lent = [arena.lend(), arena.lend()]
     assert not any(arena.is_ready(slot) for slot in lent if slot is not None)
-
-
-def write(arena: Arena, slot: int) -> None:
-    arena.memory(slot, 3 << 20)[:5] = memoryview(b"hello")
-    arena.mark_ready(slot)
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_what_another_process_writes_is_seen_here(method: Any) -> None:
-    arena = Arena(4, 1 << 20)
-    process = multiprocessing.get_context(method).Process(target=write, args=(arena, 2))
-    process.start()
-    process.join(WAIT_S)
-    assert process.exitcode == 0
-    assert arena.is_ready(2) and bytes(arena.memory(2, 5)[:5]) == b"hello"
