@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,41 +41,25 @@ def test_a_worker_that_ends_during_the_trial_is_torchs_error(is_torchs: bool, mo
         assert jpeg_engines._levels_off(None) == math.inf
 
 
-Memory = Callable[[int, int], None]
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    """Has a GPU of 140 GiB, of which so many are free, and so many this process's own."""
-
-    def memory(free: int, own: int) -> None:
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
-        monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
-
-    return memory
-
-
 @pytest.mark.parametrize(
-    ("free", "own", "crowded"),
-    [(130, 8, False), (130, 0, True), (20, 119, False), (20, 60, True), (0, 140, True)],
+    ("free", "own", "crowded", "tried"),
+    [
+        *((130, 8, False, False), (130, 0, True, True), (20, 119, False, False), (20, 60, True, True)),
+        *((0, 140, True, False), (0, 138, True, False), (0, 100, True, True)),
+    ],
 )
-def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left(
-    free: int, own: int, crowded: bool, memory: Memory
+def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left_which_in_a_loop_a_model_may_have_taken(
+    free: int, own: int, crowded: bool, tried: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    memory(free, own)
-    assert jpeg_engines.is_crowded(0) == crowded
-
-
-@pytest.mark.parametrize(("free", "own", "tried"), [(0, 138, False), (130, 0, True), (0, 100, True)])
-def test_a_model_that_fills_the_memory_in_a_loop_is_no_reason_to_try_them(
-    free: int, own: int, tried: bool, gpu: Gpu, memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """Of 140 GiB so many are free, and so many this process's own."""
     pipeline, levels_off = decoder_of({}), gpu.levels_off
     jpeg_engines.build(pipeline)
     monkeypatch.undo()
-    memory(free, own)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
+    monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
     monkeypatch.setattr(jpeg_engines, "_levels_off", levels_off)
+    assert jpeg_engines.is_crowded(0) == crowded
     assert not jpeg_engines.have_failed(pipeline)
     assert bool(gpu.tried) == tried
 
@@ -103,13 +86,6 @@ def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) ->
     return pipeline
 
 
-@pytest.mark.parametrize(
-    ("given", "uses"), [({}, True), ({"hw_decoder_load": 0.5}, True), ({"hw_decoder_load": 0}, False)]
-)
-def test_a_pipeline_tells_whether_it_uses_them(given: dict[str, Any], uses: bool) -> None:
-    assert bool(_executor.paddings_on_engines(decoder_of(given))) == uses
-
-
 def words_of(pipeline: Pipeline) -> list[str]:
     """All that is said to its operators, but from which lines of code."""
     lines = [line.strip() for operator in pipeline._ops for line in str(operator.spec).splitlines()]
@@ -132,6 +108,7 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
 ) -> None:
     pipeline = decoder_of(given, operator, **inputs)
     before = words_of(pipeline)
+    assert _executor.paddings_on_engines(pipeline)
     assert _executor.leave_engines_alone(pipeline) and not _executor.paddings_on_engines(pipeline)
     after = words_of(pipeline)
     assert [line for line in after if line not in before] == ["hw_decoder_load: 0.000000"]
@@ -140,6 +117,7 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
 
 def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg_engines, "_engines", {0: "failing"})
+    assert not _executor.paddings_on_engines(decoder_of({"hw_decoder_load": 0}))
     pipeline = decoder_of({"crop": [20, 20], "hw_decoder_load": 0.5}, "image_crop", crop_pos_x=1)
     with raises(PipelineError, code="no-engines"):
         jpeg_engines.build(pipeline)
@@ -215,11 +193,9 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    monkeypatch.setattr(jpeg_engines, "_engines", {})
-    monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 0.0)
-    monkeypatch.setattr(jpeg_engines, "is_crowded", gpu.look)
-    monkeypatch.setattr(jpeg_engines, "_others_use", gpu.look)
-    monkeypatch.setattr(jpeg_engines, "_levels_off", gpu.levels_off)
+    mine = {"_engines": {}, "LOOK_EVERY_S": 0.0, "is_crowded": gpu.look, "_others_use": gpu.look}
+    for name, value in (mine | {"_levels_off": gpu.levels_off}).items():
+        monkeypatch.setattr(jpeg_engines, name, value)
     monkeypatch.setattr(_executor, "build", gpu.build)
     return gpu
 

@@ -20,6 +20,8 @@ from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.transforms.registry import plan_for
 
+Asked = list[tuple[float, float]]
+
 OPTIONS = PipelineOptions(8, num_threads=1)
 
 
@@ -29,12 +31,12 @@ def files(photos: Path) -> list[np.ndarray]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, float]]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """As on a GPU where all files need two threads, and files that are not progressive a part of them CUDA.
 
     What was asked about: mean number of pixels, and share of progressive ones.
     """
-    about: list[tuple[float, float]] = []
+    about: Asked = []
 
     def for_files_of(options: PipelineOptions, mean_pixels: float, progressive: float) -> PipelineOptions:
         about.append((mean_pixels, progressive))
@@ -54,18 +56,12 @@ def collected(server: PlanServer, files: list[np.ndarray]) -> Any:
     return server.collect(server.submit([files]))[0]
 
 
-@pytest.fixture
-def server() -> PlanServer:
-    return new_server()
-
-
 def new_server() -> PlanServer:
     return PlanServer(plan_for(PILToTensor()), OPTIONS, OutputFormat())
 
 
-def test_the_first_batch_decides_and_the_batches_are_the_same(
-    asked: list[tuple[float, float]], files: list[np.ndarray], server: PlanServer
-) -> None:
+def test_the_first_batch_decides_and_the_batches_are_the_same(asked: Asked, files: list[np.ndarray]) -> None:
+    server = new_server()
     before = server.pipeline
     first = collected(server, files)
     assert asked == [(mean_pixels_of(files), 0)]
@@ -75,7 +71,7 @@ def test_the_first_batch_decides_and_the_batches_are_the_same(
     assert len(asked) == 1 and server.pipeline is rebuilt
 
 
-def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, float]], files: list[np.ndarray]) -> None:
+def test_images_that_pillow_has_decoded_do_not_count(asked: Asked, files: list[np.ndarray]) -> None:
     ppm = np.frombuffer(EncodedImage.by_pillow(files[0].tobytes()).data, np.uint8)
     collected(new_server(), [files[0], ppm])
     collected(new_server(), [ppm, ppm])
@@ -84,7 +80,7 @@ def test_images_that_pillow_has_decoded_do_not_count(asked: list[tuple[float, fl
 
 @pytest.mark.parametrize("found", ["failing", "absent"])
 def test_where_no_engines_decode_progressive_images_alone_get_more_threads(
-    found: str, asked: list[tuple[float, float]], files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    found: str, asked: Asked, files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buffer = io.BytesIO()
     Image.open(io.BytesIO(files[0].tobytes())).save(buffer, "JPEG", progressive=True)
@@ -101,11 +97,7 @@ def test_where_no_engines_decode_progressive_images_alone_get_more_threads(
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
 def test_without_memory_for_another_the_pipeline_stays(
-    error: type[Exception],
-    asked: list[tuple[float, float]],
-    files: list[np.ndarray],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    error: type[Exception], asked: Asked, files: list[np.ndarray], monkeypatch: Any, caplog: Any
 ) -> None:
     server = new_server()
     before = server.pipeline
@@ -127,29 +119,22 @@ def as_with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: False)
 
 
-@pytest.mark.parametrize("decode", [True, False], ids=["engines decode", "none do"])
+@pytest.mark.parametrize("found", ["decoding", "absent", None], ids=["engines decode", "none do", "without a GPU"])
 def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
-    decode: bool, files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
+    found: str | None, files: list[np.ndarray], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if found is not None:
+        request.getfixturevalue("as_with_engines")
+        monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
     server = new_server()
-    monkeypatch.setattr(jpeg_engines, "_engines", {None: "decoding" if decode else "absent"})
-    used, found = [], []
+    used, runs = [], []
     for count in (2, 1, 3, 4, 5, 8, 1, 8):
-        run = server.submit([files[:count]])
+        runs.append((count, server.submit([files[:count]])))
         used.append(server.pipeline)
-        found.append((count, run))
-    assert [used.count(each) for each in dict.fromkeys(used)] == ([3, 2, 3] if decode else [8])
+    assert [used.count(each) for each in dict.fromkeys(used)] == ([3, 2, 3] if found == "decoding" else [8])
     wanted = collected(new_server(), files)
-    for count, run in found:
+    for count, run in runs:
         assert all(map(torch.equal, server.collect(run)[0], wanted[:count]))
-
-
-def test_without_a_gpu_a_larger_batch_changes_nothing(files: list[np.ndarray]) -> None:
-    server = new_server()
-    before = server.pipeline
-    for count in (1, 8):
-        collected(server, files[:count])
-    assert server.pipeline is before
 
 
 def test_on_a_crowded_gpu_the_pipeline_stays(

@@ -123,41 +123,26 @@ MASK = OTHER > 0.7
 RECORDED: dict[str, Callable[[Any], Any]] = {
     "plus": lambda x: x + 1,
     "from": lambda x: 1 - x,
-    "times": lambda x: x * 2.5,
     "negative": lambda x: -x,
     "by a tensor": lambda x: x * OTHER + OTHER,
     "under a tensor": lambda x: OTHER / (x + 1),
     "by a channel's": lambda x: x * torch.tensor([0.2, 0.4, 0.9]).reshape(3, 1, 1),
     "by numpy's number": lambda x: x * np.float64(0.3),
-    "abs": lambda x: (x - 0.5).abs(),
     "clamp": lambda x: x.clamp(0.3, 0.7),
-    "relu": lambda x: F.relu(x - 0.4),
     "addcmul": lambda x: torch.addcmul(x, OTHER, OTHER, value=0.1),
     "compared twice": lambda x: (x > 0.2) & (x < 0.6) | MASK,
-    "equal": lambda x: x == OTHER,
     "where": lambda x: torch.where(x > 0.5, x, OTHER),
-    "masked fill": lambda x: x.masked_fill(MASK, 0.5),
-    "nan_to_num": torch.nan_to_num,
     "a channel": lambda x: x[0],
-    "the last": lambda x: x[-1, -1, -1],
     "a window": lambda x: x[:, 2:5, 3:],
-    "steps": lambda x: x[..., ::3],
     "a new axis": lambda x: x[None, :, None],
     "a list of channels": lambda x: x[[2, 0, 1]],
     "a tensor of channels": lambda x: x[torch.tensor([2, 0])],
     "two lists": lambda x: x[[0, 1], [2, 3]],
-    "gather": lambda x: x.gather(0, torch.zeros(1, 8, 10, dtype=torch.long)),
-    "flip": lambda x: x.flip(2),
     "permute": lambda x: x.permute(1, 2, 0),
-    "transpose": lambda x: x.transpose(0, 2),
     "reshape": lambda x: x.reshape(24, -1),
     "reshape with a copy": lambda x: x.permute(1, 2, 0).reshape(-1, 3),
     "view": lambda x: x.view(3, 80),
-    "flatten": lambda x: x.flatten(1),
-    "unsqueeze": lambda x: x.unsqueeze(0),
-    "squeeze": lambda x: x[:1].squeeze(0),
     "expand": lambda x: x[:1].expand(3, -1, -1),
-    "repeat": lambda x: x.repeat(1, 2, 1),
     "unfold": lambda x: x.unfold(2, 4, 3),
     "diagonal": lambda x: x.diagonal(dim1=1, dim2=2),
     "contiguous": lambda x: x.permute(1, 2, 0).contiguous(),
@@ -165,12 +150,9 @@ RECORDED: dict[str, Callable[[Any], Any]] = {
     "clone": torch.clone,
     "detach": torch.detach,
     "chunk": lambda x: x.chunk(2),
-    "split": lambda x: x.split([2, 1]),
     "unbind": lambda x: x.unbind(0),
     "iterated": list,
-    "unpacked": lambda x: (lambda a, b, c: [a + b, c])(*x),
     "cat": lambda x: torch.cat([x, OTHER, x[:1]]),
-    "cat of axis 2": lambda x: torch.cat([x, x], 2),
     "stack": lambda x: torch.stack([x, OTHER]),
     "stack of axis 1": lambda x: torch.stack([x, x * 2], 1),
     "pad": lambda x: F.pad(x, (1, 2, 3, 0), value=0.7),
@@ -178,41 +160,32 @@ RECORDED: dict[str, Callable[[Any], Any]] = {
     "mean of axes": lambda x: x.mean((1, 2), keepdim=True),
     "max": lambda x: x.max(),
     "max of an axis": lambda x: x.max(1),
-    "argmax": lambda x: x.argmax(0),
     "sort": lambda x: x.sort(2),
-    "softmax": lambda x: x.softmax(0),
     "standardised": lambda x: (x - x.mean()) / x.std(),
     "to bytes": lambda x: (x * 255).to(torch.uint8),
     "bfloat16": lambda x: x.to("cpu", torch.bfloat16),
-    "type": lambda x: x.type(torch.float64),
     "scatter": lambda x: x.scatter(0, torch.zeros(1, 8, 10, dtype=torch.long), 0.5),
     "erased": lambda x: v1_functional.erase(x, 1, 2, 3, 4, torch.tensor(0.5)),
     "normalised": lambda x: v1_functional.normalize(x, [0.5] * 3, [0.2] * 3),
     "normalised by v2": lambda x: v2_functional.normalize(x, [0.5] * 3, [0.2] * 3),
     "turned by torchvision": v1_functional.hflip,
-    "cropped": lambda x: v2_functional.crop(x, 1, 2, 4, 5),
     "grey": v2_functional.rgb_to_grayscale,
     "as floats": v2_functional.to_dtype,
 }
 """Operations that need no values."""
 
-IN_PLACE: dict[str, Callable[[Any], Any]] = {
+CHANGES: dict[str, Callable[[Any], Any]] = {
     "add_": lambda x: x.add_(1),
     "iadd": lambda x: operator.iadd(x, OTHER),
-    "imul": lambda x: operator.imul(x, 2),
     "sub_ and div_": lambda x: x.sub_(0.5).div_(0.2),
     "clamp_": lambda x: x.clamp_(0.4, 0.6),
     "fill_": lambda x: x.fill_(3),
-    "zero_": lambda x: x.zero_(),
     "copy_": lambda x: x.copy_(OTHER),
     "masked_fill_": lambda x: x.masked_fill_(MASK, 2),
     "unsqueeze_": lambda x: x.unsqueeze_(0),
     "transpose_": lambda x: x.transpose_(0, 1).add_(1),
     "with an argument of their own": lambda x: x.mul_(x),
     "relu": lambda x: F.relu(x, inplace=True),
-}
-
-ASSIGNED: dict[str, Callable[[Any], None]] = {
     "a channel": lambda x: x.__setitem__(0, 0.5),
     "a window": lambda x: x.__setitem__((slice(None), slice(2, 5), slice(3, None)), 0),
     "a tensor": lambda x: x.__setitem__((slice(None), 3), OTHER[:, 3]),
@@ -249,14 +222,10 @@ WITH_VALUES: dict[str, Callable[[Any], Any]] = {
     "bool": lambda x: bool((x > 0.9).any()),
     "tolist": torch.Tensor.tolist,
     "equal": lambda x: torch.equal(x, OTHER),
-    "allclose": lambda x: torch.allclose(x, OTHER),
     "contains": lambda x: 0.5 in x,
     "format": lambda x: f"{x.mean():.3f}",
     "a mask": lambda x: x[x > 0.5],
     "nonzero": lambda x: (x > 0.5).nonzero(),
-    "unique": lambda x: (x * 9).round().unique(),
-    "masked_select": lambda x: x.masked_select(MASK),
-    "an index": lambda x: OTHER[:, int(x[0, 0, 0] * 7)],
     "numpy": lambda x: x.numpy().sum().item(),
     "asarray": lambda x: np.asarray(x).mean().item(),
     "asarray of another dtype": lambda x: np.asarray(x, dtype=np.float64).tolist(),
@@ -267,16 +236,11 @@ WITH_VALUES: dict[str, Callable[[Any], Any]] = {
     "into a batch": into_a_batch,
     "pad_sequence": lambda x: torch.nn.utils.rnn.pad_sequence([x[:2], x]),
     "matmul": lambda x: x @ OTHER.mT,
-    "einsum": lambda x: torch.einsum("chw,cgw->hg", x, OTHER),
     "conv": lambda x: F.conv2d(x[None], torch.ones(1, 3, 3, 3)),
     "interpolate": lambda x: F.interpolate(x[None], size=(4, 5), mode="bilinear"),
     "pool": lambda x: F.avg_pool2d(x, 2),
     "fft": lambda x: torch.fft.rfft(x).abs(),
-    "norm": lambda x: torch.linalg.vector_norm(x),
-    "histc": lambda x: x.histc(5),
     "to PIL": lambda x: v1_functional.to_pil_image(x).tobytes(),
-    "resized": lambda x: v2_functional.resize(x, [4, 4]),
-    "through a module": lambda x: torch.nn.Flatten()(x[None]),
     "tv_tensors": lambda x: tv_tensors.Image(x).as_subclass(torch.Tensor),
     "from_dlpack": torch.from_dlpack,
     "as_tensor": lambda x: torch.as_tensor(x, dtype=torch.float64),
@@ -284,44 +248,32 @@ WITH_VALUES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.parametrize("transform", [FLOAT, WHOLE], ids=["float", "uint8"])
 @pytest.mark.parametrize("name", RECORDED)
-def test_an_operation_is_recorded_and_gives_what_it_gives_on_the_real_tensor(name: str) -> None:
-    (late, *_), (real, *_) = both()
-    ours, theirs = RECORDED[name](late), RECORDED[name](real)
+def test_an_operation_is_recorded_and_gives_what_it_gives_on_the_real_tensor(name: str, transform: Any) -> None:
+    (late, *_), (real, *_) = both(transform)
+    try:
+        theirs = RECORDED[name](real)
+    except Exception as error:
+        assert transform is WHOLE
+        with pytest.raises(type(error)):
+            replayed(RECORDED[name](late))
+        return
+    ours = RECORDED[name](late)
     assert_same_form(ours, theirs)
     assert not is_real(late)
     assert_replayed(ours, theirs)
     assert_same(late, real)
 
 
-@pytest.mark.parametrize("name", [name for name in RECORDED if name not in ("erased",)])
-def test_of_whole_numbers_too(name: str) -> None:
-    (late, *_), (real, *_) = both(WHOLE)
-    try:
-        theirs = RECORDED[name](real)
-    except Exception as error:
-        with pytest.raises(type(error)):
-            replayed(RECORDED[name](late))
-        return
-    ours = RECORDED[name](late)
-    assert_same_form(ours, theirs)
-    assert_replayed(ours, theirs)
-
-
-@pytest.mark.parametrize("name", IN_PLACE)
-def test_an_operation_in_place_is_recorded(name: str) -> None:
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_operation_in_place_is_recorded_and_an_assignment_done(name: str) -> None:
     (late, *_), (real, *_) = both()
-    ours, theirs = IN_PLACE[name](late), IN_PLACE[name](real)
-    assert ours is late and theirs is real
-    assert_same_form(late, real)
-    assert_replayed(late, real)
-
-
-@pytest.mark.parametrize("name", ASSIGNED)
-def test_an_assignment_to_an_index_is_done(name: str) -> None:
-    (late, *_), (real, *_) = both()
-    ASSIGNED[name](late)
-    ASSIGNED[name](real)
+    for image in (late, real):
+        changed = CHANGES[name](image)
+        assert changed is image or changed is None  # of an assignment
+    if changed is not None:
+        assert_same_form(late, real)
     assert_replayed(late, real)
 
 
@@ -391,27 +343,6 @@ class Product(torch.autograd.Function):
         return grad * weight, (grad * x).sum()
 
 
-def without_grad(x: Any, weight: Any) -> Any:
-    with torch.no_grad():
-        return x * weight
-
-
-def partly(x: Any, weight: Any) -> Any:
-    with torch.set_grad_enabled(False):
-        shifted = x + weight
-    return shifted * weight
-
-
-def set_item(x: Any, weight: Any) -> Any:
-    x[0] = weight
-    return x
-
-
-def by_attribute(x: Any, weight: Any) -> Any:
-    x.requires_grad = True
-    return x * weight
-
-
 def own_gradient(x: Any, weight: Any) -> Any:
     x.requires_grad_()
     (x * x * weight).sum().backward()
@@ -431,11 +362,6 @@ def by_a_step(x: Any, weight: Any) -> Any:
     return x
 
 
-def through_a_view(x: Any, weight: Any) -> Any:
-    x[1].mul_(weight)
-    return x
-
-
 def of_what_was_seen(x: Any, weight: Any) -> Any:
     y = x.requires_grad_()
     product = x * weight
@@ -448,21 +374,21 @@ WITH_GRADIENT: dict[str, Callable[[Any, Any], Any]] = {
     "under": lambda x, weight: weight / (x + 1),
     "several": lambda x, weight: [x * weight, x, 1 - x + weight],
     "in place": lambda x, weight: x.mul_(weight),
-    "an item": set_item,
-    "through a view": through_a_view,
+    "an item": lambda x, weight: (x.__setitem__(0, weight), x)[1],
+    "through a view": lambda x, weight: (x[1].mul_(weight), x)[1],
     "of a view": lambda x, weight: (x * weight)[1].sum(0),
     "stacked": lambda x, weight: torch.stack([x, x * weight]),
     "collated": lambda x, weight: default_collate([x * weight, x]),
     "where": lambda x, weight: torch.where(x > 0.5, x, weight),
     "a loss": lambda x, weight: F.mse_loss(torch.ones(3, 8, 10) * weight, x),
     "convolved": lambda x, weight: F.conv2d(x[None], weight.expand(2, 3, 3, 3)),
-    "no_grad": without_grad,
-    "partly no_grad": partly,
+    "no_grad": torch.no_grad()(operator.mul),
+    "partly no_grad": lambda x, weight: torch.no_grad()(operator.add)(x, weight) * weight,
     "detached": lambda x, weight: (x * weight).detach() + 1,
     "a leaf": lambda x, weight: x.requires_grad_(),
     "no leaf": lambda x, weight: x.requires_grad_(False) * 2,
     "of a leaf": lambda x, weight: x.requires_grad_()[0] * 2,
-    "a leaf by an attribute": by_attribute,
+    "a leaf by an attribute": lambda x, weight: (setattr(x, "requires_grad", True), x * weight)[1],
     "a copied leaf": lambda x, weight: copy.deepcopy(x.requires_grad_()),
     "a leaf of a copy": lambda x, weight: x.clone().requires_grad_() * weight,
     "torch.tensor": lambda x, weight: torch.tensor(x.tolist(), requires_grad=True) * weight,
@@ -555,7 +481,16 @@ def test_arrays_and_tensors_of_the_values_share_the_memory() -> None:
     assert_same(replayed(late), real)
 
 
-@pytest.mark.parametrize("copies", [copy.deepcopy, copy.copy, lambda x: pickle.loads(pickle.dumps(x))])
+def saved_and_loaded(content: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(content, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+@pytest.mark.parametrize(
+    "copies", [copy.deepcopy, copy.copy, lambda x: pickle.loads(pickle.dumps(x)), saved_and_loaded]
+)
 def test_copies_have_the_values(copies: Callable[[Any], Any]) -> None:
     (late, *_), (real, *_) = both()
     assert_same(copies({"a": [late, 1 - late]})["a"], [real, 1 - real])
@@ -573,12 +508,7 @@ def test_copies_of_images_of_torchvisions_are_such_and_unknown_strides_are_resha
     assert_same(told.reshape(-1) + 0, image.reshape(-1) + 0)
 
 
-def test_what_others_see_save_and_load_is_a_tensor() -> None:
-    (late, *_), (real, *_) = both()
-    file = io.BytesIO()
-    torch.save(late, file)
-    file.seek(0)
-    assert_same(torch.load(file), real)
+def test_what_others_see_is_a_tensor() -> None:
     (late, *_), (real, *_) = both()
     assert isinstance(late, torch.Tensor) and torch.is_tensor(late) and late.is_floating_point()
     assert (late.numel(), len(late), late.nbytes, late.element_size()) == (240, 3, 960, 4)
@@ -603,7 +533,6 @@ class TestBatches:
             lambda images: torch.stack([images[0], images[0]]),
             lambda images: torch.stack(images, -1),
             lambda images: torch.stack([image.float().mean() for image in images]),
-            lambda images: default_collate([{"image": image, "flag": k} for k, image in enumerate(images)])["image"],
             lambda images: default_collate([(image, image + 1) for image in images]),
             lambda images: default_collate([images[0], images[1].clone(), torch.zeros_like(images[2])]),
             lambda images: torch.cat([image[None] for image in images]).contiguous(),
@@ -611,7 +540,7 @@ class TestBatches:
             lambda images: torch.stack([image.float().mean() * torch.tensor(2.0).double() for image in images]),
             lambda images: torch.stack([image[0] * OTHER for image in images]),
         ],
-        ids=range(17),
+        ids=range(16),
     )
     def test_they_are_those_of_the_real_tensors(self, transform: Any, collate: Any) -> None:
         late, real = both(transform)
@@ -650,19 +579,13 @@ RANDOM: dict[str, Callable[[Any], Any]] = {
     "rand_like": lambda x: torch.rand_like(x, dtype=torch.float64),
     "randint_like": lambda x: torch.randint_like(x, 0, 9),
     "bernoulli": lambda x: x.bernoulli(),
-    "normal": lambda x: torch.normal(x, 0.1),
     "dropout": lambda x: F.dropout(x, 0.5),
-    "dropout of channels": lambda x: F.dropout2d(x[None], 0.5),
     "uniform_": lambda x: x.uniform_(),
     "normal_": lambda x: x.normal_().mul_(2),
-    "multinomial": lambda x: x[0].multinomial(2),
     "randperm": lambda x: x[torch.randperm(3)],
-    "poisson": torch.poisson,
-    "rrelu": lambda x: F.rrelu(x - 0.5, training=True),
     "RandomErasing": lambda x: v1.RandomErasing(1.0, value="random")(x),
     "ColorJitter": lambda x: v2.ColorJitter(0.4, 0.4, 0.4, 0.1)(x),
     "RandomResizedCrop": lambda x: v1.RandomResizedCrop(4)(x),
-    "GaussianNoise": lambda x: v2.GaussianNoise()(x),
     "a generator of its own": lambda x: x.clone().normal_(generator=torch.Generator().manual_seed(3)),
 }
 

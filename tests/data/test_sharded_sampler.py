@@ -1,10 +1,11 @@
-"""Shards by a plain reckoning, and by DALI's own reader and iterator."""
+"""Shards are those of DALI's own reader and iterator; and which processes there are that have them."""
 
 from __future__ import annotations
 
 import enum
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,11 +20,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, 
 from proxyloader import LastBatchPolicy, ShardedSampler, World
 from proxyloader.data.sharded_sampler import build_sampler, check_dealt, find_sharded
 
-from .test_distributed import Tell
-from .test_distributed import tell as tell
-
 FILL, PARTIAL, DROP = LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL, LastBatchPolicy.DROP
-POLICIES = pytest.mark.parametrize("policy", LastBatchPolicy, ids=lambda policy: policy.value)
 
 
 def dealt_out(samples: int, shards: int, policy: LastBatchPolicy, batch: int, **options: Any) -> list[ShardedSampler]:
@@ -39,73 +36,11 @@ def batches_of(sampler: ShardedSampler) -> list[list[int]]:
     return list(BatchSampler(sampler, sampler.batch_size, False))
 
 
-def by_hand(order: list[int], shards: int, policy: LastBatchPolicy, batch: int) -> list[list[list[int]]]:
-    """The batches of each shard, by walking through the order; for no fewer samples than shards."""
-    share: list[list[int]] = [[] for _ in range(shards)]
-    for place, index in enumerate(order):
-        # The shard that a place is in: the last that begins there or before.
-        share[max(k for k in range(shards) if k * len(order) // shards <= place)].append(index)
-    cut = [[part[at : at + batch] for at in range(0, len(part), batch)] for part in share]
-    if policy is DROP:
-        least = min(sum(len(each) == batch for each in part) for part in cut)
-        return [part[:least] for part in cut]
-    if policy is FILL:
-        steps = max(map(len, cut))
-        return [
-            [[*chunk, *[whole[-1]] * batch][:batch] for chunk in [*part, *[[]] * steps][:steps]]
-            for part, whole in zip(cut, share)
-        ]
-    return cut
-
-
-@given(
-    shards=st.integers(1, 9),
-    more=st.integers(0, 60),
-    batch=st.integers(1, 11),
-    policy=st.sampled_from(LastBatchPolicy),
-    shuffle=st.booleans(),
-    epoch=st.integers(0, 3),
-)
-@settings(max_examples=300)
-def test_each_shard_has_the_batches_of_a_plain_reckoning(
-    shards: int, more: int, batch: int, policy: LastBatchPolicy, shuffle: bool, epoch: int
-) -> None:
-    samples = shards + more
-    (whole,) = dealt_out(samples, 1, PARTIAL, batch, shuffle=shuffle, seed=4)
-    order = whole.indices(epoch)
-    assert sorted(order) == list(range(samples))
-    samplers = dealt_out(samples, shards, policy, batch, shuffle=shuffle, seed=4)
-    for sampler in samplers:
-        sampler.set_epoch(epoch)
-    found = [batches_of(sampler) for sampler in samplers]
-    assert found == by_hand(order, shards, policy, batch)
-    assert [len(sampler) for sampler in samplers] == [sum(map(len, part)) for part in found]
-
-
-@given(samples=st.integers(0, 40), shards=st.integers(1, 50), batch=st.integers(1, 5), shuffle=st.booleans())
-@settings(max_examples=200)
-def test_the_promises_hold_for_any_number_of_samples_also_for_fewer_than_shards(
-    samples: int, shards: int, batch: int, shuffle: bool
-) -> None:
-    found = {
-        policy: [batches_of(sampler) for sampler in dealt_out(samples, shards, policy, batch, shuffle=shuffle)]
-        for policy in LastBatchPolicy
-    }
-    once = [index for part in found[PARTIAL] for each in part for index in each]
-    assert sorted(once) == list(range(samples))
-    for policy in (FILL, DROP):
-        assert len({len(part) for part in found[policy]}) == 1
-        assert all(len(each) == batch for part in found[policy] for each in part)
-    assert {index for part in found[FILL] for each in part for index in each} == set(range(samples))
-    kept = [index for part in found[DROP] for each in part for index in each]
-    assert len(kept) == len(set(kept)) == shards * (samples // shards // batch * batch)
-
-
 @given(
     samples=st.integers(0, 200),
     batch=st.integers(1, 5),
     parts=st.lists(st.tuples(st.integers(1, 16), st.integers(0, 6)), max_size=4),
-    last=st.integers(1, 16),
+    last=st.integers(1, 20),
     shuffle=st.booleans(),
 )
 @settings(max_examples=300)
@@ -122,12 +57,11 @@ def test_each_sample_comes_once_however_often_the_number_of_processes_changes_in
         policy: [sampler.indices(5, taken) for sampler in dealt_out(samples, last, policy, batch, shuffle=shuffle)]
         for policy in LastBatchPolicy
     }
-    assert sorted([*once, *itertools.chain(*left[PARTIAL])]) == list(range(samples))
-    assert {*itertools.chain(*left[FILL])} == {*itertools.chain(*left[PARTIAL])}
-    for policy in (FILL, DROP):
-        assert len({len(part) for part in left[policy]}) == 1 and len(left[policy][0]) % batch == 0
-    dropped = len([*itertools.chain(*left[PARTIAL])]) - len([*itertools.chain(*left[DROP])])
-    assert 0 <= dropped < last * batch + last
+    partial, fill, kept = ([*itertools.chain(*left[policy])] for policy in (PARTIAL, FILL, DROP))
+    assert sorted([*once, *partial]) == list(range(samples))
+    assert {*fill} == {*partial} >= {*kept} and len({*kept}) == len(kept)
+    for policy, size in ((FILL, -(-len(partial) // last)), (DROP, len(partial) // last // batch * batch)):
+        assert {len(part) for part in left[policy]} == {-(-size // batch) * batch}
 
 
 def test_an_empty_shard_gives_no_batch_or_repeats_the_sample_that_it_would_begin_with() -> None:
@@ -162,26 +96,123 @@ def by_dali(files: list[str], shards: int, shard: int, policy: LastBatchPolicy, 
     return [outputs["bytes"].flatten().tolist() for (outputs,) in iterator]
 
 
-@POLICIES
+SIZES = [
+    *((9, 3, 3), (10, 3, 3), (13, 2, 3), (17, 2, 3), (17, 2, 4), (20, 3, 4), (11, 4, 2), (7, 7, 1), (7, 2, 3)),
+    *((19, 1, 5), (12, 5, 2), (20, 9, 2)),
+]
+
+
+@pytest.mark.parametrize("shuffle", [False, True], ids=["in order", "shuffled"])
+@pytest.mark.parametrize("policy", LastBatchPolicy, ids=lambda policy: policy.value)
+@pytest.mark.parametrize(("samples", "shards", "batch"), SIZES, ids=str)
+def test_each_shard_is_that_of_dalis_reader(
+    numbered: list[str], samples: int, shards: int, batch: int, policy: LastBatchPolicy, shuffle: bool
+) -> None:
+    (whole,) = dealt_out(samples, 1, PARTIAL, batch, shuffle=shuffle, seed=4)
+    order = whole.indices(3)
+    assert sorted(order) == list(range(samples)) and (order != sorted(order)) == shuffle
+    for sampler in dealt_out(samples, shards, policy, batch, shuffle=shuffle, seed=4):
+        theirs = by_dali([numbered[index] for index in order], shards, sampler.shard_id, policy, batch)
+        # With PARTIAL a shard that ends a step before the others has an empty batch there.
+        assert theirs[-1] or (policy is PARTIAL and all(theirs[:-1]))
+        sampler.set_epoch(3)
+        assert batches_of(sampler) == [each for each in theirs if each]
+        assert len(sampler) == sum(map(len, theirs))
+
+
+# --- processes, as torch.distributed, torchrun or Slurm tell of them -------------------------------------------------
+
+Tell = Callable[..., None]
+TORCHRUNS, SLURMS = ("WORLD_SIZE", "RANK"), ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+
+
+@pytest.fixture(autouse=True)
+def tell(monkeypatch: pytest.MonkeyPatch) -> Tell:
+    """Of a number of processes and a rank, which nobody tells of before."""
+    for name in (*TORCHRUNS, *SLURMS):
+        monkeypatch.delenv(name, raising=False)
+
+    def tell(size: Any = None, rank: Any = None, names: tuple[str, str] = TORCHRUNS) -> None:
+        for name, value in zip(names, (size, rank)):
+            if value is not None:
+                monkeypatch.setenv(name, str(value))
+
+    return tell
+
+
+def test_where_nothing_tells_there_is_one_process_and_torchruns_environment_tells(tell: Tell) -> None:
+    assert World.current() == World(1, 0) and World.detect() is None
+    tell(4, 3)
+    assert World.current() == World.detect() == World(4, 3)
+
+
+def test_a_job_step_of_slurm_tells_where_torchrun_does_not(tell: Tell) -> None:
+    tell(None, 5, SLURMS)  # also a batch script has it, which is in no job step
+    assert World.detect() is None
+    tell(8, 5, SLURMS)
+    assert World.current() == World(8, 5)
+    World(9, 7).check_processes()  # one task on each node may start the processes of the training
+    tell(2, 1)
+    assert World.current() == World(2, 1)
+
+
+def test_torch_distributed_knows_better_than_the_environment(tell: Tell, tmp_path: Path) -> None:
+    tell(4, 3)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", world_size=1, rank=0)
+    try:
+        assert World.current() == World(1, 0)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert World.current() == World(4, 3)
+
+
 @pytest.mark.parametrize(
-    ("samples", "shards", "batch"),
-    [(9, 3, 3), (10, 3, 3), (13, 2, 3), (17, 2, 3), (17, 2, 4), (20, 3, 4), (11, 4, 2), (7, 7, 1), (19, 1, 5)],
+    ("size", "rank", "message"),
+    [
+        ("4", None, "WORLD_SIZE='4' and no RANK, .* set both, as torchrun does, or unset WORLD_SIZE"),
+        (None, "0", "RANK='0' and no WORLD_SIZE, .* or unset RANK"),
+        ("four", "0", "WORLD_SIZE='four', where a whole number, 1 or more, .*: set it as torchrun or srun does"),
+        ("0", "0", "WORLD_SIZE='0', where a whole number, 1 or more"),
+        ("2", "-1", "RANK='-1', where a whole number, 0 or more"),
+        ("2", "2", "RANK=2 and WORLD_SIZE=2: ranks are 0 to 1"),
+    ],
+)
+def test_an_environment_that_cannot_be_is_an_error_that_says_which_variable(
+    size: Any, rank: Any, message: str, tell: Tell
+) -> None:
+    tell(size, rank)
+    with pytest.raises(ValueError, match=message):
+        World.current()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ((0, 0), "num_shards must be an integer >= 1, or 'auto', got 0"),
+        (("two", 0), "num_shards must be an integer.*got 'two'"),
+        ((True, 0), "num_shards must be an integer.*got True"),
+        ((2, 2), "shard_id is a whole number from 0 to 1, as num_shards=2; got 2"),
+        ((2, -1), "shard_id is .*got -1"),
+        ((2, 1.0), r"shard_id is .*got 1\.0"),
+        ((2, True), "shard_id is .*got True"),
+    ],
     ids=str,
 )
-def test_each_shard_is_that_of_dalis_reader(
-    numbered: list[str], samples: int, shards: int, batch: int, policy: LastBatchPolicy
-) -> None:
-    for sampler in dealt_out(samples, shards, policy, batch):
-        theirs = by_dali(numbered[:samples], shards, sampler.shard_id, policy, batch)
-        # With PARTIAL a shard that ends a step before the others has an empty batch there.
-        assert batches_of(sampler) == [each for each in theirs if each]
+def test_numbers_that_cannot_be_are_refused(numbers: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        World(*numbers)
 
 
-def test_where_shards_differ_by_a_batch_dalis_iterator_gives_an_empty_one_and_the_sampler_none(
-    numbered: list[str],
-) -> None:
-    assert by_dali(numbered[:7], 2, 0, PARTIAL, 3) == [[0, 1, 2], []]
-    assert [batches_of(sampler) for sampler in dealt_out(7, 2, PARTIAL, 3)] == [[[0, 1, 2]], [[3, 4, 5], [6]]]
+def test_auto_is_what_there_is_and_numbers_are_as_they_are(tell: Tell) -> None:
+    unknown = "num_shards=2 is given without a rank, .* rank {} of {}. Use"
+    assert World.of("auto", "auto") == World.of(1, "auto") == World(1, 0)
+    with pytest.raises(ValueError, match=unknown.format(0, 1)):
+        World.of(2, "auto")
+    tell(4, 3)
+    assert World.of("auto", "auto") == World.of(4, "auto") == World(4, 3)
+    assert (World.of("auto", 1), World.of(7, 5)) == (World(4, 1), World(7, 5))
+    with pytest.raises(ValueError, match=unknown.format(3, 4)):
+        World.of(2, "auto")
 
 
 # --- the sampler ------------------------------------------------------------------------------------------------------
@@ -222,23 +253,16 @@ def test_it_deals_out_a_dataset_that_grows_shows_its_shard_and_takes_dalis_polic
     assert {policy.name for policy in LastBatchPolicy} == {policy.name for policy in DalisPolicy}
 
 
-class Colour(enum.Enum):
-    RED = 1
-
-
-POLICY, SIZE = (
-    "last_batch_policy is one of 'fill', 'partial', 'drop', .* got",
-    "batch_size must be an integer >= 1",
-)
+POLICY = "last_batch_policy is one of 'fill', 'partial', 'drop', .* got"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        *((dict(last_batch_policy=policy), POLICY) for policy in ("pad", None, 0, Colour.RED, "full")),
+        *((dict(last_batch_policy=policy), POLICY) for policy in ("pad", None, 0, enum.Enum("Colour", "RED").RED)),
         (dict(last_batch_policy="fill"), "last_batch_policy='fill' makes batches full, and batch_size is None: say"),
         (dict(last_batch_policy="drop"), "last_batch_policy='drop' makes batches full, and batch_size is None: say"),
-        *((dict(last_batch_policy=policy, batch_size=0), f"{SIZE}, got 0") for policy in ("fill", "drop")),
+        (dict(last_batch_policy="fill", batch_size=0), "batch_size must be an integer >= 1, got 0"),
         (dict(seed=1.5), "seed must be an integer >= 0, got 1.5"),
     ],
     ids=str,
@@ -348,7 +372,7 @@ def test_shards_that_contradict_the_processes_there_are_are_refused(tell: Tell) 
     with pytest.raises(ValueError, match="num_shards=1 is given without a rank"):
         asked_for(1)
     found = [asked_for("auto"), asked_for(4), asked_for(World(4, 1))]
-    assert [(each.num_shards, each.shard_id) for each in found if each is not None] == [(4, 1)] * 3
+    assert [each and each.world for each in found] == [World(4, 1)] * 3
 
 
 def test_an_epoch_that_was_begun_goes_on_in_the_same_order_alone() -> None:

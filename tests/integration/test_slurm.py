@@ -18,7 +18,7 @@ from ..faults import await_true
 from ..limits import WAIT_S
 from ..scripts import WITH_THE_PROJECT
 
-pytestmark = pytest.mark.exhaustive  # test_distributed.py has the variables that Slurm sets
+pytestmark = pytest.mark.exhaustive  # data/test_sharded_sampler.py has the variables of Slurm
 
 SCRIPT = """
     import json, sys

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -83,6 +82,13 @@ def line_of(text: str, owner: Any) -> str:
 workers = pytest.mark.parametrize("num_workers", [0, 1])
 
 
+def loaded(dataset: Any, num_workers: int = 0, device: str = "cpu", **options: Any) -> proxyloader.DataLoader[Any]:
+    """A loader that was iterated once."""
+    loader = proxyloader.DataLoader(dataset, 12, num_workers=num_workers, device=device, **options)
+    list(loader)
+    return loader
+
+
 @pytest.fixture(autouse=True)
 def told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "proxyloader")
@@ -93,8 +99,7 @@ def told(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_line_that_used_pixels_is_named(
     look: Any, num_workers: int, photos: Path, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
-    list(loader)
+    loader = loaded(Files(photos, look), num_workers, device)
     line = line_of(*LINES[look])
     assert f"The first image that the workers decoded: pixels are used at {line}" in caplog.text
     assert loader.backend.endswith(f", the first: pixels are used at {line}")
@@ -106,46 +111,41 @@ def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
 ) -> None:
     for look in (with_its_maximum, unused):
         caplog.clear()
-        loader = proxyloader.DataLoader(Files(photos, look), batch_size=12, num_workers=num_workers, device=device)
-        list(loader)
+        loader = loaded(Files(photos, look), num_workers, device)
     assert "first epoch" in caplog.text and "pixels are used at" not in caplog.text
     assert loader.backend.endswith("JPEGs travel encoded")
 
 
-def jittered(image: Any) -> Any:
-    return transforms.Compose([transforms.ColorJitter(0.3), TRAIN])(image)
-
-
-@workers
-def test_a_transform_that_torchvision_does_without_a_gpu_is_named(
-    num_workers: int, photos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    loader = proxyloader.DataLoader(Files(photos, jittered), 12, num_workers=num_workers, device="cpu")
-    list(loader)
-    why = "on a CPU torchvision is faster at ColorJitter with these arguments"
-    assert loader.backend == f"torch: the workers have made all that was loaded so far, the first: {why}"
-    assert f"The first image that the workers decoded: {why}" in caplog.text
+FASTER = "on a CPU torchvision is faster at"
 
 
 @workers
 @pytest.mark.parametrize(
-    ("dtype", "mode", "why"),
+    ("dtype", "mode", "first", "why"),
     [
-        (torch.float64, "RGB", "torch's default dtype is torch.float64, and DALI makes float32"),
-        (torch.float32, "L", "on a CPU torchvision is faster at grey images"),
+        (torch.float32, "RGB", [transforms.ColorJitter(0.3)], f"{FASTER} ColorJitter with these arguments"),
+        (torch.float32, "L", [], f"{FASTER} grey images"),
+        (torch.float64, "RGB", [], "torch's default dtype is torch.float64, and DALI makes float32"),
     ],
+    ids=["a transform", "grey", "float64"],
 )
-def test_other_reasons_are_no_line_of_the_users(
-    dtype: torch.dtype, mode: str, why: str, num_workers: int, photos: Path
+def test_another_reason_is_named_and_no_line_of_the_users(
+    dtype: torch.dtype,
+    mode: str,
+    first: Any,
+    why: str,
+    num_workers: int,
+    photos: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    transform = transforms.Compose([*first, TRAIN])
     try:
         torch.set_default_dtype(dtype)
-        dataset = Files(photos, lambda image: TRAIN(image.convert(mode)))
-        loader = proxyloader.DataLoader(dataset, 12, num_workers=num_workers, device="cpu")
-        list(loader)
+        loader = loaded(Files(photos, lambda image: transform(image.convert(mode))), num_workers)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert loader.backend.endswith(f", the first: {why}")
+    assert loader.backend == f"torch: the workers have made all that was loaded so far, the first: {why}"
+    assert f"The first image that the workers decoded: {why}" in caplog.text
 
 
 def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
@@ -158,7 +158,7 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     iterator = iter(clean)
     next(iterator)
     with pytest.raises(KeyError):
-        list(proxyloader.DataLoader(Files(photos, failing), 12, device="cpu"))
+        loaded(Files(photos, failing))
     list(iterator)
     assert clean.backend.endswith("JPEGs travel encoded") and "0 were made in the workers" in caplog.text
 
@@ -167,11 +167,9 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     "transform", [transforms.RandAugment(), transforms.RandomEqualize(), transforms.RandomPerspective()]
 )
 def test_a_transform_has_the_name_of_its_class(transform: Any, photos: Path) -> None:
-    dataset = ImageFolder(
-        str(photos), transforms.Compose([transforms.RandomCrop(64), transform, transforms.ToTensor()])
-    )
-    why = f"on a CPU torchvision is faster at {type(transform).__name__} with these arguments"
-    assert proxyloader.DataLoader(dataset, 4, device="cpu").backend == f"torch: {why}"
+    chain = transforms.Compose([transforms.RandomCrop(64), transform, transforms.ToTensor()])
+    loader = proxyloader.DataLoader(ImageFolder(str(photos), chain), 4, device="cpu")
+    assert loader.backend == f"torch: {FASTER} {type(transform).__name__} with these arguments"
 
 
 def with_means(samples: Any) -> Any:
@@ -181,15 +179,13 @@ def with_means(samples: Any) -> Any:
 
 @workers
 def test_the_line_of_a_collate_fn_is_named(num_workers: int, photos: Path, device: str) -> None:
-    dataset = Files(photos, unused)
-    loader = proxyloader.DataLoader(dataset, 12, num_workers=num_workers, device=device, collate_fn=with_means)
-    list(loader)
+    loader = loaded(Files(photos, unused), num_workers, device, collate_fn=with_means)
     assert loader.backend.endswith(line_of("images.mean()", with_means))
 
 
-def of_arrays() -> CIFAR10:
+def of_arrays(count: int = 12) -> CIFAR10:
     dataset = CIFAR10.__new__(CIFAR10)
-    dataset.data, dataset.targets = np.full((12, 32, 32, 3), 7, np.uint8), [0] * 12
+    dataset.data, dataset.targets = np.full((count, 32, 32, 3), 7, np.uint8), [0] * count
     dataset.transform, dataset.target_transform = TRAIN, None
     return dataset
 
@@ -200,7 +196,7 @@ def of_arrays() -> CIFAR10:
 def test_arrays_that_nobody_decodes_are_no_reason_for_a_warning(
     made_of: Any, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    list(proxyloader.DataLoader(made_of(), batch_size=4, device=device))
+    loaded(made_of(), device=device)
     (record,) = [each for each in caplog.records if "first epoch" in each.getMessage()]
     assert record.levelno == logging.INFO and "slower" not in record.getMessage()
 
@@ -211,20 +207,16 @@ def test_decoded_images_are_a_reason_for_a_warning(
     (tmp_path / "class").mkdir()
     with Image.open(next(photos.rglob("*.jpg"))) as image:
         image.save(tmp_path / "class" / "a.png")
-    list(proxyloader.DataLoader(ImageFolder(str(tmp_path), TRAIN), device=device))
+    loaded(ImageFolder(str(tmp_path), TRAIN), device=device)
     said = "That is slower than where DALI decodes" if device != "cpu" else "That is torch's speed"
     assert "transformed 1 that Pillow decoded" in caplog.text and said in caplog.text
-
-
-def in_grey(path: str) -> Any:
-    return Image.open(path).convert("L")
 
 
 @workers
 def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
     num_workers: int, photos: Path, device: str
 ) -> None:
-    dataset = ImageFolder(str(photos), TRAIN, loader=in_grey)
+    dataset = ImageFolder(str(photos), TRAIN, loader=lambda path: Image.open(path).convert("L"))
     options: Any = dict(batch_size=4, num_workers=num_workers, device=device)
     with pytest.raises(InputError) as caught:
         list(proxyloader.DataLoader(dataset, translate="all", **options))
@@ -236,25 +228,28 @@ def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
     assert images.shape == (4, 1, 32, 32)  # the advice holds
 
 
-def test_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(photos: Path) -> None:
-    script = f"""
-        from torch.utils.data import Subset
-        from torchvision import transforms
-        from torchvision.datasets import ImageFolder
-        from proxyloader import DataLoader
+CROPS = """
+import sys
+from torch.utils.data import Subset
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from proxyloader import DataLoader
 
-        for side_px in (127, 128):
-            crop = transforms.RandomResizedCrop(side_px)
-            folder = ImageFolder({str(photos)!r}, transforms.Compose([crop, transforms.ToTensor()]))
-            loader = DataLoader(Subset(folder, [*range(24)] * 4), 4, device="cpu")
-            print(loader.backend)
-            list(loader)
-            print(loader.backend)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(script)]
+for side_px in (127, 128):
+    crop = transforms.RandomResizedCrop(side_px)
+    folder = ImageFolder(sys.argv[1], transforms.Compose([crop, transforms.ToTensor()]))
+    loader = DataLoader(Subset(folder, [*range(24)] * 4), 4, device="cpu")
+    print(loader.backend)
+    list(loader)
+    print(loader.backend)
+"""
+
+
+def test_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(photos: Path) -> None:
+    command = [sys.executable, "-c", CROPS, str(photos)]
     # Without the tests' own sitecustomize.py, which has DALI make small images, too.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)
     small, small_in_use, large, large_in_use = done.stdout.splitlines()
-    assert small == small_in_use == "torch: on a CPU torchvision is faster at RandomResizedCrop with these arguments"
+    assert small == small_in_use == f"torch: {FASTER} RandomResizedCrop with these arguments"
     assert large == large_in_use and large.startswith("DALI on cpu")

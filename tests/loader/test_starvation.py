@@ -87,20 +87,11 @@ FOR_DALI = STARVED._replace(for_workers_s=0.001, bytes_read=8 * 120_000)
     ],
 )
 def test_it_names_what_is_behind_with_one_way_out(
-    num_workers: int,
-    step: Step,
-    workers_make_images: bool,
-    says: str,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    num_workers: int, step: Step, workers_make_images: bool, says: str, caplog: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(stats, "cores_of_process", lambda: 4)
     (warning,) = warnings_of(caplog, [step] * STEPS, num_workers, workers_make_images)
     assert says in warning
-
-
-def slow(index: int) -> None:
-    time.sleep(0.03)  # several times what DALI takes for a batch on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -115,7 +106,8 @@ def test_a_loop_that_starves_is_told_once(
     options: Any, says: str, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(stats, "STEPS", 3)  # of those of an epoch, as on a busy machine a step may take longer
-    dataset = Spelled(spell_dataset(tmp_path / "set", 16), slow)
+    # Reading takes several times what DALI takes for a batch on a busy machine.
+    dataset = Spelled(spell_dataset(tmp_path / "set", 16), lambda index: time.sleep(0.03))
     loader = DataLoader(dataset, 4, device=device, **options)
     for _ in range(3):
         for _ in loader:

@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from torchvision import transforms
-from torchvision.datasets import CIFAR10, ImageFolder
+from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, LoaderStats, ProxyServer
 from proxyloader.loader.stats import METRICS, WINDOW_BATCHES, StatsRecorder, Step
@@ -25,6 +24,7 @@ from proxyloader.workers.messages import PackedBatch
 
 from ..faults import in_thread
 from ..integration.roads import picture_folder, picture_pipeline, read_bytes
+from .test_backend import of_arrays
 
 TRANSFORM = transforms.Compose([transforms.CenterCrop(32), transforms.ToTensor()])
 
@@ -69,22 +69,11 @@ class OfBatches(Dataset[Any]):
         return {"numbers": torch.tensor(indices)}
 
 
-def grey_arrays() -> CIFAR10:
-    dataset = CIFAR10.__new__(CIFAR10)
-    dataset.data, dataset.targets = np.full((48, 32, 32, 3), 7, np.uint8), [0] * 48
-    dataset.transform, dataset.target_transform = TRANSFORM, None
-    return dataset
-
-
-def as_it_is(samples: Any) -> Any:
-    return samples
-
-
 WAYS: dict[str, Any] = {
     "torchvision in the workers": (lambda root: ImageFolder(str(root), TRANSFORM), {"translate": False}, (0, 0, 48)),
     "tensors": (lambda _: TensorDataset(torch.arange(48)), {}, (0, 0, 48)),
-    "batches of the dataset's own": (lambda _: OfBatches(), {"collate_fn": as_it_is}, (0, 0, 48)),
-    "arrays": (lambda _: grey_arrays(), {}, (0, 48, 0)),
+    "batches of the dataset's own": (lambda _: OfBatches(), {"collate_fn": lambda samples: samples}, (0, 0, 48)),
+    "arrays": (lambda _: of_arrays(48), {}, (0, 48, 0)),
     "a stream": (Stream, {}, (48, 0, 0)),
     "no batches": (lambda root: ImageFolder(str(root), TRANSFORM), {"batch_size": None}, (48, 0, 0)),
 }

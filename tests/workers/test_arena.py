@@ -1,14 +1,10 @@
-"""Slots are lent once, come back once, and survive the way to another process."""
+"""Slots are lent once and come back once. Their way to another process is that of test_scan_checks.py."""
 
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from proxyloader.workers.arena import Arena
 
@@ -76,20 +72,15 @@ def test_mappings_cost_no_descriptors_and_are_given_back() -> None:
     assert maps() == before
 
 
-def test_a_slot_that_is_still_read_is_not_lent_while_another_is_free() -> None:
-    arena, reader = Arena(2, 1), Reads()
-    arena.give_back(arena.lend(), reader)
-    assert arena.lend() == 1 and not reader.finished
-    reader.finished = True
-    assert arena.lend() == 0
-
-
-def test_with_no_slot_free_lending_waits_for_the_oldest_reader_unless_it_never_finishes() -> None:
+def test_a_slot_that_is_still_read_is_lent_when_no_other_is_free_and_its_reader_was_waited_for() -> None:
     arena, readers = Arena(2, 1), [Reads(), Reads()]
-    for reader in readers:
-        arena.give_back(arena.lend(), reader)
+    arena.give_back(arena.lend(), readers[0])
+    assert arena.lend() == 1 and not readers[0].finished
+    arena.give_back(1, readers[1])
     assert arena.lend() == 0
     assert [reader.finished for reader in readers] == [True, False]
+    readers[1].finished = True
+    assert arena.lend() == 1
     arena = Arena(1, 1)
     arena.give_back(arena.lend(), Reads(is_abandoned=True))
     assert arena.lend() is None
@@ -104,18 +95,3 @@ def test_ready_is_per_loan() -> None:
     arena.give_back(slot)
     lent = [arena.lend(), arena.lend()]
     assert not any(arena.is_ready(slot) for slot in lent if slot is not None)
-
-
-def write(arena: Arena, slot: int) -> None:
-    arena.memory(slot, 3 << 20)[:5] = memoryview(b"hello")
-    arena.mark_ready(slot)
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_what_another_process_writes_is_seen_here(method: Any) -> None:
-    arena = Arena(4, 1 << 20)
-    process = multiprocessing.get_context(method).Process(target=write, args=(arena, 2))
-    process.start()
-    process.join()
-    assert process.exitcode == 0
-    assert arena.is_ready(2) and bytes(arena.memory(2, 5)[:5]) == b"hello"

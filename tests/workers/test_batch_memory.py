@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset
 
-from ..faults import in_thread
+from ..faults import in_fork, in_thread
 
 SLOT_BYTES = 1 << 20
 
@@ -56,33 +55,30 @@ def test_a_file_is_read_into_it(memory: np.ndarray, path: Path) -> None:
     assert batch_memory.offset_of(np.zeros(8, np.uint8)) is None
 
 
-def test_what_is_kept_has_bytes_of_its_own_when_the_batch_is_sent(memory: np.ndarray, path: Path) -> None:
+def test_what_is_kept_and_nothing_else_is_copied_when_the_batch_is_sent(
+    memory: np.ndarray, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, leave_memory = [], EncodedImage.leave_memory
+    monkeypatch.setattr(EncodedImage, "leave_memory", lambda image: (copied.append(image), leave_memory(image)))
     kept, of_pillow = EncodedImage.open(str(path)), Image.open(path)
-    EncodedImage.open(str(path))
-    batch_memory.end()
-    memory[:] = 0
-    assert kept.buffer == kept.data == path.read_bytes()
-    assert np.array_equal(np.asarray(kept.decoded()), np.asarray(of_pillow.convert("RGB")))
-
-
-def test_what_nobody_keeps_is_not_copied(memory: np.ndarray, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copied: list[str] = []
-    monkeypatch.setattr(EncodedImage, "leave_memory", lambda image: copied.append(image.path))
-    kept = EncodedImage.open(str(path))
     for _ in range(3):
         EncodedImage.open(str(path))
     batch_memory.end()
-    assert copied == [kept.path]
+    memory[:] = 0
+    assert copied == [kept] and copied[0] is kept and kept.buffer == kept.data == path.read_bytes()
+    assert np.array_equal(np.asarray(kept.decoded()), np.asarray(of_pillow.convert("RGB")))
 
 
 def test_a_fork_gives_all_images_bytes_of_their_own(memory: np.ndarray, path: Path) -> None:
     image = EncodedImage.open(str(path))
-    child = os.fork()
-    if not child:
+
+    def look() -> None:
         memory[:] = 0
-        os._exit(0 if image.data == path.read_bytes() and isinstance(EncodedImage.open(str(path)).buffer, bytes) else 1)
+        assert image.data == path.read_bytes() and isinstance(EncodedImage.open(str(path)).buffer, bytes)
+
+    assert in_fork(look) == 0
     memory[:] = 0
-    assert image.data == path.read_bytes() and os.waitpid(child, 0)[1] == 0
+    assert image.data == path.read_bytes()
 
 
 def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> None:
@@ -94,21 +90,15 @@ def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> Non
         image.pixels  # noqa: B018
 
 
-def test_files_of_another_thread_are_read_elsewhere(path: Path) -> None:
-    batch_memory.begin(np.zeros(2 * path.stat().st_size, np.uint8))
-    assert isinstance(in_thread(lambda: EncodedImage.open(str(path))).buffer, bytes)
-    assert not isinstance(EncodedImage.open(str(path)).buffer, bytes)
-    batch_memory.end()
-
-
-def test_where_it_is_full_and_between_batches_files_are_read_elsewhere(path: Path) -> None:
+def test_where_it_is_full_between_batches_and_in_other_threads_files_are_read_elsewhere(path: Path) -> None:
     size = path.stat().st_size
     batch_memory.begin(np.zeros(2 * size, np.uint8))
-    images = [EncodedImage.open(str(path)) for _ in range(3)]
-    assert [isinstance(image.buffer, bytes) for image in images] == [False, True, True]
+    images = [in_thread(lambda: EncodedImage.open(str(path)))]
+    images += [EncodedImage.open(str(path)) for _ in range(3)]
+    assert [isinstance(image.buffer, bytes) for image in images] == [True, False, True, True]
     batch_memory.end()
-    assert all(image.data == path.read_bytes() for image in images)
-    assert isinstance(EncodedImage.open(str(path)).buffer, bytes)
+    images.append(EncodedImage.open(str(path)))
+    assert all(image.data == path.read_bytes() for image in images) and isinstance(images[-1].buffer, bytes)
 
 
 def test_a_file_that_grows_while_it_is_read_is_whole(

@@ -96,27 +96,46 @@ def test_samples_are_those_that_are_fetched_one_by_one(
     assert states() == wanted_states
 
 
+def assert_alike(folder: ImageFolder, part_of: Callable[[Any], Any] = lambda each: each, **options: Any) -> list[Any]:
+    """Two epochs are those of samples that are fetched one by one, with their errors and draws.
+
+    Returns:
+        Their batches and errors.
+    """
+
+    def epochs(dataset: Any) -> tuple[list[Any], list[int], Any]:
+        torch.manual_seed(6)
+        loader = DataLoader(part_of(dataset), **{"device": "cpu"} | options)
+        found = [each for _ in range(2) for each in outcomes(loader)]
+        return found, [each.index for each in loader.errors], torch.rand(1)
+
+    (ours, *more), (theirs, *their_more) = epochs(folder), epochs(by_sample(folder))
+    assert more == their_more
+    for a, b in zip(ours, theirs, strict=True):
+        assert type(a) is type(b)
+        if isinstance(a, Exception):
+            assert str(a).splitlines()[-1] == str(b).splitlines()[-1]
+        else:
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+    return [*ours, more[0]]
+
+
 FIVE = v2.Compose([v2.FiveCrop(48), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
 
 @pytest.mark.parametrize(
     ("transform", "more"),
     [(TRAIN, {}), (JITTER, {}), (FIVE, {}), (TRAIN, {"collate_fn": mixed}), (TRAIN, {"translate": "all"})],
 )
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 4])
 def test_batches_are_those_that_are_fetched_sample_by_sample(
-    folder: ImageFolder, transform: Any, workers: int, seed: int | None, more: dict[str, Any]
+    folder: ImageFolder, transform: Any, num_workers: int, seed: int | None, more: dict[str, Any]
 ) -> None:
     folder.transform = transform
-
-    def epochs(dataset: Any) -> list[Any]:
-        torch.manual_seed(6)
-        loader = DataLoader(dataset, 7, shuffle=True, num_workers=workers, seed=seed, device="cpu", **more)
-        return [batch for _ in range(2) for batch in loader] + [torch.rand(1)]
-
-    for ours, theirs in zip(epochs(folder), epochs(by_sample(folder)), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    found = assert_alike(folder, batch_size=7, shuffle=True, num_workers=num_workers, seed=seed, **more)
+    assert len(found) == 2 * 7 + 1 and not any(isinstance(each, Exception) for each in found)
 
 
 class AtOnce(ImageFolder):
@@ -197,38 +216,32 @@ def test_a_file_that_is_not_sound_is_met_where_it_is_met_without_us(damaged: Ima
 
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_batches_without_bad_files_are_the_same_too(damaged: ImageFolder, on_error: Any, workers: int) -> None:
-    def epoch(dataset: Any) -> tuple[list[Any], Any]:
-        torch.manual_seed(6)
-        loader = DataLoader(dataset, 5, num_workers=workers, on_error=on_error, device="cpu")
-        return list(loader), [each.index for each in loader.errors]
-
-    (ours, our_errors), (theirs, their_errors) = epoch(damaged), epoch(by_sample(damaged))
-    assert our_errors == their_errors == [3, 7]
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+@WORKERS
+def test_batches_without_bad_files_are_the_same_too(damaged: ImageFolder, on_error: Any, num_workers: int) -> None:
+    *_, errors = assert_alike(damaged, batch_size=5, num_workers=num_workers, on_error=on_error)
+    assert {*errors} == {3, 7}
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, workers: int) -> None:
+@WORKERS
+def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, num_workers: int) -> None:
     # It draws, ahead in a worker, and then takes more from the sides than some images have.
     pad = transforms.Pad(-60)
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), pad, transforms.ToTensor()])
-
-    def epoch(dataset: Any) -> Any:
-        torch.manual_seed(6)
-        return outcomes(DataLoader(dataset, 1, num_workers=workers, translate="all", device="cpu"))
-
-    ours, theirs = epoch(folder), epoch(by_sample(folder))
-    assert {type(each) for each in ours} > {list} and [type(each) for each in ours] == [type(each) for each in theirs]
-    for a, b in zip(ours, theirs, strict=True):
-        assert torch.equal(a[0], b[0]) if isinstance(a, list) else str(a).splitlines()[-1] == str(b).splitlines()[-1]
+    found = assert_alike(folder, batch_size=1, num_workers=num_workers, translate="all")
+    assert {type(each) for each in found} > {list}
 
 
-def test_what_is_sound_is_known_later_and_several_sizes_are_refused_as_without_us(
-    folder: ImageFolder,
+@pytest.mark.parametrize("part_of", [lambda each: each, lambda each: Subset(each, range(40))])
+@WORKERS
+def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
+    folder: ImageFolder, num_workers: int, part_of: Callable[[Any], Any]
 ) -> None:
+    folder.transform = JITTER
+    error, *_ = assert_alike(folder, part_of, batch_sampler=[[0, 1, 500], [3, 4]], num_workers=num_workers)
+    assert type(error) is IndexError
+
+
+def test_what_is_sound_is_known_later_and_several_sizes_are_refused_as_without_us(folder: ImageFolder) -> None:
     folder.transform = TRAIN
     dataset, passed = wrap(folder), PassedSamples(48)
     folders = FolderFetcher(plans_in(dataset), passed)
@@ -257,23 +270,6 @@ def test_a_function_of_the_users_for_samples_or_tensors_gets_them(
     assert samples is not None and all(isinstance(image, torch.Tensor) for image, _ in samples)
 
 
-@pytest.mark.parametrize("part_of", [lambda each: each, lambda each: Subset(each, range(40))])
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
-    folder: ImageFolder, workers: int, part_of: Callable[[Any], Any]
-) -> None:
-    folder.transform = JITTER
-
-    def found(dataset: Any) -> list[Any]:
-        torch.manual_seed(6)
-        batches = [[0, 1, 500], [3, 4]]
-        return outcomes(DataLoader(dataset, batch_sampler=batches, num_workers=workers, device="cpu"))
-
-    (error, ours), (their_error, theirs) = found(part_of(folder)), found(part_of(by_sample(folder)))
-    assert type(error) is type(their_error) is IndexError
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
 def test_a_damaged_file_that_pillow_decodes_is_read_with_the_others(photos: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(photos, tmp_path / "set"))
     dataset = ImageFolder(str(root), JITTER)
@@ -291,9 +287,9 @@ def test_a_damaged_file_that_pillow_decodes_is_read_with_the_others(photos: Path
     assert wanted[1][0].startswith(b"P6") and not passed.has_all([3])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_is_drawn_with_in_inference_mode_draws_outside_of_it_too(folder: ImageFolder, workers: int) -> None:
+@WORKERS
+def test_what_is_drawn_with_in_inference_mode_draws_outside_of_it_too(folder: ImageFolder, num_workers: int) -> None:
     folder.transform = TRAIN
     with torch.inference_mode():
         list(DataLoader(folder, 8, device="cpu"))
-    assert len(list(DataLoader(folder, 8, seed=1, num_workers=workers, device="cpu"))) == 6
+    assert len(list(DataLoader(folder, 8, seed=1, num_workers=num_workers, device="cpu"))) == 6

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import pickle
+from pathlib import Path
 from typing import Any
 
 import hypothesis.extra.numpy as hnp
@@ -12,8 +12,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
+from proxyloader import DataLoader
 from proxyloader.data.placeholders import ProxyInputs, ProxySample
 from proxyloader.errors import ImageError, InputError
 from proxyloader.workers.arena import Arena
@@ -113,65 +116,38 @@ def test_calls_are_sorted_into_runs_by_server_and_size_and_each_is_sent_once() -
     assert [len(run) for run in batch.runs] == [1] and content == ([(0, 0), (0, 0)], 0)
 
 
-def in_a_worker() -> None:
-    torch.set_num_threads(1)  # as torch's workers do: the threads of OpenMP do not survive a fork
-    torch.utils.data._utils.worker._worker_info = object()
+TENSORS = [
+    torch.arange(5),
+    torch.ones(2, 3, requires_grad=True),
+    torch.tensor(3.0),
+    torch.zeros(0),
+    torch.ones(3, dtype=torch.bfloat16),
+    torch.ones(300_000),
+    torch.ones(2, dtype=torch.complex64).conj(),
+    torch.arange(12).reshape(3, 4).t(),
+    torch.tensor([True, False]),
+    torch.rand(3, 5)[:1, 4],
+    torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)),
+    torch.rand(3, 5)[:0, 4],
+]
 
 
-to_echo: list[torch.Tensor] = []
+class BesideTensors(ImageFolder):
+    def __getitem__(self, index: int) -> Any:
+        image, _ = super().__getitem__(index)
+        return image, TENSORS[index]
 
 
-def echo() -> Any:
-    batch = Packer(list, None, 4)([(sample(1), to_echo[0])])
-    return Contents(batch.content, batch.kept)
-
-
-class Contents:
-    """Is unpickled as the tensor beside the image."""
-
-    def __init__(self, data: bytes, kept: tuple[Any, ...]) -> None:
-        self.data, self.kept = data, kept
-
-    def __reduce__(self) -> Any:
-        return tensor_in, (self.data, self.kept)
-
-
-def tensor_in(data: bytes, kept: tuple[Any, ...]) -> Any:
-    return ContentUnpickler(data, lambda output, place: None, kept=kept).load()[0][1]
-
-
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        torch.arange(5),
-        torch.ones(2, 3, requires_grad=True),
-        torch.tensor(3.0),
-        torch.zeros(0),
-        torch.ones(3, dtype=torch.bfloat16),
-        torch.ones(300_000),
-        torch.ones(2, dtype=torch.complex64).conj(),
-        torch.arange(12).reshape(3, 4).t(),
-        torch.tensor([True, False]),
-        torch.rand(3, 5)[:1, 4],
-        torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)),
-        torch.rand(3, 5)[:0, 4],
-    ],
-    ids=[
-        *("int64", "requires_grad", "scalar", "empty", "bfloat16", "large", "conjugate", "transposed", "bool"),
-        *("one of a column", "strides of 0", "none of a column"),
-    ],
-)
-def test_tensors_beside_the_images_arrive_as_they_left(tensor: torch.Tensor) -> None:
-    packer = Packer(list, None, 4)
-    batch = packer([(sample(1), tensor)])
-    found = ContentUnpickler(batch.content, lambda output, place: None, kept=batch.kept).load()[0][1]
-    assert found is tensor  # in the process of the loader, as with torch's
-
-    to_echo[:] = [tensor]
-    with multiprocessing.get_context("fork").Pool(1, in_a_worker) as pool:
-        found = pool.apply(echo)
-    assert found.dtype == tensor.dtype and found.requires_grad == tensor.requires_grad
-    assert torch.equal(found, tensor)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_tensors_beside_the_images_arrive_as_they_left(photos: Path, workers: int) -> None:
+    dataset = Subset(BesideTensors(str(photos), transforms.ToTensor()), range(len(TENSORS)))
+    loader = DataLoader(dataset, len(TENSORS), collate_fn=list, num_workers=workers, translate="all", device="cpu")
+    ((*samples,),) = loader
+    for (_, found), tensor in zip(samples, TENSORS, strict=True):
+        assert (found is tensor) == (workers == 0)  # in the process of the loader, as with torch's
+        assert found.dtype == tensor.dtype and found.requires_grad == tensor.requires_grad
+        assert torch.equal(found, tensor)
+    assert loader.stats().images_by_dali == len(TENSORS)
 
 
 def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+import shutil
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -41,11 +42,7 @@ def with_a_lost_block(data: bytes) -> bytes:
 @pytest.fixture
 def damaged_folder(photos: Path, tmp_path: Path) -> ImageFolder:
     """48 photographs, in two of which a block is lost."""
-    for path in photos.rglob("*.jpg"):
-        copy = tmp_path / path.relative_to(photos)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    dataset = ImageFolder(str(tmp_path), TRANSFORM)
+    dataset = ImageFolder(shutil.copytree(photos, tmp_path / "set"), TRANSFORM)
     for index in DAMAGED:
         path = Path(dataset.samples[index][0])
         path.write_bytes(with_a_lost_block(path.read_bytes()))
@@ -100,7 +97,7 @@ def test_what_a_worker_finds_is_known_to_all(method: Any) -> None:
     passed.add([1])
     process = multiprocessing.get_context(method).Process(target=add_2, args=(passed,))
     process.start()
-    process.join()
+    process.join(WAIT_S)
     assert process.exitcode == 0
     assert passed.has_all([1, 2]) and not passed.has_all([0])
 
@@ -147,9 +144,7 @@ def test_other_files_for_an_index_that_has_passed_must_not_raise_in_pillow_eithe
         assert EncodedImage.of_jpeg(bad) is None and EncodedImage.of_jpeg(sound[:-40]) is None
 
 
-def test_batches_of_ones_own_replacements_and_images_without_a_loader_are_checked(
-    damaged_folder: ImageFolder,
-) -> None:
+def test_batches_of_ones_own_replacements_and_images_without_a_loader_are_checked(damaged_folder: ImageFolder) -> None:
     class Whole(Lists):
         def __getitems__(self, indices: list[int]) -> Any:
             return default_collate(super().__getitems__(indices))
@@ -176,7 +171,6 @@ def test_what_cannot_be_read_has_not_passed(damaged_folder: ImageFolder) -> None
 
 
 def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder: ImageFolder) -> None:
-    """One reads what has passed, the other what nobody has checked yet."""
     at_once = threading.Barrier(2)
 
     class Meet(ImageFolder):
@@ -190,18 +184,14 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
 
     dataset, request = wrap(Meet(damaged_folder.root, TRANSFORM)), BATCHES[0]
     for unknown in ((True, False), (False, True), (True, True)):
-        fetchers = []
-        for each in unknown:
-            passed = PassedSamples(48)
-            if not each:
-                passed.add(request.indices)
-            fetchers.append(Fetcher(dataset, passed=passed))
+        tables = [PassedSamples(48) for _ in unknown]
+        for passed in [table for table, each in zip(tables, unknown) if not each]:
+            passed.add(request.indices)
+        fetchers = [Fetcher(dataset, passed=passed) for passed in tables]
         with ThreadPoolExecutor(2) as pool:
             found = list(pool.map(Fetcher.__call__, fetchers, [request] * 2))
         for fetched, each in zip(found, unknown):
-            assert [is_by_pillow(sample) for sample in fetched.samples] == [
-                index == 5 and each for index in request.indices
-            ]
+            assert [is_by_pillow(sample) for sample in fetched.samples] == [k == 5 and each for k in request.indices]
 
 
 def test_how_files_are_checked_is_forgotten_behind_the_dataset() -> None:
