@@ -196,7 +196,7 @@ def test_draws_of_augmix_are_torchvisions(version: Any, monkeypatch: pytest.Monk
         shares = torch._sample_dirichlet(torch.ones((1, 4))) * own[:, 1]
         expected = [float(own[0, 0]), *shares[0].tolist()]
         for chain in chains:
-            put_chain(step.source.choice, [step.source.done(*each, (31, 47)) for each in chain], 3, expected)
+            put_chain(step.source.choice, [step.source.branch_params(*each, (31, 47)) for each in chain], 3, expected)
         torch.manual_seed(seed)
         row: list[float] = []
         step.sample_params((31, 47), row)

@@ -71,11 +71,11 @@ class TestResizedSize:
     ) -> None:
         image = torch.empty((3, height, width), device="meta")
         for max_size in (None, shorter + more):
-            expected = Target((shorter,), max_size).of((height, width))
+            expected = Target((shorter,), max_size).resolve((height, width))
             if 0 not in expected:
                 assert F1.resize(image, [shorter], max_size=max_size).shape[1:] == expected
                 assert F2.resize(image, [shorter], max_size=max_size).shape[1:] == expected
-        expected = Target(None, more).of((height, width))
+        expected = Target(None, more).resolve((height, width))
         if 0 not in expected:
             assert F2.resize(image, None, max_size=more).shape[1:] == expected
 
