@@ -90,7 +90,7 @@ def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_on
     assert_as_torch(lambda kind: kind(ImageFolder(str(photos), transform), 8, num_workers=workers))
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "ImageFolder, 48 samples" in warning and "48 were made in the workers" in warning
-    assert "transform.transforms[0]: Lambda: it calls a function" in warning
+    assert "transform.transforms[0]: Lambda: it calls a Python function" in warning
 
 
 def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:
