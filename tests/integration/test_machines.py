@@ -38,7 +38,7 @@ from ..numbered import spell_dataset
 from ..outcomes import outcomes, raises
 from ..scripts import in_own_namespace
 from ..tiers import by_default
-from .roads import grown
+from .roads import PERSISTENT, grown
 
 ALL = list(range(48))
 WHOLE = "assert all_numbers(loader) == list(range(48))"
@@ -192,7 +192,7 @@ def descriptors(process: psutil.Process) -> int:
     return min(now() for _ in range(10))
 
 
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
+@PERSISTENT
 def test_no_descriptor_is_added_in_two_hundred_batches(spelled_root: Path, persistent: bool, device: str) -> None:
     dataset, sampler = Spelled(spelled_root), [k % 48 for k in range(400)]
     loader = DataLoader(

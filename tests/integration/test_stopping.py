@@ -43,9 +43,7 @@ from ..limits import ERROR_S, STOP_S, WAIT_S
 from ..numbered import read_numbers
 from ..outcomes import raises
 from ..tiers import by_default
-from .roads import assert_batches_match, picture_folder, picture_pipeline, read_bytes
-
-PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
+from .roads import PERSISTENT, assert_batches_match, picture_folder, picture_pipeline, read_bytes
 
 
 class Gate:
