@@ -39,13 +39,13 @@ from torchvision.datasets import ImageFolder
 
 import proxyloader
 
-from ..numbered import read_numbers, spell_dataset
+from ..numbered import spell_dataset
 from ..side_by_side import Failed, assert_as_torch, assert_same, epochs, one_epoch, tried, walked
 
 SAMPLES = 13
 TRANSFORM = transforms.Compose([transforms.RandomCrop(28), transforms.ToTensor()])
 
-Make = Callable[[], Any]
+Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,9 @@ class Numbers(Dataset[Any]):
 
 @pytest.fixture(params=["pictures", "numbers"])
 def make(request: pytest.FixtureRequest, root: Path) -> Make:
-    """Makes a dataset, with images or without."""
-    return Numbers if request.param == "numbers" else lambda: ImageFolder(str(root), TRANSFORM)
+    """Makes a dataset, with images or without, of a class that also derives from others."""
+    kind, arguments = (Numbers, ()) if request.param == "numbers" else (ImageFolder, (str(root), TRANSFORM))
+    return lambda *bases: (type(kind.__name__, (*bases, kind), {}) if bases else kind)(*arguments)
 
 
 def seeded(seed: int = 3) -> torch.Generator:
@@ -158,6 +159,8 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "a sampler that raises": lambda d: dict(sampler=Failing(), batch_size=2),
     "an index out of range": lambda d: dict(sampler=[1, 2, 99, 3], batch_size=2),
     "batch sampler": lambda d: dict(batch_sampler=BatchSampler(RandomSampler(d), 5, True)),
+    # Over images it is asked a few batches earlier than by torch, so a loop that draws from the same generator sees
+    # other numbers; the README says so. Alone, the sampler draws what it draws under torch.
     "batch sampler of random sizes": lambda d: dict(batch_sampler=RandomSizes()),
     "batch sampler that draws at once": lambda d: dict(batch_sampler=Permutation(3)),
     "a list of lists": lambda d: dict(batch_sampler=[[1], [2, 3, 4], list(range(SAMPLES)), [0]]),
@@ -230,19 +233,6 @@ def test_persistent_workers_draw_on_behind_a_loop_that_is_left_as_torchs_do(
         return loader_class(kind(str(root), TRANSFORM), shuffle=True, persistent_workers=True, **arguments)
 
     assert_as_torch(build, some_of_each_epoch, device=device)
-
-
-def test_the_pictures_compared_here_are_those_that_were_asked_for(root: Path, device: str) -> None:
-    folder = ImageFolder(str(root), transforms.ToTensor())
-    order = [7, 7, 0, 12, 3, 8, 1]
-    loader = proxyloader.DataLoader(folder, 3, sampler=order, num_workers=2, device=device)
-    assert [number for images, _ in loader for number in read_numbers(images, 1.0)] == order
-
-
-def test_a_sampler_that_draws_batch_by_batch_does_so_in_the_loops_thread_and_order(make: Make) -> None:
-    # Over images it is asked a few batches earlier than by torch, so a loop that draws from the same generator sees
-    # other numbers; the README says so. Alone, the sampler draws what it draws under torch.
-    assert_as_torch(lambda loader: loader(make(), batch_sampler=RandomSizes(), num_workers=2))
 
 
 # --- construction, attributes ----------------------------------------------------------------------------------------
@@ -503,14 +493,6 @@ class Asking:
         return *super().__getitem__(index), told_by_workers(), info is None or info.dataset is self  # type: ignore[misc]
 
 
-class AskingFolder(Asking, ImageFolder):
-    pass
-
-
-class AskingNumbers(Asking, Numbers):
-    pass
-
-
 def note(worker_id: int) -> None:
     os.environ["CONTRACT_INIT"] = f"{worker_id}{torch.initial_seed()}{told_by_workers()}"
 
@@ -519,16 +501,11 @@ def refuse(worker_id: int) -> None:
     raise LookupError(f"not worker {worker_id}")
 
 
-@pytest.fixture(params=["pictures", "numbers"])
-def asking(request: pytest.FixtureRequest, root: Path) -> Make:
-    return AskingNumbers if request.param == "numbers" else lambda: AskingFolder(str(root), TRANSFORM)
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
-def test_workers_are_told_and_seeded_as_by_torch(asking: Make, workers: int, persistent: bool) -> None:
+def test_workers_are_told_and_seeded_as_by_torch(make: Make, workers: int, persistent: bool) -> None:
     arguments: dict[str, Any] = dict(num_workers=workers, worker_init_fn=note, persistent_workers=persistent)
-    assert_as_torch(lambda loader: loader(asking(), 2, shuffle=True, **arguments))
+    assert_as_torch(lambda loader: loader(make(Asking), 2, shuffle=True, **arguments))
 
 
 def test_a_worker_init_fn_that_raises_is_the_error_of_the_first_batch(make: Make) -> None:
