@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import os
-import random
 import shutil
 import signal
 import threading
@@ -19,7 +18,6 @@ import psutil
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
-from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
 
@@ -41,7 +39,6 @@ from ..faults import (
     training,
 )
 from ..limits import ERROR_S, STOP_S, WAIT_S
-from ..numbered import read_numbers
 from ..outcomes import raises
 from ..tiers import by_default
 from .roads import PERSISTENT, assert_batches_match, picture_folder, picture_pipeline, read_bytes
@@ -364,36 +361,10 @@ def test_a_stop_in_a_forked_child_is_harmless_there_too(spelled_root: Path, tmp_
         assert in_fork(held.clear) == 0
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a destructor
-def test_an_interrupt_at_any_moment_shifts_no_later_picture(spelled_root: Path, device: str) -> None:
-    """Ctrl-C between two lines of ours, too: DALI may then have a run that nobody has a ticket for."""
-    loader = DataLoader(Spelled(spelled_root, transform=ToTensor()), BATCH, num_workers=1, device=device)
-    rng, interrupted = random.Random(4), 0
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(40):
-            batches = iter(loader)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.001, 0.03))
-                for _ in batches:
-                    pass
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-            del batches
-            for images, numbers in itertools.islice(loader, 2):
-                assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert interrupted > 10
-
-
-def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: Path, device: str) -> None:
+@PERSISTENT
+def test_an_iterator_that_was_interrupted_hands_out_nothing_more(
+    spelled_root: Path, persistent: bool, device: str
+) -> None:
     """The batch that it was about to hand out may be lost; the next one would be taken for it."""
     asked = []
 
@@ -405,7 +376,8 @@ def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: P
 
     server = ProxyServer(picture_pipeline(device))  # its samples are collated in the main process
     dataset = picture_folder(spelled_root, server.proxy, read_bytes)
-    loader = DataLoader(dataset, 4, num_workers=2, collate_fn=interrupt, server=server)
+    arguments: dict[str, Any] = dict(num_workers=2, persistent_workers=persistent, collate_fn=interrupt, server=server)
+    loader = DataLoader(dataset, 4, **arguments)
     batches = iter(loader)
     assert_batches_match([next(batches)], range(4))
     with pytest.raises(KeyboardInterrupt):
