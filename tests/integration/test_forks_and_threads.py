@@ -426,22 +426,6 @@ def test_workers_that_a_pool_of_threads_starts_exit_cleanly(spelled_root: Path, 
 # --- several loaders -------------------------------------------------------------------------------------------------
 
 
-def test_two_loops_at_once_over_persistent_workers_share_an_iterator_as_with_torch(spelled_root: Path) -> None:
-    def told(kind: Any) -> list[Any]:
-        loader = kind(Spelled(spelled_root), BATCH, num_workers=2, persistent_workers=True)
-        outer = iter(loader)
-        first = numbers_of(next(outer))
-        inner = iter(loader)  # restarts the epoch
-        pairs = [(numbers_of(one), numbers_of(other)) for one, other in zip(outer, inner)]
-        nested = []
-        for k, batch in enumerate(loader):
-            nested.append(numbers_of(batch))
-            nested += map(numbers_of, loader) if k == 1 else []
-        return [first, outer is inner, pairs, nested, [*map(numbers_of, loader)]]
-
-    assert told(DataLoader) == told(torch.utils.data.DataLoader)
-
-
 def leave_with_an_error(loader: Any) -> None:
     try:
         for _ in loader:

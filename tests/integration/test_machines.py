@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
-from proxyloader import DataLoader, ImageError
+from proxyloader import ImageError
 
 from ..faults import (
     WITH_THE_PROJECT,
     Misstep,
-    Spelled,
     all_numbers,
     children_of,
     loader_of,
@@ -38,7 +36,7 @@ from ..numbered import spell_dataset
 from ..outcomes import outcomes, raises
 from ..scripts import in_own_namespace
 from ..tiers import by_default
-from .roads import PERSISTENT, grown
+from .roads import grown
 
 ALL = list(range(48))
 WHOLE = "assert all_numbers(loader) == list(range(48))"
@@ -180,34 +178,6 @@ def test_two_descriptors_more_than_the_stock_loader_takes_are_enough(
     root: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     output_of(tmp_path, request.getfixturevalue(root), DESCRIPTORS)
-
-
-def descriptors(process: psutil.Process) -> int:
-    """The fewest of several looks: a worker may be reading a picture in one of them."""
-
-    def now() -> int:
-        time.sleep(0.005)
-        return len(os.listdir(f"/proc/{process.pid}/fd"))
-
-    return min(now() for _ in range(10))
-
-
-@PERSISTENT
-def test_no_descriptor_is_added_in_two_hundred_batches(spelled_root: Path, persistent: bool, device: str) -> None:
-    dataset, sampler = Spelled(spelled_root), [k % 48 for k in range(400)]
-    loader = DataLoader(
-        dataset, 2, sampler=sampler, num_workers=2, prefetch_factor=4, persistent_workers=persistent, device=device
-    )
-    batches, numbers = iter(loader), []
-    processes = [psutil.Process(), *children_of()]
-    for _ in range(20):
-        numbers += numbers_of(next(batches))
-    before = [descriptors(process) for process in processes]
-    for _ in range(170):
-        numbers += numbers_of(next(batches))
-    now = [descriptors(process) for process in processes]
-    assert all(count <= was for count, was in zip(now, before)), (before, now)
-    assert numbers + all_numbers(batches) == sampler
 
 
 _taken: list[int] = []

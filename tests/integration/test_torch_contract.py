@@ -419,7 +419,13 @@ def test_a_loader_is_used_as_torchs_is(make: Make, use: Any, workers: int) -> No
     assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, num_workers=workers), use)
 
 
-@pytest.mark.parametrize("use", [breaks_and_a_whole_epoch, next_after_the_end, lengths_of_iterators])
+@pytest.mark.parametrize(
+    "use",
+    [
+        *(breaks_and_a_whole_epoch, next_after_the_end, lengths_of_iterators),
+        *(two_iterators_at_once, zip_with_itself, one_epoch_inside_another),
+    ],
+)
 def test_a_loader_with_persistent_workers_is_used_as_torchs_is(make: Make, use: Any) -> None:
     assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, num_workers=2, persistent_workers=True), use)
 

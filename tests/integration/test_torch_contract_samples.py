@@ -175,15 +175,9 @@ def columns(samples: list[Any]) -> Any:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
 def test_samples_hold_what_they_hold_under_torch(make_of: MakeOf, hold: Hold, workers: int) -> None:
-    for collate_fn in (None, list):
-        how: dict[str, Any] = dict(num_workers=workers, collate_fn=collate_fn)
-        assert_as_torch(lambda loader: loader(make_of(hold), 3, **how), one_epoch)  # noqa: B023
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", ["the image alone", "a tuple", "nested", "arrays", "large tensors", "None"])
-def test_samples_without_batches_are_converted_as_by_torch(make_of: MakeOf, name: str, workers: int) -> None:
-    assert_as_torch(lambda loader: loader(make_of(HOLDS[name]), None, num_workers=workers), one_epoch)
+    for size, collate_fn in ((3, None), (3, list), (None, None)):
+        how: dict[str, Any] = dict(batch_size=size, num_workers=workers, collate_fn=collate_fn)
+        assert_as_torch(lambda loader: loader(make_of(hold), **how), one_epoch)  # noqa: B023
 
 
 @pytest.mark.parametrize("workers", [0, 1])
