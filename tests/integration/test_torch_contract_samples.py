@@ -251,11 +251,21 @@ def raising_at(number: int, error: Callable[[], BaseException]) -> Hold:
     return hold
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+WORKERS = pytest.mark.parametrize(
+    "arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "persistent"]
+)
+
+
+@WORKERS
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-def test_a_datasets_error_is_torchs_error_and_the_next_batches_come(make_of: MakeOf, error: Any, workers: int) -> None:
-    seen = assert_as_torch(lambda loader: loader(make_of(raising_at(4, error)), 2, num_workers=workers), one_epoch)
-    assert len(seen["epochs"][0]["batches"]) == 4
+def test_a_datasets_error_is_torchs_error_and_the_next_batches_come(
+    make_of: MakeOf, error: Any, arguments: Any
+) -> None:
+    def build(loader: Any) -> Any:
+        return loader(make_of(raising_at(4, error)), 2, generator=torch.Generator().manual_seed(2), **arguments)
+
+    seen = assert_as_torch(build)
+    assert [len(epoch["batches"]) for epoch in seen["epochs"]] == [4, 4]
 
 
 def on_after_each_end(loader: Any) -> Any:
@@ -264,9 +274,7 @@ def on_after_each_end(loader: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", ["__getitem__", "collate_fn", "without batches"])
-@pytest.mark.parametrize(
-    "arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "persistent"]
-)
+@WORKERS
 def test_stop_iteration_ends_a_loop_where_it_ends_torchs(make_of: MakeOf, where: str, arguments: Any) -> None:
     def build(loader: Any) -> Any:
         generator = torch.Generator().manual_seed(2)
@@ -277,15 +285,6 @@ def test_stop_iteration_ends_a_loop_where_it_ends_torchs(make_of: MakeOf, where:
 
     first, *_ = assert_as_torch(build, on_after_each_end)[0]
     assert len(first) == (4 if where == "without batches" else 2)
-
-
-@pytest.mark.parametrize("error", ["KeyError", "an odd constructor"])
-def test_persistent_workers_outlive_a_datasets_errors_as_torchs_do(make_of: MakeOf, error: str) -> None:
-    def build(loader: Any) -> Any:
-        how: dict[str, Any] = dict(num_workers=2, persistent_workers=True, generator=torch.Generator().manual_seed(2))
-        return loader(make_of(raising_at(4, ERRORS[error])), 2, **how)
-
-    assert_as_torch(build, lambda loader: epochs(loader, 3))
 
 
 def a_pair(image: Any, k: int) -> Any:
@@ -542,18 +541,14 @@ PIPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("arguments", by_default(PIPED, *PIPED.keys() - {"spawned"}))
-def test_a_data_pipe_is_loaded_as_by_torch(stream: Streams, arguments: Any, workers: int) -> None:
+@pytest.mark.parametrize(
+    "pipe",
+    [lambda: IterableWrapper(range(10)).shuffle(buffer_size=4).sharding_filter(), lambda: SequenceWrapper(range(10))],
+    ids=["of a stream", "of a map"],
+)
+def test_a_data_pipe_is_loaded_as_by_torch(stream: Streams, pipe: Any, arguments: Any, workers: int) -> None:
     def build(loader: Any) -> Any:
-        numbers = IterableWrapper(range(10)).shuffle(buffer_size=4).sharding_filter()
-        mine = {name: value for name, value in arguments.items() if workers or name == "batch_size"}
-        return loader(numbers.map(stream().sample), num_workers=workers, **mine)
+        mine = {name: value for name, value in arguments.items() if workers or name in ("batch_size", "shuffle")}
+        return loader(pipe().map(stream().sample), num_workers=workers, **mine)
 
     assert_as_torch(build, epochs if "persistent_workers" in arguments else one_epoch)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_pipe_of_a_map_is_loaded_as_by_torch(stream: Streams, workers: int) -> None:
-    def build(loader: Any) -> Any:
-        return loader(SequenceWrapper(range(10)).map(stream().sample), 3, shuffle=True, num_workers=workers)
-
-    assert_as_torch(build, epochs)
