@@ -457,23 +457,3 @@ def test_thirty_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spell
         time.sleep(0.05)
     after = kept_by_this_process()
     assert all(after[name] <= before[name] for name in before), (before, after)
-
-
-def test_a_forked_child_that_ends_as_scripts_do_ends(photos: Path) -> None:
-    """Its interpreter empties all modules, and destroys what is in them."""
-    script = f"""
-        import os, sys
-        from torchvision import transforms
-        from torchvision.datasets import ImageFolder
-        from proxyloader import DataLoader
-        transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
-        batches = iter(DataLoader(ImageFolder({str(photos)!r}, transform), 4, device="cpu"))
-        next(batches)
-        child = os.fork()
-        if not child:
-            sys.exit(5)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status))
-    """
-    done = run_alone(script)
-    assert done.stdout == "5\n", done.stderr

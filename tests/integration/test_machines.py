@@ -22,7 +22,6 @@ import pytest
 from proxyloader import ImageError
 
 from ..faults import (
-    WITH_THE_PROJECT,
     Misstep,
     all_numbers,
     children_of,
@@ -34,7 +33,7 @@ from ..faults import (
 from ..limits import WAIT_S
 from ..numbered import spell_dataset
 from ..outcomes import outcomes, raises
-from ..scripts import in_own_namespace
+from ..scripts import WITH_THE_PROJECT, in_own_namespace
 from ..tiers import by_default
 from .roads import grown
 
@@ -313,13 +312,6 @@ def test_make_dataset_where_files_may_not_grow_says_so_in_one_line_and_goes_on_f
 
 def test_make_dataset_into_a_place_that_cannot_be_written_says_so_in_one_line() -> None:
     assert_one_line(run_command(*MAKE["one process"], "/proc/set"), "/proc/set")
-
-
-@pytest.mark.exhaustive  # as one without room for its picture
-def test_demo_on_a_full_disk_says_so_in_one_line(tmp_path: Path, may_mount: None) -> None:
-    arguments = ("demo", "--images", "64", "--workers", "0", "--steps", "0")
-    done = run_command(*arguments, under=full_disk(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-    assert_one_line(done, "No space left on device")
 
 
 def demo(root: Path, folder: Path, images: int, workers: int, under: list[str]) -> Done:

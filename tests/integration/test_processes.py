@@ -127,25 +127,20 @@ def test_a_loop_that_asks_again_ends(spelled_root: Path, tmp_path: Path, persist
     assert consumed(lambda: all_numbers(loader)) == list(range(48))
 
 
-class SlowButOne:
-    """Every worker but the one that dies takes its time, and always has the next batch almost ready."""
-
-    def __init__(self, misstep: Misstep) -> None:
-        self.misstep = misstep
-
-    def __call__(self, index: int) -> None:
-        self.misstep(index)
-        if index // BATCH % 2 == 0:
-            time.sleep(0.25)  # and its six batches take longer than ERROR_S
-
-
 @ANYWHERE
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "in any order"])
 def test_a_worker_that_delivers_hides_no_loss(
     spelled_root: Path, tmp_path: Path, in_order: bool, consumed: Any
 ) -> None:
     misstep = Misstep(5, be_killed, tmp_path)
-    loader = loader_of(spelled_root, SlowButOne(misstep), prefetch_factor=6, in_order=in_order)
+
+    def slow_but_one(index: int) -> None:
+        """Every worker but the one that dies takes its time, and always has the next batch almost ready."""
+        misstep(index)
+        if index // BATCH % 2 == 0:
+            time.sleep(0.25)  # and its six batches take longer than ERROR_S
+
+    loader = loader_of(spelled_root, slow_but_one, prefetch_factor=6, in_order=in_order)
     numbers, lost_s = numbers_until_lost(loader, consumed)
     assert lost_s - misstep.await_s() < ERROR_S
     assert not set(numbers) & {4, 5, 6, 7}
@@ -365,8 +360,9 @@ KILLED = {
     "slow workers": "kept = loader_of(root, lambda index: time.sleep(0.2))",
     "a worker that sleeps": "kept = loader_of(root, Misstep(9, hang, notes))",
     "workers blocked in a full pipe": """
-        from tests.integration.test_stopping import WithLabels
-        kept = DataLoader(WithLabels(root), 4, num_workers=2, prefetch_factor=6, device="cpu")
+        from tests.integration.observed import Heavy
+        Heavy.log = notes / "read"
+        kept = DataLoader(Heavy(root, transforms.ToTensor()), 4, num_workers=2, prefetch_factor=6, device="cpu")
     """,
 }
 

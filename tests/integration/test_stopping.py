@@ -18,6 +18,7 @@ import psutil
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
+from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
 
@@ -28,7 +29,6 @@ from ..faults import (
     all_numbers,
     assert_gone,
     await_line,
-    await_true,
     children_of,
     hang,
     in_fork,
@@ -41,32 +41,8 @@ from ..faults import (
 from ..limits import ERROR_S, STOP_S, WAIT_S
 from ..outcomes import raises
 from ..tiers import by_default
+from .observed import Heavy, wait_until_read
 from .roads import PERSISTENT, assert_batches_match, picture_folder, picture_pipeline, read_bytes
-
-
-class Gate:
-    """A loader's misstep that counts: the number of samples that its workers have been asked for, of any process."""
-
-    def __init__(self, path: Path, pause_s: float = 0) -> None:
-        self._path, self._pause_s = path, pause_s
-        path.touch()
-
-    def __call__(self, index: int) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        os.write(fd, b".")
-        os.close(fd)
-        time.sleep(self._pause_s)
-
-    def count(self) -> int:
-        return self._path.stat().st_size
-
-
-class WithLabels(Spelled):
-    """Each batch comes with enough beside its images to fill a pipe."""
-
-    def __getitem__(self, index: int) -> Any:
-        image, index = super().__getitem__(index)
-        return image, index, "x" * 100_000
 
 
 def after(count: int | None, root: Path, notes: Path, **arguments: Any) -> Any:
@@ -95,9 +71,9 @@ def after_a_timeout(root: Path, notes: Path, **arguments: Any) -> Any:
 
 
 def with_slow_workers(root: Path, notes: Path, **arguments: Any) -> Any:
-    gate = Gate(notes / "gate", pause_s=0.2)
-    batches = iter(loader_of(root, gate, prefetch_factor=8, **arguments))
-    await_true(lambda: gate.count() >= 2)
+    begun = Misstep(1, int, notes)
+    batches = iter(loader_of(root, lambda index: (begun(index), time.sleep(0.2)), prefetch_factor=8, **arguments))
+    begun.await_s()
     return batches
 
 
@@ -133,12 +109,12 @@ def with_a_worker_blocked_in_open(root: Path, notes: Path, **arguments: Any) -> 
 
 
 def with_full_queues(root: Path, notes: Path, **arguments: Any) -> Any:
-    gate = Gate(notes / "gate")
-    arguments = {"batch_size": BATCH, "num_workers": 2, "prefetch_factor": 4, "device": "cpu"} | arguments
-    batches = iter(DataLoader(WithLabels(root, gate), **arguments))
+    dataset = Heavy(str(root), ToTensor())
+    dataset.log = str(notes / "read")
+    batches = iter(DataLoader(dataset, BATCH, num_workers=2, prefetch_factor=4, **{"device": "cpu"} | arguments))
     next(batches)
     # Each worker was asked for four batches of 400 KB, and one was taken; but one that cannot send stays at its own.
-    await_true(lambda: gate.count() >= 2 * 4 * BATCH)
+    wait_until_read(notes / "read", 2 * 4 * BATCH)
     return batches
 
 
@@ -397,3 +373,5 @@ def test_loops_that_are_left_leave_their_memory_to_the_next(spelled_root: Path, 
         memory |= shared_batches(psutil.Process())
     assert len(memory) == 1
     assert all_numbers(loader) == list(range(48))
+    arena: Any = loader._pool.arena  # type: ignore[union-attr]
+    assert [arena.lend() for _ in range(arena.slots + 1)].count(None) == 1
