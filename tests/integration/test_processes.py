@@ -352,12 +352,10 @@ def children_while(process: Any, timeout_s: float = WAIT_S) -> list[psutil.Proce
 
 
 KILLED = {
-    "fork": "kept = loader_of(root)",
     "fork, persistent": "kept = loader_of(root, persistent_workers=True)",
     "forkserver": "kept = loader_of(root, multiprocessing_context='forkserver', workers=1)",
     "spawn": "kept = loader_of(root, multiprocessing_context='spawn', workers=1)",
     "spawn, persistent": "kept = loader_of(root, multiprocessing_context='spawn', persistent_workers=True, workers=1)",
-    "slow workers": "kept = loader_of(root, lambda index: time.sleep(0.2))",
     "a worker that sleeps": "kept = loader_of(root, Misstep(9, hang, notes))",
     "workers blocked in a full pipe": """
         from tests.integration.observed import Heavy
