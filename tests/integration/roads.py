@@ -195,6 +195,8 @@ def on_roads(*kinds: str) -> pytest.MarkDecorator:
 
 on_servers = on_roads("server", "produced")
 
+PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
+
 
 @pytest.fixture(scope="session")
 def spelled_root(tmp_path_factory: pytest.TempPathFactory) -> Path:

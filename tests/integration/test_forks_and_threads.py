@@ -26,7 +26,6 @@ from ..faults import (
     Misstep,
     Spelled,
     all_numbers,
-    assert_gone,
     await_true,
     children_of,
     in_fork,
@@ -35,7 +34,7 @@ from ..faults import (
     numbers_of,
     run_alone,
 )
-from ..limits import STOP_S, WAIT_S
+from ..limits import WAIT_S
 
 ALL = list(range(48))
 WORKERS = pytest.mark.parametrize(
@@ -160,32 +159,6 @@ def test_a_fork_while_a_thread_waits_for_a_batch(spelled_root: Path, tmp_path: P
     (tmp_path / "go_on").touch()
     thread.join(WAIT_S)
     assert found == ALL
-
-
-def test_garbage_of_a_loop_with_workers_is_harmless_in_a_forked_worker(spelled_root: Path, tmp_path: Path) -> None:
-    gc.disable()  # until the workers collect what is left here
-    try:
-        cycle: list[Any] = [iter(loader_of(spelled_root))]
-        numbers_of(next(cycle[0]))
-        cycle.append(cycle)
-        del cycle
-        loader = loader_of(spelled_root, Misstep(5, gc.collect, tmp_path))
-        assert in_thread(lambda: all_numbers(loader)) == ALL
-        assert in_thread(lambda: all_numbers(loader)) == ALL
-    finally:
-        gc.enable()
-
-
-def test_workers_may_be_forked_after_the_device_was_used(spelled_root: Path, device: str) -> None:
-    used = torch.ones(8, device=device)
-    first = loader_of(spelled_root, device=device)
-    assert all_numbers(first) == ALL
-    batches = iter(first)
-    numbers = numbers_of(next(batches))
-    assert all_numbers(loader_of(spelled_root, device=device, workers=3)) == ALL
-    assert in_fork(gc.collect) == 0
-    assert numbers + all_numbers(batches) == ALL
-    assert used.sum() == 8
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
@@ -453,29 +426,6 @@ def test_workers_that_a_pool_of_threads_starts_exit_cleanly(spelled_root: Path, 
 # --- several loaders -------------------------------------------------------------------------------------------------
 
 
-def test_three_loaders_in_step_over_one_dataset(spelled_root: Path, device: str) -> None:
-    dataset = Spelled(spelled_root)
-    loaders = [DataLoader(dataset, BATCH, num_workers=workers, device=device) for workers in (0, 1, 2)]
-    rows = list(zip(*loaders))
-    assert [all_numbers(column) for column in zip(*rows)] == [ALL] * 3
-
-
-def test_two_loops_at_once_over_persistent_workers_share_an_iterator_as_with_torch(spelled_root: Path) -> None:
-    def told(kind: Any) -> list[Any]:
-        loader = kind(Spelled(spelled_root), BATCH, num_workers=2, persistent_workers=True)
-        outer = iter(loader)
-        first = numbers_of(next(outer))
-        inner = iter(loader)  # restarts the epoch
-        pairs = [(numbers_of(one), numbers_of(other)) for one, other in zip(outer, inner)]
-        nested = []
-        for k, batch in enumerate(loader):
-            nested.append(numbers_of(batch))
-            nested += map(numbers_of, loader) if k == 1 else []
-        return [first, outer is inner, pairs, nested, [*map(numbers_of, loader)]]
-
-    assert told(DataLoader) == told(torch.utils.data.DataLoader)
-
-
 def leave_with_an_error(loader: Any) -> None:
     try:
         for _ in loader:
@@ -507,30 +457,3 @@ def test_thirty_loaders_in_turn_leave_no_thread_no_descriptor_and_no_child(spell
         time.sleep(0.05)
     after = kept_by_this_process()
     assert all(after[name] <= before[name] for name in before), (before, after)
-
-
-def test_workers_of_dropped_loaders_are_gone_when_the_next_loader_starts(spelled_root: Path) -> None:
-    for _ in range(5):
-        before = children_of()
-        next(iter(loader_of(spelled_root)))
-        assert_gone([child for child in children_of() if child not in before], STOP_S)
-
-
-def test_a_forked_child_that_ends_as_scripts_do_ends(photos: Path) -> None:
-    """Its interpreter empties all modules, and destroys what is in them."""
-    script = f"""
-        import os, sys
-        from torchvision import transforms
-        from torchvision.datasets import ImageFolder
-        from proxyloader import DataLoader
-        transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
-        batches = iter(DataLoader(ImageFolder({str(photos)!r}, transform), 4, device="cpu"))
-        next(batches)
-        child = os.fork()
-        if not child:
-            sys.exit(5)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status))
-    """
-    done = run_alone(script)
-    assert done.stdout == "5\n", done.stderr

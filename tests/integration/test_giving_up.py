@@ -190,26 +190,22 @@ def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches(how:
         assert [batch[1]["index"].tolist() for batch in resumed] == rest and len(rest) == SAMPLES // 8 - 2
 
 
-def test_persistent_workers_send_torchs_batches_from_the_second_epoch_on_also_of_loops_that_are_left() -> None:
+@pytest.mark.parametrize(
+    ("make", "taken"), [(Texts, (None, 3, None, 5, 2, None)), (Turned, (SAMPLES // 4, None, None))]
+)
+def test_persistent_workers_send_torchs_batches_and_undo_what_they_drew_for_loops_that_were_left(
+    make: Any, taken: tuple[int | None, ...]
+) -> None:
     def epochs(kind: Any) -> list[Any]:
         torch.manual_seed(3)
-        loader = kind(Texts(), 8, shuffle=True, num_workers=2, persistent_workers=True)
+        loader = kind(make(), 8, shuffle=True, num_workers=2, persistent_workers=True)
         found: list[Any] = []
-        for batches in (None, 3, None, 5, 2, None):
+        for k, batches in enumerate(taken):
             iterator = iter(loader)
             found += itertools.islice(iterator, batches)
             if kind is DataLoader:
-                assert loader._pool.is_torchs == (len(found) > SAMPLES // 8), "after the first epoch"
+                assert loader._pool.is_torchs == (None in taken[:k]), "after the first whole epoch"
         return [*found, torch.rand(1)]
-
-    assert_same(epochs(DataLoader), epochs(StockLoader))
-
-
-def test_persistent_workers_undo_draws_of_a_loop_that_was_left_before_they_send_torchs_batches() -> None:
-    def epochs(kind: Any) -> list[Any]:
-        torch.manual_seed(3)
-        loader = kind(Turned(), 8, shuffle=True, num_workers=2, persistent_workers=True)
-        return [batch for batches in (SAMPLES // 4, None, None) for batch in itertools.islice(loader, batches)]
 
     assert_same(epochs(DataLoader), epochs(StockLoader))
 

@@ -3,12 +3,11 @@ comes after them must be right, and nothing may be lost without a word."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import signal
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ import pytest
 import torch
 from nvidia.dali.backend import TensorCPU, TensorGPU
 
-from proxyloader.dali import api, plan_server
+from proxyloader.dali import api
 from proxyloader.dali import outputs as _outputs
-from proxyloader.loader.feed import RunSubmitter
-from proxyloader.loader.plan_servers import PlanServers
 
 from .. import scripts
 from ..faults import BATCH, all_numbers, loader_of, numbers_of
@@ -28,6 +25,8 @@ from ..outcomes import outcomes
 from .roads import PICTURES
 
 ALL = list(range(PICTURES))
+NOWHERE = "cuda:63"
+"""A device with which a loop cannot begin, as that is not there."""
 
 
 class Preempted(RuntimeError):
@@ -35,45 +34,42 @@ class Preempted(RuntimeError):
 
 
 ALARMS = """
-    import itertools, signal, sys, time
+    import itertools, random, signal, sys, time
     from proxyloader import DataLoader
-    from tests.numbered import read_numbers
-    from tests.faults import Spelled
+    from tests.faults import *
 
-    def preempt(*_):
-        global is_armed
-        if is_armed:
-            is_armed = False
-            raise RuntimeError("by a signal")
+    root, device, error, workers = *sys.argv[1:4], int(sys.argv[4])
 
-    def check(batch):
-        images, indices = batch
-        if read_numbers(images, white=1.0) != indices.tolist():
-            sys.exit("wrong pictures")
-        return indices.tolist()
+    def interrupt(*_):
+        raise {"RuntimeError": RuntimeError, "KeyboardInterrupt": KeyboardInterrupt}[error]("by a signal")
 
-    loader = DataLoader(Spelled(sys.argv[1]), 4, device=sys.argv[2], num_workers=0)
-    list(map(check, loader))  # for DALI's modules: one whose import was interrupted is not whole in a second one
-    kept = iter(DataLoader(Spelled(sys.argv[1]), 4, device=sys.argv[2], num_workers=0))
-    check(next(kept))  # DALI's decoders stay loaded, or on a GPU each pipeline that is built anew would load them
-    raised, end_s, is_armed = 0, time.monotonic() + 4, False
-    signal.signal(signal.SIGALRM, preempt)
-    signal.setitimer(signal.ITIMER_REAL, 0.5, 0.00731)
+    all_numbers(loader_of(root, device=device))  # for DALI's modules: an interrupted import leaves a part of them
+    kept = iter(loader_of(root, device=device))
+    numbers_of(next(kept))  # DALI's decoders stay loaded, or on a GPU each pipeline that is built anew would load them
+    loader, draw = loader_of(root, workers=workers, device=device), random.Random(4)
+    raised, end_s = 0, time.monotonic() + 4
+    signal.signal(signal.SIGALRM, interrupt)
     while time.monotonic() < end_s or raised <= 10:
+        batches = iter(loader) if workers else loader  # Python loses what is raised in the middle of a fork
         try:
-            is_armed = True
-            for batch in loader:
-                check(batch)
-            is_armed = False
-        except Exception:  # the handler's, or what the code in between makes of it
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.001, 0.03))
+            all_numbers(batches)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except AssertionError:
+            raise
+        except (Exception, KeyboardInterrupt):  # the handler's, or what the code in between makes of it
             raised += 1
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    print(raised, len(list(itertools.chain.from_iterable(map(check, loader)))))
+        del batches
+        all_numbers(itertools.islice(loader, 2))
+    print(raised, len(all_numbers(loader)))
 """
 
 
-def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(spelled_root: Path, device: str) -> None:
-    done = scripts.run(textwrap.dedent(ALARMS), spelled_root, device, timeout_s=2 * WAIT_S)
+@pytest.mark.parametrize(("error", "workers"), [("RuntimeError", 0), ("KeyboardInterrupt", 1)])
+def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(
+    spelled_root: Path, error: str, workers: int, device: str
+) -> None:
+    done = scripts.run(textwrap.dedent(ALARMS), spelled_root, device, error, workers, timeout_s=2 * WAIT_S)
     assert done.returncode == 0, done.stderr[-2000:]
     raised, images = map(int, done.stdout.split())
     assert raised > 10 and images == PICTURES
@@ -108,32 +104,16 @@ class Slow:
         time.sleep(self.sleep_s)
 
 
-@pytest.fixture
-def fail_a_build(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """The next pipeline that is built is an error."""
-    build, errors = plan_server.build_pipeline, []
-
-    def build_or_fail(*args: Any) -> Any:
-        if errors:
-            raise errors.pop()
-        return build(*args)
-
-    monkeypatch.setattr(plan_server, "build_pipeline", build_or_fail)
-    return lambda: errors.append(MemoryError("there is none"))
-
-
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_loop_that_could_not_begin_leaves_nothing(
-    spelled_root: Path, persistent: bool, device: str, fail_a_build: Callable[[], None]
-) -> None:
+def test_a_loop_that_could_not_begin_leaves_nothing(spelled_root: Path, persistent: bool, device: str) -> None:
     slow = Slow(0.03)
     how: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": persistent, "device": device, "shuffle": True}
     loader = loader_of(spelled_root, slow, **how)
-    fail_a_build()
+    loader.device = NOWHERE
     try:
         iter(loader)
-    except MemoryError:  # whose traceback keeps the frames, and what was in them, here
-        slow.sleep_s = 0.001
+    except ValueError:  # whose traceback keeps the frames, and what was in them, here
+        slow.sleep_s, loader.device = 0.001, device
         seen = all_numbers(loader)
     assert sorted(seen) == ALL
     assert sorted(all_numbers(loader)) == ALL
@@ -142,7 +122,7 @@ def test_a_loop_that_could_not_begin_leaves_nothing(
 @pytest.mark.parametrize("shards", [None, 1])
 @pytest.mark.parametrize("batches", [0, 5])
 def test_an_epoch_or_a_state_is_not_used_up_by_a_loop_that_could_not_begin(
-    spelled_root: Path, shards: int | None, batches: int, device: str, fail_a_build: Callable[[], None]
+    spelled_root: Path, shards: int | None, batches: int, device: str
 ) -> None:
     how: dict[str, Any] = {"shuffle": True, "seed": 3, "device": device, "num_shards": shards}
     first, second, third = (loader_of(spelled_root, **how) for _ in range(3))
@@ -151,49 +131,37 @@ def test_an_epoch_or_a_state_is_not_used_up_by_a_loop_that_could_not_begin(
     if batches:
         second.load_state_dict(first.state_dict())
     whole += map(numbers_of, loop)
-    fail_a_build()
-    with pytest.raises(MemoryError):
+    second.device = NOWHERE
+    with pytest.raises(ValueError, match=NOWHERE):
         iter(second)
+    second.device = device
     assert second.state_dict()["epoch"] == 0
     assert list(map(numbers_of, second)) == whole[batches:]
     assert list(map(numbers_of, third)) == whole
 
 
-@contextlib.contextmanager
-def interrupted_in(cls: type, method: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The body is, when it comes to this method."""
+class Order(list[int]):
+    is_interrupted = False
 
-    def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(cls, method, interrupt)
-        yield
+    def __iter__(self) -> Iterator[int]:
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        return super().__iter__()
 
 
 def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were_done(
-    spelled_root: Path, device: str, monkeypatch: pytest.MonkeyPatch
+    spelled_root: Path, device: str
 ) -> None:
-    loader = loader_of(spelled_root, persistent_workers=True, device=device)
+    order = Order(ALL)
+    loader = loader_of(spelled_root, sampler=order, persistent_workers=True, device=device)
     older = iter(loader)
     numbers_of(next(older))
-    with interrupted_in(PlanServers, "of", monkeypatch):
+    order.is_interrupted = True
+    with pytest.raises(KeyboardInterrupt):
         iter(loader)
+    order.is_interrupted = False
     with pytest.raises(RuntimeError, match="interrupted"):
         list(older)
-    assert all_numbers(loader) == ALL
-
-
-def test_an_interrupt_after_a_batch_ends_it(spelled_root: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = loader_of(spelled_root, persistent_workers=True, device=device)
-    batches = iter(loader)
-    numbers_of(next(batches))
-    time.sleep(0.3)  # others are ready
-    with interrupted_in(RunSubmitter, "start_soon", monkeypatch):
-        for batch in batches:
-            numbers_of(batch)
-    with pytest.raises(RuntimeError, match="interrupted .* in the middle of a batch"):
-        next(batches)
     assert all_numbers(loader) == ALL
 
 

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ from typing import Any
 import psutil
 import pytest
 
-from proxyloader import DataLoader, ImageError
+from proxyloader import ImageError
 
 from ..faults import (
-    WITH_THE_PROJECT,
     Misstep,
-    Spelled,
     all_numbers,
     children_of,
     loader_of,
@@ -36,7 +33,7 @@ from ..faults import (
 from ..limits import WAIT_S
 from ..numbered import spell_dataset
 from ..outcomes import outcomes, raises
-from ..scripts import in_own_namespace
+from ..scripts import WITH_THE_PROJECT, in_own_namespace
 from ..tiers import by_default
 from .roads import grown
 
@@ -182,34 +179,6 @@ def test_two_descriptors_more_than_the_stock_loader_takes_are_enough(
     output_of(tmp_path, request.getfixturevalue(root), DESCRIPTORS)
 
 
-def descriptors(process: psutil.Process) -> int:
-    """The fewest of several looks: a worker may be reading a picture in one of them."""
-
-    def now() -> int:
-        time.sleep(0.005)
-        return len(os.listdir(f"/proc/{process.pid}/fd"))
-
-    return min(now() for _ in range(10))
-
-
-@pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
-def test_no_descriptor_is_added_in_two_hundred_batches(spelled_root: Path, persistent: bool, device: str) -> None:
-    dataset, sampler = Spelled(spelled_root), [k % 48 for k in range(400)]
-    loader = DataLoader(
-        dataset, 2, sampler=sampler, num_workers=2, prefetch_factor=4, persistent_workers=persistent, device=device
-    )
-    batches, numbers = iter(loader), []
-    processes = [psutil.Process(), *children_of()]
-    for _ in range(20):
-        numbers += numbers_of(next(batches))
-    before = [descriptors(process) for process in processes]
-    for _ in range(170):
-        numbers += numbers_of(next(batches))
-    now = [descriptors(process) for process in processes]
-    assert all(count <= was for count, was in zip(now, before)), (before, now)
-    assert numbers + all_numbers(batches) == sampler
-
-
 _taken: list[int] = []
 
 
@@ -343,13 +312,6 @@ def test_make_dataset_where_files_may_not_grow_says_so_in_one_line_and_goes_on_f
 
 def test_make_dataset_into_a_place_that_cannot_be_written_says_so_in_one_line() -> None:
     assert_one_line(run_command(*MAKE["one process"], "/proc/set"), "/proc/set")
-
-
-@pytest.mark.exhaustive  # as one without room for its picture
-def test_demo_on_a_full_disk_says_so_in_one_line(tmp_path: Path, may_mount: None) -> None:
-    arguments = ("demo", "--images", "64", "--workers", "0", "--steps", "0")
-    done = run_command(*arguments, under=full_disk(tmp_path), XDG_CACHE_HOME=str(tmp_path))
-    assert_one_line(done, "No space left on device")
 
 
 def demo(root: Path, folder: Path, images: int, workers: int, under: list[str]) -> Done:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import itertools
 import os
-import random
 import shutil
 import signal
 import threading
@@ -30,47 +29,20 @@ from ..faults import (
     all_numbers,
     assert_gone,
     await_line,
-    await_true,
     children_of,
     hang,
     in_fork,
     in_thread,
     loader_of,
     numbers_of,
+    shared_batches,
     training,
 )
 from ..limits import ERROR_S, STOP_S, WAIT_S
-from ..numbered import read_numbers
 from ..outcomes import raises
 from ..tiers import by_default
-from .roads import assert_batches_match, picture_folder, picture_pipeline, read_bytes
-
-PERSISTENT = pytest.mark.parametrize("persistent", [False, True], ids=["fresh workers", "persistent workers"])
-
-
-class Gate:
-    """A loader's misstep that counts: the number of samples that its workers have been asked for, of any process."""
-
-    def __init__(self, path: Path, pause_s: float = 0) -> None:
-        self._path, self._pause_s = path, pause_s
-        path.touch()
-
-    def __call__(self, index: int) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND)
-        os.write(fd, b".")
-        os.close(fd)
-        time.sleep(self._pause_s)
-
-    def count(self) -> int:
-        return self._path.stat().st_size
-
-
-class WithLabels(Spelled):
-    """Each batch comes with enough beside its images to fill a pipe."""
-
-    def __getitem__(self, index: int) -> Any:
-        image, index = super().__getitem__(index)
-        return image, index, "x" * 100_000
+from .observed import Heavy, wait_until_read
+from .roads import PERSISTENT, assert_batches_match, picture_folder, picture_pipeline, read_bytes
 
 
 def after(count: int | None, root: Path, notes: Path, **arguments: Any) -> Any:
@@ -99,9 +71,9 @@ def after_a_timeout(root: Path, notes: Path, **arguments: Any) -> Any:
 
 
 def with_slow_workers(root: Path, notes: Path, **arguments: Any) -> Any:
-    gate = Gate(notes / "gate", pause_s=0.2)
-    batches = iter(loader_of(root, gate, prefetch_factor=8, **arguments))
-    await_true(lambda: gate.count() >= 2)
+    begun = Misstep(1, int, notes)
+    batches = iter(loader_of(root, lambda index: (begun(index), time.sleep(0.2)), prefetch_factor=8, **arguments))
+    begun.await_s()
     return batches
 
 
@@ -118,9 +90,8 @@ def deaf(worker_id: int) -> None:
 
 
 def with_a_worker_that_is_stopped(root: Path, notes: Path, **arguments: Any) -> Any:
-    before = set(children_of())
     batches = after(6, root, notes, **arguments)
-    for child in set(children_of()) - before:
+    for child in children_of():
         child.send_signal(signal.SIGSTOP)
     return batches
 
@@ -138,12 +109,12 @@ def with_a_worker_blocked_in_open(root: Path, notes: Path, **arguments: Any) -> 
 
 
 def with_full_queues(root: Path, notes: Path, **arguments: Any) -> Any:
-    gate = Gate(notes / "gate")
-    arguments = {"batch_size": BATCH, "num_workers": 2, "prefetch_factor": 4, "device": "cpu"} | arguments
-    batches = iter(DataLoader(WithLabels(root, gate), **arguments))
+    dataset = Heavy(str(root), ToTensor())
+    dataset.log = str(notes / "read")
+    batches = iter(DataLoader(dataset, BATCH, num_workers=2, prefetch_factor=4, **{"device": "cpu"} | arguments))
     next(batches)
     # Each worker was asked for four batches of 400 KB, and one was taken; but one that cannot send stays at its own.
-    await_true(lambda: gate.count() >= 2 * 4 * BATCH)
+    wait_until_read(notes / "read", 2 * 4 * BATCH)
     return batches
 
 
@@ -177,18 +148,18 @@ def at_once(workers: Sequence[psutil.Process] = ()) -> Iterator[None]:
 def test_dropping_a_loader_takes_no_time(
     spelled_root: Path, tmp_path: Path, state: str, persistent: bool, device: str
 ) -> None:
-    before = set(children_of())
     held = [STATES[state](spelled_root, tmp_path, persistent_workers=persistent, device=device)]
-    with at_once(list(set(children_of()) - before)):
+    threads = threading.active_count()
+    with at_once(children_of()):
         held.clear()
+        assert threading.active_count() <= threads, "a thread stops it"
 
 
 @pytest.mark.parametrize("state", ["in mid epoch", "with a worker that sleeps"])
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_workers_that_are_not_forked_stop_as_fast(spelled_root: Path, tmp_path: Path, state: str, method: str) -> None:
-    before = set(children_of())
     held = [STATES[state](spelled_root, tmp_path, multiprocessing_context=method)]
-    workers = list(set(children_of()) - before)
+    workers = children_of()
     assert len(workers) == 2
     with at_once(workers):
         held.clear()
@@ -350,12 +321,6 @@ def test_dropping_a_server_that_is_open_takes_no_time(spelled_root: Path, starte
         del server, loader, batches
 
 
-def test_stopping_starts_no_thread(spelled_root: Path, tmp_path: Path) -> None:
-    before = threading.active_count()
-    with_a_worker_that_sleeps(spelled_root, tmp_path)
-    assert threading.active_count() == before
-
-
 def test_what_was_taken_before_a_stop_stays_right(spelled_root: Path, device: str) -> None:
     batches = iter(loader_of(spelled_root, prefetch_factor=4, device=device))
     taken = [next(batches) for _ in range(5)]
@@ -372,36 +337,10 @@ def test_a_stop_in_a_forked_child_is_harmless_there_too(spelled_root: Path, tmp_
         assert in_fork(held.clear) == 0
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may come in a destructor
-def test_an_interrupt_at_any_moment_shifts_no_later_picture(spelled_root: Path, device: str) -> None:
-    """Ctrl-C between two lines of ours, too: DALI may then have a run that nobody has a ticket for."""
-    loader = DataLoader(Spelled(spelled_root, transform=ToTensor()), BATCH, num_workers=1, device=device)
-    rng, interrupted = random.Random(4), 0
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
-    try:
-        for _ in range(40):
-            batches = iter(loader)
-            try:
-                signal.setitimer(signal.ITIMER_REAL, rng.uniform(0.001, 0.03))
-                for _ in batches:
-                    pass
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            except KeyboardInterrupt:
-                interrupted += 1
-            del batches
-            for images, numbers in itertools.islice(loader, 2):
-                assert read_numbers(images.cpu(), 1.0) == numbers.tolist()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert interrupted > 10
-
-
-def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: Path, device: str) -> None:
+@PERSISTENT
+def test_an_iterator_that_was_interrupted_hands_out_nothing_more(
+    spelled_root: Path, persistent: bool, device: str
+) -> None:
     """The batch that it was about to hand out may be lost; the next one would be taken for it."""
     asked = []
 
@@ -413,7 +352,8 @@ def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: P
 
     server = ProxyServer(picture_pipeline(device))  # its samples are collated in the main process
     dataset = picture_folder(spelled_root, server.proxy, read_bytes)
-    loader = DataLoader(dataset, 4, num_workers=2, collate_fn=interrupt, server=server)
+    arguments: dict[str, Any] = dict(num_workers=2, persistent_workers=persistent, collate_fn=interrupt, server=server)
+    loader = DataLoader(dataset, 4, **arguments)
     batches = iter(loader)
     assert_batches_match([next(batches)], range(4))
     with pytest.raises(KeyboardInterrupt):
@@ -427,13 +367,11 @@ def test_an_iterator_that_was_interrupted_hands_out_nothing_more(spelled_root: P
 @PERSISTENT
 def test_loops_that_are_left_leave_their_memory_to_the_next(spelled_root: Path, persistent: bool, device: str) -> None:
     loader = loader_of(spelled_root, persistent_workers=persistent, device=device)
-    arenas = set()
+    memory = set()
     for _ in range(12):
         assert numbers_of(next(iter(loader))) == [0, 1, 2, 3]
-        assert loader._pool is not None and loader._pool.arena is not None
-        arenas.add(loader._pool.arena)
-    assert len(arenas) == 1
-    assert all_numbers(loader) == all_numbers(loader_of(spelled_root, device=device))
-    (arena,) = arenas
-    lent = [arena.lend() for _ in range(arena.slots)]
-    assert None not in lent and arena.lend() is None
+        memory |= shared_batches(psutil.Process())
+    assert len(memory) == 1
+    assert all_numbers(loader) == list(range(48))
+    arena: Any = loader._pool.arena  # type: ignore[union-attr]
+    assert [arena.lend() for _ in range(arena.slots + 1)].count(None) == 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 import decimal
 import fractions
 import functools
-import multiprocessing
 import os
 import time
 from collections import OrderedDict, UserDict, defaultdict, deque
@@ -27,9 +26,9 @@ from torchvision.datasets import ImageFolder
 
 import proxyloader
 
-from ..limits import LONG_S
 from ..numbered import spell_dataset
-from ..side_by_side import Failed, assert_as_torch, epochs, one_epoch, tried, walked
+from ..outcomes import outcomes
+from ..side_by_side import assert_as_torch, epochs, one_epoch, tried, walked
 from ..tiers import by_default
 
 SAMPLES = 7
@@ -65,13 +64,14 @@ class Numbers(Dataset[Any]):
         return self.hold(torch.rand(2), range(SAMPLES)[index])
 
 
-MakeOf = Callable[[Hold], Any]
+MakeOf = Callable[..., Any]
 
 
 @pytest.fixture(params=["pictures", "numbers"])
 def make_of(request: pytest.FixtureRequest, root: Path) -> MakeOf:
-    """Makes a dataset of such samples, with images or without."""
-    return Numbers if request.param == "numbers" else lambda hold: Pictures(str(root), hold)
+    """Makes a dataset of such samples, with images or without, of a class that also derives from others."""
+    kind, arguments = (Numbers, ()) if request.param == "numbers" else (Pictures, (str(root),))
+    return lambda hold, *bases: type(kind.__name__, (*bases, kind), {})(*arguments, hold)
 
 
 class Pair(NamedTuple):
@@ -150,6 +150,11 @@ HOLDS: dict[str, Hold] = {
     "None": lambda image, k: (image, None),
     "None instead of a sample": lambda image, k: None,
     "None instead of one sample": lambda image, k: None if k == 4 else (image, k),
+    "a str instead of one sample": lambda image, k: "a string" if k == 4 else (image, k),
+    "a number instead of one sample": lambda image, k: k if k == 4 else (image, k),
+    "one sample a part too short": lambda image, k: (image,) if k == 4 else (image, k),
+    "a tensor instead of one image": lambda image, k: (torch.full((3, 28, 28), 0.3) if k == 4 else image, k),
+    "a str instead of one number": lambda image, k: (image, "label" if k == 4 else k),
     "tuples of several lengths": lambda image, k: (image, [k] * (1 + k % 2)),
     "dicts of several keys": lambda image, k: {"image": image, str(k): k},
     "a set": lambda image, k: (image, {k}),
@@ -170,15 +175,9 @@ def columns(samples: list[Any]) -> Any:
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
 def test_samples_hold_what_they_hold_under_torch(make_of: MakeOf, hold: Hold, workers: int) -> None:
-    for collate_fn in (None, list):
-        how: dict[str, Any] = dict(num_workers=workers, collate_fn=collate_fn)
-        assert_as_torch(lambda loader: loader(make_of(hold), 3, **how), one_epoch)  # noqa: B023
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("name", ["the image alone", "a tuple", "nested", "arrays", "large tensors", "None"])
-def test_samples_without_batches_are_converted_as_by_torch(make_of: MakeOf, name: str, workers: int) -> None:
-    assert_as_torch(lambda loader: loader(make_of(HOLDS[name]), None, num_workers=workers), one_epoch)
+    for size, collate_fn in ((3, None), (3, list), (None, None)):
+        how: dict[str, Any] = dict(batch_size=size, num_workers=workers, collate_fn=collate_fn)
+        assert_as_torch(lambda loader: loader(make_of(hold), **how), one_epoch)  # noqa: B023
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -198,6 +197,15 @@ def test_images_in_samples_are_on_the_device_and_the_rest_is_not(root: Path, wor
     assert_as_torch(lambda loader: loader(dataset, 3, num_workers=workers), device=device)
     loader = proxyloader.DataLoader(Pictures(str(root), HOLDS["a tuple"]), 3, num_workers=workers, device=device)
     assert {(images.device.type, numbers.device.type) for images, numbers in loader} == {(device, "cpu")}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("instead", [None, torch.zeros(3, 30, 28)], ids=["None", "a larger tensor"])
+def test_what_cannot_be_stacked_upon_images_costs_its_batch_alone(root: Path, instead: Any, workers: int) -> None:
+    dataset = Pictures(str(root), lambda image, k: (instead if k == 4 else image, k))
+    found = outcomes(proxyloader.DataLoader(dataset, 2, num_workers=workers, device="cpu"))
+    assert isinstance(found.pop(2), (AttributeError, RuntimeError, TypeError))
+    assert [numbers.tolist() for _, numbers in found] == [[0, 1], [2, 3], [6]]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -243,11 +251,21 @@ def raising_at(number: int, error: Callable[[], BaseException]) -> Hold:
     return hold
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+WORKERS = pytest.mark.parametrize(
+    "arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "persistent"]
+)
+
+
+@WORKERS
 @pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
-def test_a_datasets_error_is_torchs_error_and_the_next_batches_come(make_of: MakeOf, error: Any, workers: int) -> None:
-    seen = assert_as_torch(lambda loader: loader(make_of(raising_at(4, error)), 2, num_workers=workers), one_epoch)
-    assert len(seen["epochs"][0]["batches"]) == 4
+def test_a_datasets_error_is_torchs_error_and_the_next_batches_come(
+    make_of: MakeOf, error: Any, arguments: Any
+) -> None:
+    def build(loader: Any) -> Any:
+        return loader(make_of(raising_at(4, error)), 2, generator=torch.Generator().manual_seed(2), **arguments)
+
+    seen = assert_as_torch(build)
+    assert [len(epoch["batches"]) for epoch in seen["epochs"]] == [4, 4]
 
 
 def on_after_each_end(loader: Any) -> Any:
@@ -256,9 +274,7 @@ def on_after_each_end(loader: Any) -> Any:
 
 
 @pytest.mark.parametrize("where", ["__getitem__", "collate_fn", "without batches"])
-@pytest.mark.parametrize(
-    "arguments", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "persistent"]
-)
+@WORKERS
 def test_stop_iteration_ends_a_loop_where_it_ends_torchs(make_of: MakeOf, where: str, arguments: Any) -> None:
     def build(loader: Any) -> Any:
         generator = torch.Generator().manual_seed(2)
@@ -269,15 +285,6 @@ def test_stop_iteration_ends_a_loop_where_it_ends_torchs(make_of: MakeOf, where:
 
     first, *_ = assert_as_torch(build, on_after_each_end)[0]
     assert len(first) == (4 if where == "without batches" else 2)
-
-
-@pytest.mark.parametrize("error", ["KeyError", "an odd constructor"])
-def test_persistent_workers_outlive_a_datasets_errors_as_torchs_do(make_of: MakeOf, error: str) -> None:
-    def build(loader: Any) -> Any:
-        how: dict[str, Any] = dict(num_workers=2, persistent_workers=True, generator=torch.Generator().manual_seed(2))
-        return loader(make_of(raising_at(4, ERRORS[error])), 2, **how)
-
-    assert_as_torch(build, lambda loader: epochs(loader, 3))
 
 
 def a_pair(image: Any, k: int) -> Any:
@@ -315,41 +322,6 @@ def test_a_collate_fn_gets_tensors_in_the_worker(root: Path, workers: int) -> No
         assert [number for *_, numbers in found for number in numbers] == list(range(SAMPLES))
 
 
-class Waiting:
-    """Holds up sample 4 until it is let go."""
-
-    def __init__(self) -> None:
-        self.event = multiprocessing.Event()
-
-    def __call__(self, image: Any, k: int) -> Any:
-        if k == 4:
-            self.event.wait(LONG_S)
-        return image, k
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_timeout_is_torchs_error(make_of: MakeOf, workers: int) -> None:
-    waiting = Waiting()
-
-    def use(loader: Any) -> Any:
-        waiting.event.clear()
-        batches = iter(loader)
-        seen: list[Any] = []
-        try:
-            seen.extend(batches)
-        except RuntimeError as error:
-            seen.append(Failed.by(error))
-        finally:
-            waiting.event.set()
-        return seen[-1], len(seen) <= 3
-
-    def build(loader: Any) -> Any:
-        return loader(make_of(waiting), 2, num_workers=workers, timeout=0.7, multiprocessing_context="fork")
-
-    failed, _ = assert_as_torch(build, use)
-    assert failed == Failed(RuntimeError, ("DataLoader timed out after 0.7 seconds",))
-
-
 # --- samplers of other indices, batches in the dataset ---------------------------------------------------------------
 
 
@@ -359,28 +331,12 @@ class ByName:
         return *super().__getitem__(0 if name is None else int(name[-1])), str(name)  # type: ignore[misc]
 
 
-class PicturesByName(ByName, Pictures):
-    pass
-
-
-class NumbersByName(ByName, Numbers):
-    pass
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("names", [["n3", "n1", "n6"], [("a", 2), ("b", 5)], ["n1", None, ("c", 4)]], ids=str)
-@pytest.mark.parametrize("kind", ["pictures", "numbers"])
-def test_an_index_may_be_whatever_the_dataset_takes(kind: str, names: list[Any], workers: int, root: Path) -> None:
-    def build(loader: Any, **batches: Any) -> Any:
-        dataset = PicturesByName(str(root), a_pair) if kind == "pictures" else NumbersByName(a_pair)
-        return loader(dataset, num_workers=workers, **batches)
-
-    for batches in (
-        dict(sampler=names, batch_size=2),
-        dict(sampler=names, batch_size=None),
-        dict(batch_sampler=[names]),
-    ):
-        assert_as_torch(functools.partial(build, **batches), one_epoch)
+def test_an_index_may_be_whatever_the_dataset_takes(make_of: MakeOf, names: list[Any], workers: int) -> None:
+    for how in (dict(sampler=names, batch_size=2), dict(sampler=names, batch_size=None), dict(batch_sampler=[names])):
+        build = functools.partial(lambda how, loader: loader(make_of(a_pair, ByName), num_workers=workers, **how), how)
+        assert_as_torch(build, one_epoch)
 
 
 class Batched:
@@ -391,27 +347,14 @@ class Batched:
         return [(*self[k], drawn, type(indices).__name__, at) for at, k in enumerate(indices)]  # type: ignore[index]
 
 
-class BatchedPictures(Batched, Pictures):
-    pass
-
-
-class BatchedNumbers(Batched, Numbers):
-    pass
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["pictures", "numbers"])
 @pytest.mark.parametrize(
-    "arguments",
-    [dict(batch_size=3), dict(batch_size=None), dict(batch_sampler=[(1, 2), range(3, 6)])],
-    ids=["batches", "no batches", "batch sampler"],
+    "arguments", [dict(batch_size=3), dict(batch_size=None), dict(batch_sampler=[(1, 2), range(3, 6)])], ids=str
 )
 @pytest.mark.parametrize("subset", [False, True], ids=["", "subset"])
-def test_a_dataset_that_makes_batches(
-    kind: str, arguments: dict[str, Any], subset: bool, workers: int, root: Path
-) -> None:
+def test_a_dataset_that_makes_batches(make_of: MakeOf, arguments: dict[str, Any], subset: bool, workers: int) -> None:
     def build(loader: Any) -> Any:
-        dataset = BatchedPictures(str(root), a_pair) if kind == "pictures" else BatchedNumbers(a_pair)
+        dataset = make_of(a_pair, Batched)
         return loader(Subset(dataset, range(6, -1, -1)) if subset else dataset, num_workers=workers, **arguments)
 
     assert_as_torch(build)
@@ -459,13 +402,13 @@ class Stream(IterableDataset[Any]):
             yield *self.sample(number), -1 if info is None else info.id, info is None or info.dataset is self
 
 
-class Sized(Stream):
-    """Says that it is as long as ``said``, or as it is."""
+class Sized:
+    """A stream that says that it is as long as ``said``, or as it is."""
 
     said: int | None = None
 
     def __len__(self) -> int:
-        return self.stop - self.start if self.said is None else self.said
+        return self.stop - self.start if self.said is None else self.said  # type: ignore[attr-defined, no-any-return]
 
 
 class PictureStream(Stream):
@@ -482,21 +425,14 @@ class PictureStream(Stream):
         return self.transform(image), (number, target)
 
 
-class SizedPictureStream(PictureStream, Sized):
-    pass
-
-
 Streams = Callable[..., Any]
 
 
 @pytest.fixture(params=["pictures", "numbers"])
 def stream(request: pytest.FixtureRequest, root: Path) -> Streams:
-    def make(sized: bool = False, **arguments: Any) -> Any:
-        if request.param == "numbers":
-            return (Sized if sized else Stream)(**arguments)
-        return (SizedPictureStream if sized else PictureStream)(str(root), **arguments)
-
-    return make
+    kind, given = (Stream, ()) if request.param == "numbers" else (PictureStream, (str(root),))
+    sized_kind = type(kind.__name__, (Sized, kind), {})
+    return lambda sized=False, **arguments: (sized_kind if sized else kind)(*given, **arguments)
 
 
 def part(worker_id: int) -> None:
@@ -605,18 +541,14 @@ PIPED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("arguments", by_default(PIPED, *PIPED.keys() - {"spawned"}))
-def test_a_data_pipe_is_loaded_as_by_torch(stream: Streams, arguments: Any, workers: int) -> None:
+@pytest.mark.parametrize(
+    "pipe",
+    [lambda: IterableWrapper(range(10)).shuffle(buffer_size=4).sharding_filter(), lambda: SequenceWrapper(range(10))],
+    ids=["of a stream", "of a map"],
+)
+def test_a_data_pipe_is_loaded_as_by_torch(stream: Streams, pipe: Any, arguments: Any, workers: int) -> None:
     def build(loader: Any) -> Any:
-        numbers = IterableWrapper(range(10)).shuffle(buffer_size=4).sharding_filter()
-        mine = {name: value for name, value in arguments.items() if workers or name == "batch_size"}
-        return loader(numbers.map(stream().sample), num_workers=workers, **mine)
+        mine = {name: value for name, value in arguments.items() if workers or name in ("batch_size", "shuffle")}
+        return loader(pipe().map(stream().sample), num_workers=workers, **mine)
 
     assert_as_torch(build, epochs if "persistent_workers" in arguments else one_epoch)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_pipe_of_a_map_is_loaded_as_by_torch(stream: Streams, workers: int) -> None:
-    def build(loader: Any) -> Any:
-        return loader(SequenceWrapper(range(10)).map(stream().sample), 3, shuffle=True, num_workers=workers)
-
-    assert_as_torch(build, epochs)

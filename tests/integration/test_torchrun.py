@@ -21,18 +21,16 @@ def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: st
     ranks = 2 if device == "cpu" else torch.cuda.device_count()
     if ranks < 2:
         pytest.skip("one GPU; this is about several")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc_per_node={ranks}",
-        str(SCRIPT),
-        str(photos),
-    ]
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     with open(tmp_path / "out", "w+") as out:
-        subprocess.run(command, env={**os.environ, **hidden}, stdout=out, check=True, timeout=100)
+        subprocess.run(
+            [sys.executable, *launcher, SCRIPT, photos],
+            env={**os.environ, **hidden},
+            stdout=out,
+            check=True,
+            timeout=100,
+        )
         out.seek(0)
         told = sorted((json.loads(line) for line in out if line.startswith("{")), key=lambda each: each["rank"])
     assert [each["rank"] for each in told] == list(range(ranks))

@@ -116,18 +116,29 @@ def test_what_torchvision_cannot_read_is_left_out(
     assert spelled.samples[5][0] in loader.errors[0].reason
 
 
+class Lists(Numbered):
+    """Reads a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
 def collate(samples: list[Any]) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
 @WAYS
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("own_collate", [False, True], ids=["", "own collate_fn"])
+@pytest.mark.parametrize(
+    ("kind", "collate_fn"),
+    [(Numbered, torch.utils.data.default_collate), (Numbered, collate), (Lists, torch.utils.data.default_collate)],
+    ids=["", "own collate_fn", "read at once"],
+)
 def test_a_sample_leaves_with_its_label_or_is_the_next_that_can_be_read_with_its_own(
-    spelled: Numbered, how: Any, workers: int, own_collate: bool, device: str
+    spelled: Numbered, how: Any, workers: int, kind: Any, collate_fn: Any, device: str
 ) -> None:
+    spelled = kind(spelled.root, TRANSFORM)
     damage(spelled, how, 5, 6, 23)
-    collate_fn = collate if own_collate else torch.utils.data.default_collate
     arguments: dict[str, Any] = dict(num_workers=workers, collate_fn=collate_fn, device=device)
     loader = DataLoader(spelled, BATCH, on_error="skip", **arguments)
     for _ in range(2):
@@ -423,19 +434,6 @@ def test_a_picture_in_another_mode_is_never_skipped(
     assert len(found) == 5 and len(loader.errors) == 0
 
 
-class Lists(Numbered):
-    """Reads a batch at once."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-
-def test_datasets_that_read_lists_lose_single_samples_too(spelled: Numbered) -> None:
-    damage(spelled, text, 5)
-    loader = DataLoader(Lists(spelled.root, TRANSFORM), BATCH, num_workers=1, on_error="skip", device="cpu")
-    assert numbers_of(list(loader), spelled)[1] == [4, 6, 7]
-
-
 class TwoViews(Numbered):
     def __getitem__(self, index: int) -> Any:
         path, label = self.samples[index]
@@ -527,12 +525,6 @@ def test_an_image_with_more_pixels_than_allowed_is_not_decoded(spelled: Numbered
     assert numbers_of(list(loader), spelled)[2] == [8, 10, 11]
 
 
-class OpensImages(Numbered):
-    def __getitem__(self, index: int) -> Any:
-        with Image.open(self.samples[index][0]) as image:
-            return self.transform(image.convert("RGB")), index, index
-
-
 def bombs_of(kind: Any, dataset: Numbered, workers: int) -> tuple[list[Any], list[str]]:
     """What becomes of each sample, and the warnings."""
     with warnings.catch_warnings(record=True) as caught:
@@ -545,7 +537,7 @@ def bombs_of(kind: Any, dataset: Numbered, workers: int) -> tuple[list[Any], lis
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("format", ["JPEG", "PNG"])
-@pytest.mark.parametrize("kind", [Numbered, OpensImages])
+@pytest.mark.parametrize("kind", [Numbered, OpensItself])
 @pytest.mark.parametrize("limit", [None, 60_000, 59_999, 30_000, 29_999])
 def test_the_limit_of_pixels_is_pillows(
     spelled: Numbered, kind: Any, format: str, limit: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
