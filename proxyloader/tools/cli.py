@@ -178,7 +178,7 @@ def _doctor(parser: Parser) -> None:
     """Examine this machine and the installed packages.
 
     Checks the driver, torch, torchvision, DALI and nvImageCodec and whether they fit together, the GPUs, /dev/shm,
-    limits, cores and NUMA. Decodes known pictures of each format with each decoder, and compares the pixels with
+    limits and cores. Decodes known pictures of each format with each decoder, and compares the pixels with
     Pillow's. Whatever may crash or hang runs in a child process with a time limit. Each problem comes with a remedy.
 
     Exit status 1: a check failed. Warnings leave it at 0.
@@ -188,7 +188,7 @@ def _doctor(parser: Parser) -> None:
       proxyloader doctor --json
     """
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, for bug reports")
-    _option(parser, "--limit", "S", float, "seconds that each child process may take", 120.0)
+    _option(parser, "--limit", "S", _at_least_1, "seconds that each child process may take", 120)
 
 
 def _verify(parser: Parser) -> None:
