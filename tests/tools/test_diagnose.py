@@ -246,7 +246,7 @@ if __name__ == "__main__":
         Path("left").touch()
 """
 
-OPTIONS = ("--seconds", str(SECONDS))
+OPTIONS = ("--seconds", f"{SECONDS:.0f}")
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ FAILURES: dict[str, tuple[str, str, int, str]] = {
     "raises": ("import os\nos.chdir('/')\n1 / 0", "60", 1, "ZeroDivisionError: division by zero"),
     "is not Python": ("1 +", "60", 1, "SyntaxError"),
     "exits": ("import sys; sys.exit(7)", "60", 7, ""),
-    "for no time": ("print('begun')", "0", 1, "proxyloader: error: seconds must be > 0, got 0"),
+    "for no time": ("print('begun')", "0", 2, "must be an integer >= 1, got '0'"),
     "is not there": ("", "60", 1, "train.py: No such file or directory"),
 }
 

@@ -99,7 +99,8 @@ class diagnosis(AbstractContextManager["diagnosis"]):
         if not isinstance(loader, StockLoader):
             kinds = "torch.utils.data.DataLoader or a proxyloader.DataLoader"
             raise TypeError(f"loader must be a {kinds}, got {type(loader).__name__}")
-        _check(seconds)
+        if not seconds > 0:
+            raise ValueError(f"seconds must be > 0, got {seconds:g}")
         if (processes := World.current().num_shards) > 1:
             raise ValueError(f"diagnose requires a single process, got {processes}: start the script without torchrun")
         self._loader, self._seconds = loader, seconds
@@ -151,11 +152,6 @@ class diagnosis(AbstractContextManager["diagnosis"]):
         self._result = diagnosed(figures)
 
 
-def _check(seconds: float) -> None:
-    if not seconds > 0:
-        raise ValueError(f"seconds must be > 0, got {seconds:g}")
-
-
 @contextmanager
 def _noted(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
     """Note the error of a measurement without which there is a verdict. The report says what is missing, and why."""
@@ -166,10 +162,10 @@ def _noted(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
 
 
 def _steps(seconds: float, least: int = LEAST_STEPS, most: int = MOST_STEPS) -> Iterator[int]:
-    """Count steps for this time, but at least and at most these numbers of them."""
+    """Count steps from 1, for this time, but at least and at most these numbers of them."""
     end_s = time.perf_counter() + seconds
-    for number in range(most):
-        if number >= least and time.perf_counter() >= end_s:
+    for number in range(1, most + 1):
+        if number > least and time.perf_counter() >= end_s:
             return
         yield number
 
@@ -182,10 +178,8 @@ def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Ite
         if on_gpu:
             torch.cuda.synchronize()
         before, begin_s = _usage(), time.perf_counter()
-        steps = 0
-        for _ in _steps(seconds):
+        for steps in _steps(seconds):  # noqa: B007
             yield next(batches)
-            steps += 1
         if on_gpu:
             torch.cuda.synchronize()
         wall_s = time.perf_counter() - begin_s
@@ -354,11 +348,10 @@ def _size(loader: Any) -> float:
 
 
 def diagnose_script(
-    script: Path, arguments: Sequence[str], seconds: float, json_file: Path | None, plot_file: Path | None
+    script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None, plot_file: Path | None
 ) -> int:
     """Run a script, as ``python script arguments`` does, until the loop over its largest loader is diagnosed. Print the
     report, and write it to files. If the script exits or raises an error, so does this, with exit status 1."""
-    _check(seconds)
     script.open().close()
     if plot_file is not None:
         importlib.import_module("matplotlib")
