@@ -176,29 +176,37 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
     It is infinite if the image cannot be decoded, for example for lack of memory.
     """
     encoded, wanted = known_picture(quality=90)
-    how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
-
-    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
-        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
-    )
-    def pictures() -> Any:
-        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
-
-    pipeline, off = pictures(), []
+    pipeline = decoder(device_id, engine_share, padding)
     try:
         pipeline.build()  # even with little memory, as the next decoder would not find more
-        for images in ([encoded], [encoded, encoded]):
-            pipeline.feed_input("images", executor.tensor_list(images))
-            executor.run(pipeline)
-            (decoded,) = pipeline.outputs()
-            on_cpu = decoded if device_id is None else decoded.as_cpu()
-            off += [float(np.abs(np.asarray(found).astype(int) - wanted).mean()) for found in on_cpu]
+        found = [image for count in (1, 2) for image in decode(pipeline, [encoded] * count)]
     except (RuntimeError, MemoryError) as error:
         if "DataLoader worker" in str(error):  # torch's signal handler, as a worker has ended
             raise
         log.info("a picture could not be decoded on GPU %s: %s", device_id, str(error))
         return math.inf
-    return max(off)
+    return max(float(np.abs(image - wanted).mean()) for image in found)
+
+
+def decoder(device_id: int | None, engine_share: float, padding: Padding = ()) -> Pipeline:
+    """Return a pipeline that decodes one or two images, not built yet."""
+    how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
+
+    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
+        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
+    )
+    def images() -> Any:
+        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
+
+    return images()
+
+
+def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
+    """Return the pixels that a decoder makes of one or two files, each (H, W, 3)."""
+    pipeline.feed_input("images", executor.tensor_list(files))
+    executor.run(pipeline)
+    (images,) = pipeline.outputs()
+    return [np.asarray(image).astype(int) for image in (images if pipeline.device_id is None else images.as_cpu())]
 
 
 def known_picture(

@@ -78,11 +78,11 @@ def _demo(parser: Parser) -> None:
       proxyloader demo --data /data/imagenet/train --images 8192 --workers 8
     """
     _option(parser, "--data", "DIR", Path, DATA_HELP)
-    _option(parser, "--images", "N", int, "number of images to create, or to use from DIR", 768)
-    _option(parser, "--batch-size", "N", int, "images per batch (default: 256 with a GPU, 64 without)")
-    _option(parser, "--workers", "N", int, "workers of each loader (default: one per core, at most 16)")
+    _option(parser, "--images", "N", _at_least_1, "number of images to create, or to use from DIR", 768)
+    _option(parser, "--batch-size", "N", _at_least_1, "images per batch (default: 256 with a GPU, 64 without)")
+    _option(parser, "--workers", "N", _at_least_0, "workers of each loader (default: one per core, at most 16)")
     _option(parser, "--device", "DEVICE", _device, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
-    _option(parser, "--steps", "N", int, "training steps, 0 for none", 30)
+    _option(parser, "--steps", "N", _at_least_0, "training steps, 0 for none", 30)
     _option(parser, "--out", "PNG", Path, "the contact sheet (default: demo.png in ~/.cache/proxyloader)")
 
 
@@ -104,7 +104,7 @@ def _diagnose(parser: Parser) -> None:
       proxyloader diagnose train.py --batch-size 256
       proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90
     """
-    _option(parser, "--seconds", "S", float, "approximate duration of the measurement", 60.0)
+    _option(parser, "--seconds", "S", _at_least_1, "approximate duration of the measurement", 60)
     _option(parser, "--json", "FILE", Path, "write the report with all figures to this file", dest="json_file")
     _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
@@ -178,7 +178,7 @@ def _doctor(parser: Parser) -> None:
     """Examine this machine and the installed packages.
 
     Checks the driver, torch, torchvision, DALI and nvImageCodec and whether they fit together, the GPUs, /dev/shm,
-    limits, cores and NUMA. Decodes known pictures of each format with each decoder, and compares the pixels with
+    limits and cores. Decodes known pictures of each format with each decoder, and compares the pixels with
     Pillow's. Whatever may crash or hang runs in a child process with a time limit. Each problem comes with a remedy.
 
     Exit status 1: a check failed. Warnings leave it at 0.
@@ -188,7 +188,7 @@ def _doctor(parser: Parser) -> None:
       proxyloader doctor --json
     """
     parser.add_argument("--json", dest="as_json", action="store_true", help="print JSON, for bug reports")
-    _option(parser, "--limit", "S", float, "seconds that each child process may take", 120.0)
+    _option(parser, "--limit", "S", _at_least_1, "seconds that each child process may take", 120)
 
 
 def _verify(parser: Parser) -> None:
@@ -205,7 +205,7 @@ def _verify(parser: Parser) -> None:
       proxyloader verify /data/web --copy /data/web-without-damaged
     """
     _option(parser, "folder", "DIR", Path, "the data set; folders in it are searched, too")
-    _option(parser, "--processes", "N", int, "that read (default: one for each core)")
+    _option(parser, "--processes", "N", _at_least_1, "that read (default: one for each core)")
     _option(parser, "--sound", "FILE", Path, "write the paths of the sound files to this file")
     _option(parser, "--copy", "DIR", Path, "make a copy of the data set without the bad files, of hard links if it can")
 

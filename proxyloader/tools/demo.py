@@ -54,10 +54,6 @@ def demo(
 ) -> int:
     """Run the demo and return the exit status: 1 if batches differ by more than documented. ``proxyloader demo
     --help`` explains the arguments."""
-    limits = (("images", images, 1), ("batch_size", batch_size, 1), ("workers", workers, 0), ("steps", steps, 0))
-    for name, value, least in limits:
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be >= {least}, got {value}")
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
         raise ValueError(f"device {device} is not available: torch sees {count} CUDA device(s)")

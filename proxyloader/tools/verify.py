@@ -66,11 +66,9 @@ def verify(
         copy: folder for a copy of the data set without the bad files. It has hard links where that is possible.
 
     Raises:
-        ValueError: the folder has no image files, ``copy`` is in it, or ``processes`` is less than 1.
+        ValueError: the folder has no image files, or ``copy`` is in it.
         OSError: the folder cannot be read, or a result cannot be written.
     """
-    if processes is not None and processes < 1:
-        raise ValueError(f"processes={processes}: there must be at least 1, or None for one for each core")
     if copy is not None and copy.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{copy}: it is in {folder}, of which it is to be a copy. Give a folder outside of it")
     if copy is not None and copy.exists() and any(copy.iterdir()):

@@ -33,13 +33,12 @@ def test_a_step_that_waits_for_the_gpu_is_a_model(photos: Path) -> None:
     found = diagnosed(photos, step)
     assert found.bound == "model"
     assert found.figures.step.gpu_percent is not None and found.figures.step.gpu_percent > 50
-    assert "the step keeps the GPU" in found.reasons[0]
 
 
 def test_a_step_of_python_is_the_cpu_of_the_loop(photos: Path) -> None:
     found = diagnosed(photos, lambda batch: compute(0.15))
     assert found.bound == "loop"
-    assert "the step keeps the GPU" in found.reasons[0]
+    assert found.figures.step.gpu_percent is not None
 
 
 def test_reads_that_wait_are_the_disk(photos: Path) -> None:

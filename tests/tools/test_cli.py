@@ -102,7 +102,9 @@ class TestUsageErrors:
         ("argv", "message"),
         [
             ((), "the following arguments are required: VERB"),
-            (("demo", "--images", "many"), "argument --images: invalid int value: 'many'"),
+            (("demo", "--images", "many"), "argument --images: must be an integer >= 1, got 'many'"),
+            (("demo", "--images", "0"), "argument --images: must be an integer >= 1, got '0'"),
+            (("demo", "--workers", "-1"), "argument --workers: must be an integer >= 0, got '-1'"),
             *[
                 (("demo", "--device", text), NO_DEVICE.format(text))
                 for text in ("gpu", "cuda:", "cuda:x", "cuda:1000", "")

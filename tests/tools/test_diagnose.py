@@ -82,7 +82,7 @@ def test_what_bounds_a_training_is_found(photos: Path, bound: str, dataset: Any,
 def test_measurements_that_fail_are_told_with_their_errors(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "usable_cores", lambda: 2)
     figures = proxyloader.diagnose(loader_of(photos, OnlyForOneWorker, num_workers=1), print, seconds=SECONDS).figures
-    assert figures.waiting is None and figures.speedups == {2: 0.0}
+    assert figures.waiting is None and figures.speedups == {}
     assert {type(each) for each in (figures.both.cpu_s, figures.both.thread, figures.step_s("stock"))} == {float}
     assert figures.unmeasured["the share of reading a sample that is waiting"] == "OSError: locked"
     assert figures.unmeasured["num_workers=2"].startswith("OSError: ")
@@ -93,15 +93,15 @@ def test_measurements_that_fail_are_told_with_their_errors(photos: Path, monkeyp
 
 def phase(step_ms: float, **more: Any) -> Phase:
     """Steps that take this long on an idle machine."""
-    idle = {"waits_s": (0.001, 0.001), "cpu_s": 0.0, "thread": 0.0, "workers": 0.0, "bytes_per_s": 0.0}
-    return Phase(**{"step_s": step_ms / 1000, **idle, "disk_share": 0.0, **more})
+    idle = {"cpu_s": 0.0, "thread": 0.0, "workers": 0.0, "disk_share": 0.0}
+    return Phase(**{"step_s": step_ms / 1000, **idle, **more})
 
 
 def figures(step_ms: float, stock_ms: float, ours_ms: float, **more: Any) -> Figures:
     """Batches of 100 images, for which proxyloader takes 50 ms of CPU time, and the stock loader 800."""
-    ours, stock = phase(ours_ms, cpu_s=0.05, first_batch_s=3.0), phase(stock_ms, cpu_s=0.8, first_batch_s=1.0)
+    ours, stock = phase(ours_ms, cpu_s=0.05), phase(stock_ms, cpu_s=0.8)
     both, alone = phase(max(step_ms, ours_ms)), {"proxyloader": ours, "stock": stock}
-    measured = Figures("proxyloader", both, phase(step_ms), alone, "", 100, 8, 16, 0.1, {})  # type: ignore[arg-type]
+    measured = Figures("proxyloader", both, phase(step_ms), alone, 100, 8, 16, 0.1, {})  # type: ignore[arg-type]
     return dataclasses.replace(measured, **more)
 
 
@@ -119,7 +119,7 @@ SLOW_LOADERS: dict[str, tuple[Phase, float | None, str]] = {
     "from memory": (phase(100, disk_share=0.1), 0.1, "input"),
     "unknown": (phase(100), None, "input"),
     "busy workers": (phase(100, workers=7.0), 0.9, "input"),
-    "busy engines": (phase(100, jpeg_percent=99.0), 0.9, "input"),
+    "busy GPU": (phase(100, gpu_percent=99.0), 0.9, "input"),
     "busy thread": (phase(100, thread=0.9), 0.9, "input"),
 }
 
@@ -141,11 +141,11 @@ def test_the_report_says_what_each_loader_gives() -> None:
         "Input-bound: a step takes 80.0 ms, 50.0 ms without loading, and loading 80.0 ms. proxyloader is worth it: "
         "1,250 instead of 500 images/s, 2.50x"
     )
-    assert found.reasons[1:] == (
+    assert found.reasons == (
+        "Alone, the workers are 0 % busy",
+        "Reading a sample waits 10 % of its time",
         "With stock, loading costs 75 % of a step: a loader that takes no time gives 4.00x",
         "proxyloader is faster with steps of less than 190 ms (here 50.0)",
-        "CPU time per batch: 50.0 ms with proxyloader, 800 ms with the stock loader",
-        "It makes up for its later start after 17 batches",
     )
     assert found.suggestions == (
         "num_workers=16: the loader alone is 1.30x as fast",
@@ -168,7 +168,7 @@ def test_it_is_worth_it_where_steps_get_shorter(step_ms: float, stock_ms: float,
         ({"both": phase(160)}, "proxyloader may be worth it"),
         ({"step": phase(50, cpu_s=2.0), "cores": 2}, "proxyloader is worth it: 97.6 instead of 71.4 images/s, 1.37x"),
         ({"unmeasured": {"num_workers=4": "OSError: x"}}, "Not measured: num_workers=4 (OSError: x)"),
-        ({"alone": {"proxyloader": phase(80)}, "failure": "TypeError: x"}, "no other loader to compare with (Type"),
+        ({"alone": {"proxyloader": phase(80)}}, "There is no other loader to compare with"),
     ],
     ids=["without workers", "interference", "unsure", "shared cores", "unmeasured", "one loader"],
 )  # fmt: skip
@@ -242,7 +242,7 @@ if __name__ == "__main__":
         Path("left").touch()
 """
 
-OPTIONS = ("--seconds", str(SECONDS))
+OPTIONS = ("--seconds", f"{SECONDS:.0f}")
 
 
 @pytest.fixture
@@ -274,12 +274,17 @@ def test_a_script_runs_until_its_largest_loader_is_diagnosed(
 
 
 FAILURES: dict[str, tuple[str, str, int, str]] = {
-    "ends before": (SCRIPT.format(module="torch.utils.data", epochs=0), "60", 1, "was measured. Sizes of the datasets"),
-    "has no loader": ("import os; assert __name__ == '__main__' and os.path.isabs(__file__)", "60", 1, "over: none."),
+    "ends before": (SCRIPT.format(module="torch.utils.data", epochs=0), "60", 1, "before that was measured"),
+    "has no loader": (
+        "import os; assert __name__ == '__main__' and os.path.isabs(__file__)",
+        "60",
+        1,
+        "before that was measured",
+    ),
     "raises": ("import os\nos.chdir('/')\n1 / 0", "60", 1, "ZeroDivisionError: division by zero"),
     "is not Python": ("1 +", "60", 1, "SyntaxError"),
     "exits": ("import sys; sys.exit(7)", "60", 7, ""),
-    "for no time": ("print('begun')", "0", 1, "proxyloader: error: seconds must be > 0, got 0"),
+    "for no time": ("print('begun')", "0", 2, "must be an integer >= 1, got '0'"),
     "is not there": ("", "60", 1, "train.py: No such file or directory"),
 }
 

@@ -16,8 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from proxyloader.tools import doctor
-from proxyloader.tools.doctor import FILES, FILES_PER_WORKER, Machine, ask, examine
+from proxyloader.tools.doctor import Machine, ask, examine
 
 from .. import scripts
 from ..faults import await_true
@@ -37,7 +36,7 @@ def run(*options: str, under: Sequence[str] = (), site: bool = True, env: Mappin
     everything = {**environment(), **env}
     if site:
         everything["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
-    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=2 * WAIT_S)
+    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=4 * WAIT_S)
 
 
 def report(*options: str, **how: Any) -> tuple[int, dict[str, Any]]:
@@ -62,8 +61,8 @@ def test_a_sound_machine_without_a_gpu() -> None:
     assert (status, failing(findings)) == (0, set())
     assert findings["GPU"]["status"] == "warn" and "--gpus all" in findings["GPU"]["remedy"]
     assert findings[ON_CPU]["found"] == f"correct pixels: {ALL_FORMATS}"
-    names = {"Python", "driver", "torch", "torchvision", "DALI", "nvImageCodec", "requirements", "/dev/shm"}
-    assert names | {"open files", "cores", "NUMA", "CUDA_DEVICE_MAX_CONNECTIONS"} <= findings.keys()
+    names = {"Python", "driver", "torch", "torchvision", "DALI", "nvImageCodec", "/dev/shm", "open files", "cores"}
+    assert names | {"CUDA_DEVICE_MAX_CONNECTIONS"} <= findings.keys()
 
 
 MISSING = "libcudart.so.13: cannot open shared object file"
@@ -80,7 +79,7 @@ FAILED = f"exit status 1: ImportError: {MISSING}"
         pytest.param(
             "nvimgcodec",
             {"nvImageCodec", ON_CPU},
-            {ON_CPU: "JPEG: dlopen libnvimgcodec.so failed!", "requirements": "requires nvidia-nvimgcodec"},
+            {ON_CPU: "JPEG: dlopen libnvimgcodec.so failed!"},
             "",
             marks=pytest.mark.exhaustive,
         ),
@@ -166,7 +165,7 @@ def test_a_child_that_crashes_or_hangs_keeps_its_answers(
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
-    told, failed = ask([question], limit_s)[question]
+    told, failed = ask(question, limit_s)
     assert len(told) == answers and failed.startswith(failure)
 
 
@@ -191,7 +190,7 @@ def test_ctrl_c_waits_for_no_child_that_hangs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("limit", ["0", "nan"])
 def test_a_limit_must_be_positive(limit: str) -> None:
     done = run("--limit", limit)
-    assert (done.returncode, done.stderr) == (1, f"proxyloader: error: limit must be > 0, got {limit}\n")
+    assert done.returncode == 2 and f"must be an integer >= 1, got '{limit}'" in done.stderr
 
 
 @pytest.mark.slow
@@ -203,26 +202,25 @@ def test_the_table_shows_a_small_dev_shm_and_few_open_files(may_mount: None) -> 
     (shm,) = [number for number, line in enumerate(lines) if line.startswith("warn  /dev/shm")]
     assert lines[shm].endswith("64 of 64 MB free") and lines[shm + 1].startswith("-> Start containers with --shm-size")
     (files,) = [number for number, line in enumerate(lines) if "open files  " in line]
-    assert "at most 64; " in lines[files] and "nofile=65536" in lines[files + 1]
-    assert done.returncode == (1 if lines[files].startswith("fail") else 0)
-    assert lines[-1].endswith(f"{done.returncode} failed")
+    assert lines[files].endswith("at most 64") and "nofile=65536" in lines[files + 1]
+    assert done.returncode == 0 and lines[-1].endswith("0 failed")
 
 
 # --- machines that are not here: what the child processes would answer ------------------------------------------------
 
-SEEN = {"name": "NVIDIA H200", "uuid": "1", "capability": "9.0", "error": "", "free": 130.0, "total": 140.0}
+SEEN = {"name": "NVIDIA H200", "uuid": "1", "error": ""}
 PICTURE = {"format": "JPEG", "bound": 3, "error": "", "levels_off": 1, "by_engines": True}
 BY_CUDA = {**PICTURE, "levels_off": 3, "by_engines": False}
-NO_WEBP = {**PICTURE, "format": "WebP", "error": "x encountered: y"}
+NO_WEBP = {**PICTURE, "format": "WebP", "error": "y"}
 
 
 def found_on(
     *, driver: Any = 13.0, torch: str = "2.14.1", cuda: Any = 13.0, dali: Any = ("2.4.0", 12), codec: int = 9000,
-    gpu: Any = SEEN, engines: str = "JPEG engines", near: Any = None, pictures: Any = PICTURE, root: str = "/",
+    gpu: Any = SEEN, engines: str = "JPEG engines", pictures: Any = PICTURE, root: str = "/",
     builds: Mapping[str, str] | None = None, driver_failure: str = "", decoder_failure: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the findings of a machine with one GPU, by name."""
-    known = {"uuid": "GPU-1", "engines": engines, **({} if near is None else {"near": near})}
+    known = {"uuid": "GPU-1", "engines": engines}
     told = [{"version": "580.82", "cuda": driver}, known] if driver else [{"cuda": None}]
     seen = [gpu] if gpu and driver else []
     answers: dict[str, Any] = {
@@ -253,17 +251,15 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
                    "nvidia-dali-cuda120 2.4; nvidia-dali-cuda130 2.4; built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
     "old Pillow": ({"builds": {"pillow": "10.4"}}, "Pillow", "warn", "10.4", "pillow>=11"),
-    "a GPU": ({}, "GPU 0", "ok", "H200, compute capability 9.0, JPEG engines, 130.0 of 140.0 GB free", ""),
-    "a full GPU": ({"gpu": {**SEEN, "free": 0.1}}, "GPU 0", "warn", "0.1 of 140.0 GB free", "nvidia-smi"),
+    "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
     "a GPU without kernels": ({"gpu": {**SEEN, "error": "no image"}}, "GPU 0", "fail", "no image", "torch"),
     "engines": ({}, ENGINES, "ok", "correct pixels: JPEG", ""),
     "CUDA for engines": ({"pictures": BY_CUDA}, ENGINES, "warn", "CUDA decodes instead", "video"),
     "no engines": ({"pictures": BY_CUDA, "engines": "no JPEG engines"}, ENGINES, "ok", "CUDA", ""),
     "wrong on a GPU": ({"pictures": {**PICTURE, "levels_off": 200}}, CUDA, "fail", "200", "cpu"),
     "no decoder": ({"pictures": NO_WEBP}, ON_CPU, "warn", "WebP: y", "Pillow"),
-    "far GPU": ({"near": [99999]}, "NUMA", "warn", "no core near GPU 0", "numactl"),
-    "near GPU": ({"near": [*os.sched_getaffinity(0)]}, "NUMA", "ok", "node(s)", ""),
-    "no /dev/shm": ({"root": "/nowhere"}, "/dev/shm", "fail", "missing", "--shm-size"),
+    "cores near a GPU": ({}, "NUMA", "ok", "nvidia-smi topo -m", ""),
+    "no /dev/shm": ({"root": "/nowhere"}, "/dev/shm", "warn", "0 of 0 MB free", "--shm-size"),
 }  # fmt: skip
 
 
@@ -279,19 +275,10 @@ def test_what_does_not_fit_is_found(
     assert {ENGINES, CUDA} & findings.keys() == ({ENGINES, CUDA} if is_usable else set())
 
 
-def test_a_check_that_raises_is_a_finding_and_does_not_stop_the_others() -> None:
-    findings = found_on(builds={"pillow": "no version"})
-    assert findings["environment"].status == "warn"
-    assert findings["environment"].found.startswith("this check raised InvalidVersion: ")
-    assert {"Python", "GPU 0", ON_CPU, "open files", "NUMA"} <= findings.keys()
-
-
 @pytest.mark.parametrize(
     ("variable", "value", "status", "found"),
     [
         ("CUDA_VISIBLE_DEVICES", "", "warn", "hidden by CUDA_VISIBLE_DEVICES=''"),
-        ("CUDA_LAUNCH_BLOCKING", "1", "warn", "1: the CPU waits"),
-        ("NVIDIA_DRIVER_CAPABILITIES", "compute,utility", "warn", "compute,utility: the JPEG engines need video"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "7", "warn", "7: the decoder and the model wait"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "warn", "many: the decoder and the model wait"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "8", "ok", "8"),
@@ -310,22 +297,13 @@ def test_variables_that_slow_down_loading_are_warnings(
 
 
 @pytest.mark.parametrize(
-    ("group", "files", "status"),
-    [
-        ("0::/a/b", {"a/b/cpu.max": "50000 100000"}, "warn"),
-        ("0::/a/b", {"a/cpu.max": "50000 100000", "a/b/cpu.max": "max 100000"}, "warn"),
-        ("0::/a", {"cpu.max": "50000 100000"}, "warn"),  # in a container the path may be the host's
-        ("0::/", {"cpu.max": "max 100000"}, "ok"),
-        ("0::/", {"cpu.max": "100000000 100000"}, "ok"),
-        ("3:cpuset:/", {}, "ok"),
-    ],
+    ("told", "status"),
+    [("50000 100000", "warn"), ("max 100000", "ok"), ("100000000 100000", "ok"), (None, "ok")],
 )
-def test_a_cgroup_quota_below_the_cores_is_a_warning(
-    tmp_path: Path, group: str, files: dict[str, str], status: str
-) -> None:
-    for name, text in {"proc/self/cgroup": group, **{f"sys/fs/cgroup/{name}": files[name] for name in files}}.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{text}\n")
+def test_a_cgroup_quota_below_the_cores_is_a_warning(tmp_path: Path, told: str | None, status: str) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    if told is not None:
+        (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{told}\n")
     finding = found_on(root=str(tmp_path))["cores"]
     assert finding.status == status
     assert status == "ok" or ("cgroup quota of 0.5" in finding.found and "num_workers=1" in finding.remedy)
@@ -334,48 +312,26 @@ def test_a_cgroup_quota_below_the_cores_is_a_warning(
 @pytest.mark.parametrize(
     ("most", "status", "found"),
     [
-        (35, "fail", "at most 35; a loader with a worker per core opens 36"),
-        (36, "warn", "at most 36; "),
-        (1023, "warn", "at most 1023; "),
+        (1023, "warn", "at most 1023"),
         (1024, "ok", "at most 1024"),
         (resource.RLIM_INFINITY, "ok", "unlimited"),
     ],
 )
 def test_few_open_files_are_found(monkeypatch: pytest.MonkeyPatch, most: int, status: str, found: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (most, most)}[limit])
-    monkeypatch.setattr(doctor, "usable_cores", lambda: 4)
     finding = found_on()["open files"]
     assert finding.status == status and finding.found.startswith(found)
 
 
 @pytest.mark.parametrize(
-    ("size_mb", "free_mb", "remedy"), [(2047, 2047, "--shm-size"), (8192, 2047, "Delete"), (2048, 2048, "")]
+    ("size_mb", "free_mb", "remedy"), [(2047, 2047, "--shm-size"), (8192, 2047, "delete"), (2048, 2048, "")]
 )
 def test_a_small_or_full_dev_shm_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_mb: int, free_mb: int, remedy: str
 ) -> None:
     (tmp_path / "dev" / "shm").mkdir(parents=True)
-    told = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mb, f_bavail=free_mb)
+    told = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mb, f_bavail=free_mb, f_bfree=free_mb)
     monkeypatch.setattr(os, "statvfs", lambda _: told)
     finding = found_on(root=str(tmp_path))["/dev/shm"]
     assert finding.found == f"{free_mb:,} of {size_mb:,} MB free"
     assert finding.status == ("warn" if remedy else "ok") and remedy in finding.remedy
-
-
-OPENED = """
-import os, sys
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from proxyloader import DataLoader
-dataset = ImageFolder(sys.argv[1], transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()]))
-most = 0
-for _ in DataLoader(dataset, 4, num_workers=int(sys.argv[2]), device="cpu"):
-    most = max(most, len(os.listdir("/proc/self/fd")))
-print(most)
-"""
-
-
-def test_a_loader_opens_no_more_files_than_the_doctor_counts(photos: Path) -> None:
-    done = scripts.run(OPENED, photos, 4, timeout_s=WAIT_S)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= FILES + 4 * FILES_PER_WORKER

@@ -141,7 +141,6 @@ print(look_at({min(kinds)!r}))
     [
         (["{root}/empty"], "it has no file with the suffix of an image"),
         (["{root}/missing"], "{root}/missing: No such file or directory"),
-        (["{root}", "--processes", "0"], "processes=0: there must be at least 1"),
         (["{root}", "--copy", "{root}/copy"], "{root}/copy: it is in {root}, of which it is to be a copy"),
         (["{root}/full", "--copy", "{root}/other"], "{root}/other: it is not empty"),
         (["{root}/full", "--sound", "{root}/missing/sound.txt"], "{root}/missing/sound.txt: No such file or directory"),

@@ -24,10 +24,8 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -57,8 +55,6 @@ SHARES = {"warm up": 0.1, "both": 0.25, "step": 0.15, "loader": 0.15, "other": 0
 LEAST_STEPS, MOST_STEPS = 3, 1000
 """Number of steps in a phase, however long or short they are."""
 
-GPU_SAMPLED_EVERY_S = 0.05
-
 ARGUMENTS = "num_workers collate_fn pin_memory timeout worker_init_fn multiprocessing_context generator"
 ARGUMENTS += " prefetch_factor persistent_workers pin_memory_device in_order"
 """Arguments of torch's loader that do not select samples."""
@@ -67,29 +63,25 @@ ARGUMENTS += " prefetch_factor persistent_workers pin_memory_device in_order"
 def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
     """Measure what bounds a training, and what proxyloader gains there.
 
-    This measures the loop as it is, its step alone with one batch again and again, the loader alone, the other kind of
-    loader over the same samples (torch's for proxyloader's, and vice versa), and other numbers of workers. ``step`` is
-    called with some hundred batches, so it trains the model. Requires Linux and ``pip install 'proxyloader[bench]'``.
+    ``step`` does with a batch what the training loop does. It is called with some hundred batches, so it trains the
+    model. Requires Linux and ``pip install 'proxyloader[bench]'``.
 
     Args:
         loader: a ``torch.utils.data.DataLoader`` or a ``proxyloader.DataLoader``.
-        step: function of a batch that does what the training loop does.
+        step: function of a batch.
         seconds: approximate duration.
-
-    Returns:
-        The verdict, its reasons and the figures. ``print()`` shows a report.
 
     Raises:
         TypeError: ``loader`` is not a DataLoader.
         ValueError: ``seconds`` is not positive, the loader yields no batches, or there are several processes.
     """
-    with DiagnosedLoop(loader, seconds) as loop:
+    with diagnosis(loader, seconds=seconds) as loop:
         for batch in loop:
             step(batch)
     return loop.result
 
 
-def diagnosis(loader: Any, *, seconds: float = 60.0) -> DiagnosedLoop:
+class diagnosis(AbstractContextManager["diagnosis"]):
     """Measure a training loop of your own, as ``diagnose`` does.
 
     ::
@@ -102,17 +94,13 @@ def diagnosis(loader: Any, *, seconds: float = 60.0) -> DiagnosedLoop:
     The loop ends by itself when everything is measured, possibly after several epochs. ``batches.result`` raises
     RuntimeError if it was left early.
     """
-    return DiagnosedLoop(loader, seconds)
 
-
-class DiagnosedLoop(AbstractContextManager["DiagnosedLoop"]):
-    """The batches of a loader, for a loop that is measured."""
-
-    def __init__(self, loader: Any, seconds: float) -> None:
+    def __init__(self, loader: Any, *, seconds: float = 60.0) -> None:
         if not isinstance(loader, StockLoader):
             kinds = "torch.utils.data.DataLoader or a proxyloader.DataLoader"
             raise TypeError(f"loader must be a {kinds}, got {type(loader).__name__}")
-        _check(seconds)
+        if not seconds > 0:
+            raise ValueError(f"seconds must be > 0, got {seconds:g}")
         if (processes := World.current().num_shards) > 1:
             raise ValueError(f"diagnose requires a single process, got {processes}: start the script without torchrun")
         self._loader, self._seconds = loader, seconds
@@ -133,12 +121,9 @@ class DiagnosedLoop(AbstractContextManager["DiagnosedLoop"]):
 
     def _measured(self) -> Generator[Any, None, None]:
         loader, seconds = self._loader, {name: share * self._seconds for name, share in SHARES.items()}
-        begin_s, ahead, phases = time.perf_counter(), _prefetched(loader), list[Phase]()
+        ahead, phases = _prefetched(loader), list[Phase]()
         with closing(_endless(loader)) as batches:
-            batch = next(batches)
-            first_batch_s = time.perf_counter() - begin_s
-            yield batch
-            for _ in _steps(seconds["warm up"], most=ahead + LEAST_STEPS):
+            for _ in _steps(seconds["warm up"], most=1 + ahead + LEAST_STEPS):
                 yield next(batches)
             for batch in _measure(batches, seconds["both"], phases):
                 yield batch
@@ -146,37 +131,30 @@ class DiagnosedLoop(AbstractContextManager["DiagnosedLoop"]):
             for _ in _steps(ahead_s, least=0, most=sys.maxsize):
                 yield batch
             yield from _measure(repeat(batch), seconds["step"] - ahead_s, phases)
-            alone = replace(_drawn(batches, ahead, seconds["loader"]), first_batch_s=first_batch_s)
+            alone = _drawn(batches, ahead, seconds["loader"])
         kinds: tuple[Kind, Kind] = ("proxyloader", "stock")
         kind, other = kinds if isinstance(loader, DataLoader) else kinds[::-1]
         loaders, unmeasured = {kind: alone}, dict[str, str]()
-        with _noted("other", unmeasured):
+        with _noted(other, unmeasured):
             loaders[other] = _alone(_other_kind(loader), seconds["other"])
         figures = Figures(
             watched=kind,
             both=phases[0],
             step=phases[1],
             alone=loaders,
-            failure=unmeasured.pop("other", ""),
-            batch_size=_images_in(batch) or loader.batch_size or 1,
+            batch_size=next((len(each) for each in tree_leaves(batch) if getattr(each, "ndim", 0)), 1),
             num_workers=loader.num_workers,
             cores=usable_cores(),
             waiting=_waiting(loader.dataset, unmeasured),
-            speedups=_speedups(loader, seconds["workers"], unmeasured),
+            speedups=_speedups(loader, alone.step_s, seconds["workers"], unmeasured),
             unmeasured=unmeasured,
         )
         self._result = diagnosed(figures)
 
 
-def _check(seconds: float) -> None:
-    if not seconds > 0:
-        raise ValueError(f"seconds must be > 0, got {seconds:g}")
-
-
 @contextmanager
 def _noted(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
-    """Note the error of a measurement without which there is a verdict: a dataset that only one kind of loader can
-    read, an unreadable file, no memory for a second loader. The report says what is missing, and why."""
+    """Note the error of a measurement without which there is a verdict. The report says what is missing, and why."""
     try:
         yield
     except Exception as error:
@@ -184,35 +162,30 @@ def _noted(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
 
 
 def _steps(seconds: float, least: int = LEAST_STEPS, most: int = MOST_STEPS) -> Iterator[int]:
-    """Count steps for this time, but at least and at most these numbers of them."""
+    """Count steps from 1, for this time, but at least and at most these numbers of them."""
     end_s = time.perf_counter() + seconds
-    for number in range(most):
-        if number >= least and time.perf_counter() >= end_s:
+    for number in range(1, most + 1):
+        if number > least and time.perf_counter() >= end_s:
             return
         yield number
 
 
 def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Iterator[Any]:
     """Yield batches for this time, and append what a step between two of them took."""
-    on_gpu, waits_s = torch.cuda.is_initialized(), list[float]()  # type: ignore[no-untyped-call]
-    load: AbstractContextManager[dict[str, float]] = _gpu_load() if on_gpu else nullcontext({})
-    with load as shares:
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    load: AbstractContextManager[list[float]] = _gpu_load() if on_gpu else nullcontext([])
+    with load as gpu_load:
         if on_gpu:
             torch.cuda.synchronize()
         before, begin_s = _usage(), time.perf_counter()
-        for _ in _steps(seconds):
-            asked_s = time.perf_counter()
-            batch = next(batches)
-            waits_s.append(time.perf_counter() - asked_s)
-            yield batch
+        for steps in _steps(seconds):  # noqa: B007
+            yield next(batches)
         if on_gpu:
             torch.cuda.synchronize()
-        wall_s, steps = time.perf_counter() - begin_s, len(waits_s)
+        wall_s = time.perf_counter() - begin_s
         cpu_s, thread_s, workers_s, read, from_disk = (max(0.0, each) for each in (_usage() - before).tolist())
-    p50, p99 = np.quantile(waits_s, (0.5, 0.99)).tolist()
-    means = (wall_s / steps, (p50, p99), cpu_s / steps, thread_s / wall_s, workers_s / wall_s)
-    reads = (read / wall_s, from_disk / max(read, 1.0))
-    phases.append(Phase(*means, *reads, 0.0, shares.get("gpu_percent"), shares.get("jpeg_percent")))
+    shares = (thread_s / wall_s, workers_s / wall_s, from_disk / max(read, 1.0))
+    phases.append(Phase(wall_s / steps, cpu_s / steps, *shares, float(np.mean(gpu_load)) if gpu_load else None))
 
 
 def _usage() -> NDArray[np.float64]:
@@ -242,29 +215,22 @@ def _delay_s(schedstat: Path) -> float:
 
 
 @contextmanager
-def _gpu_load() -> Iterator[dict[str, float]]:
-    """Sample the load of the GPU and its JPEG engines in a thread. At the end the dictionary gets the means of what
-    NVML knows: a GPU may have no JPEG engines, and some systems have no NVML."""
-    uuid, done = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid, threading.Event()
-    means, samples = dict[str, float](), {"gpu_percent": list[float](), "jpeg_percent": list[float]()}
+def _gpu_load() -> Iterator[list[float]]:
+    """Sample the utilization of the GPU in a thread, in percent, if NVML knows it."""
+    device, done, samples = torch.cuda.current_device(), threading.Event(), list[float]()
 
     def sample() -> None:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            while not done.wait(GPU_SAMPLED_EVERY_S):
-                samples["gpu_percent"].append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
-                with suppress(pynvml.NVMLError, AttributeError):  # AttributeError: an older nvidia-ml-py
-                    samples["jpeg_percent"].append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
+        with suppress(pynvml.NVMLError, RuntimeError):  # RuntimeError: torch finds no NVML
+            while not done.wait(0.05):
+                samples.append(torch.cuda.utilization(device))
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     try:
-        yield means
+        yield samples
     finally:
         done.set()
         thread.join(10)
-    means |= {name: float(np.mean(values)) for name, values in samples.items() if values}
 
 
 def _waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
@@ -293,12 +259,6 @@ def _prefetched(loader: Any) -> int:
     return int(loader.num_workers) * (loader.prefetch_factor or 0) + getattr(loader, "prefetch", 0)
 
 
-def _images_in(batch: Any) -> int:
-    """Return the length of the first tensor with the shape of images, (N, C, H, W), or 0."""
-    tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor))
-    return next((len(tensor) for tensor in tensors if tensor.ndim == 4), 0)
-
-
 def _other_kind(loader: Any) -> Any:
     """Return a loader of the other kind over the same samples, with the same arguments."""
     arguments = {name: getattr(loader, name) for name in ARGUMENTS.split()}
@@ -312,36 +272,27 @@ def _other_kind(loader: Any) -> Any:
 
 
 def _alone(loader: Any, seconds: float) -> Phase:
-    """Measure a loader alone for about this time, including its start."""
-    begin_s = time.perf_counter()
     with closing(_endless(loader)) as batches:
-        next(batches)
-        first_batch_s = time.perf_counter() - begin_s
-        phase = _drawn(batches, _prefetched(loader), max(seconds - first_batch_s, seconds / 3))
-    return replace(phase, first_batch_s=first_batch_s)
+        return _drawn(batches, _prefetched(loader), seconds)
 
 
 def _drawn(batches: Iterator[Any], ahead: int, seconds: float) -> Phase:
-    """Draw batches for this time, after those that were prefetched, or a third of it."""
+    """Measure a loader alone for this time, after the batches that were prefetched, or a third of it."""
     end_s, phases = time.perf_counter() + seconds, list[Phase]()
-    for _ in _steps(seconds / 3, least=0, most=ahead):
+    for _ in _steps(seconds / 3, least=1, most=ahead + 1):
         next(batches)
     for _ in _measure(batches, end_s - time.perf_counter(), phases):
         pass
     return phases[0]
 
 
-def _speedups(loader: Any, seconds: float, unmeasured: dict[str, str]) -> dict[int, float]:
-    """Return the speedup of the loader alone with other numbers of workers; 0 if it raises an error."""
-    workers, cores = loader.num_workers, usable_cores()
+def _speedups(loader: Any, step_s: float, seconds: float, unmeasured: dict[str, str]) -> dict[int, float]:
+    """Return how much faster than ``step_s`` the loader alone is with other numbers of workers."""
+    workers, cores, speedups = loader.num_workers, usable_cores(), dict[int, float]()
     counts = sorted({count for count in (workers // 2, 2 * workers, cores) if 0 < count <= cores} - {workers})
-    speedups = dict.fromkeys(counts, 0.0)
     for count in counts:
         with _noted(f"num_workers={count}", unmeasured):
-            before, after = (
-                _alone(_with_workers(loader, each), seconds / (2 * len(counts))) for each in (workers, count)
-            )
-            speedups[count] = before.step_s / after.step_s
+            speedups[count] = step_s / _alone(_with_workers(loader, count), seconds / len(counts)).step_s
     return speedups
 
 
@@ -356,73 +307,61 @@ class _Ended(BaseException):
     """Ends a script whose loop has been measured. ``except Exception`` does not catch it."""
 
 
-class _Watch:
-    """Diagnoses the loop over the largest loader of a script, and then ends the script. Loops over smaller loaders go
-    on, and so does a loop that is left early, such as ``next(iter(loader))``: the next one is diagnosed then."""
+@contextmanager
+def _watched(seconds: float) -> Iterator[list[Diagnosis]]:
+    """Diagnose the loop over the largest loader of a script, and then end the script. Loops over smaller loaders go on,
+    and so does a loop that is left early, such as ``next(iter(loader))``: the next one is diagnosed then."""
+    found, measured = list[Diagnosis](), list[Any]()
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self.looping, self.sizes = seconds, False, set[float]()
-        self.loaders: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.result: Diagnosis | None = None
-
-    def init(self, init: Callable[..., None]) -> Callable[..., None]:
-        def noted(loader: Any, *arguments: Any, **options: Any) -> None:
-            init(loader, *arguments, **options)
-            if not _is_inner(loader):
-                self.loaders.add(loader)
-
-        return noted
-
-    def iter(self, begin: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def watched(loader: Any) -> Any:
-            if _is_inner(loader) or self.looping or self.result is not None:
-                return begin(loader)
-            self.sizes.add(_size(loader))
-            return self.loop(loader) if _size(loader) >= max(map(_size, self.loaders), default=0) else begin(loader)
-
-        return watched
-
-    def loop(self, loader: Any) -> Iterator[Any]:
+    def loop(loader: Any) -> Iterator[Any]:
         name = type(loader.dataset).__name__
-        print(f"proxyloader: measuring the loop over {name} for about {self.seconds:g} s", file=sys.stderr)
-        self.looping = True
+        print(f"proxyloader: measuring the loop over {name} for about {seconds:g} s", file=sys.stderr)
+        measured.append(loader)
         try:
-            with DiagnosedLoop(loader, self.seconds) as batches:
+            with diagnosis(loader, seconds=seconds) as batches:
                 yield from batches
-                self.result = batches.result
+                found.append(batches.result)
         finally:
-            self.looping = False
+            measured.clear()
         raise _Ended
 
+    def patched(kind: Any) -> Any:
+        begin = kind.__iter__
 
-def _is_inner(loader: Any) -> bool:
-    """Whether this is the torch loader inside one of ours."""
-    return type(loader).__module__.startswith("proxyloader.workers")
+        def iterate(loader: Any) -> Iterator[Any]:
+            sizes = (_size(each) for each in gc.get_objects() if issubclass(type(each), StockLoader))
+            is_other = measured or found or _size(loader) < max(sizes)
+            return begin(loader) if is_other else loop(loader)
+
+        return patch.object(kind, "__iter__", iterate)
+
+    with patched(StockLoader), patched(DataLoader):
+        yield found
 
 
 def _size(loader: Any) -> float:
+    """Return the number of samples; -1 for the torch loader inside one of ours."""
+    if type(loader).__module__.startswith("proxyloader.workers"):
+        return -1.0
     length = length_of(loader.dataset)
     return np.inf if length is None else length
 
 
 def diagnose_script(
-    script: Path, arguments: Sequence[str], seconds: float, json_file: Path | None, plot_file: Path | None
+    script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None, plot_file: Path | None
 ) -> int:
     """Run a script, as ``python script arguments`` does, until the loop over its largest loader is diagnosed. Print the
     report, and write it to files. If the script exits or raises an error, so does this, with exit status 1."""
-    _check(seconds)
     script.open().close()
     if plot_file is not None:
         importlib.import_module("matplotlib")
     for file in filter(None, (json_file, plot_file)):
         check_can_be_written(file)
-    watch, path = _Watch(seconds), os.path.abspath(script)
+    path = os.path.abspath(script)
     with (
         patch.object(sys, "argv", [str(script), *arguments]),
         patch.object(sys, "path", [str(script.parent), *sys.path]),
-        patch.object(StockLoader, "__init__", watch.init(StockLoader.__init__)),
-        patch.object(StockLoader, "__iter__", watch.iter(StockLoader.__iter__)),
-        patch.object(DataLoader, "__iter__", watch.iter(DataLoader.__iter__)),
+        _watched(seconds) as found,
     ):
         try:
             runpy.run_path(path, run_name="__main__")
@@ -435,16 +374,16 @@ def diagnose_script(
             traceback.print_exception(type(error), error, frames)
             raise SystemExit(1) from None
     gc.collect()  # frames of the script, and with them its workers
-    if watch.result is None:
-        sizes = ", ".join(f"{size:g}" for size in sorted(watch.sizes)) or "none"
+    if not found:
         raise ValueError(
-            f"{script} ended, or left the loop over its largest DataLoader, before that was measured. Sizes of the "
-            f"datasets that it looped over: {sizes}. In a loop of your own, use proxyloader.diagnosis(loader)"
+            f"{script} ended, or left the loop over its largest DataLoader, before that was measured. In a loop of "
+            "your own, use proxyloader.diagnosis(loader)"
         )
-    Console().print("", watch.result, sep="\n", highlight=False)
+    (result,) = found
+    Console().print("", result, sep="\n", highlight=False)
     if json_file is not None:
-        found = {"script": " ".join([script.name, *arguments]), "machine": machine(), **watch.result.as_dict()}
-        json_file.write_text(json.dumps(found, indent=1) + "\n")
+        told = {"script": " ".join([script.name, *arguments]), "machine": machine(), **result.as_dict()}
+        json_file.write_text(json.dumps(told, indent=1) + "\n")
     if plot_file is not None:
-        plot(watch.result, plot_file)
+        plot(result, plot_file)
     return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +27,7 @@ INTERFERE = 1.25
 """Ratio of measured and estimated step time from which step and loader slow each other down."""
 
 BUSY = 0.7
-"""Utilization from which a GPU, its engines, a thread or all cores count as busy. For workers and reads, 0.5."""
+"""Utilization from which a GPU, a thread or all cores count as busy. For workers and reads, 0.5."""
 
 TITLES: dict[Bound, str] = {
     "input": "Input-bound",
@@ -41,31 +40,14 @@ TITLES: dict[Bound, str] = {
 
 @dataclass(frozen=True)
 class Phase:
-    """Means over some steps.
+    """Means over some steps."""
 
-    Attributes:
-        step_s: time of a step.
-        waits_s: the part of it in ``next()``, median and 99th percentile.
-        cpu_s: CPU time of a step, in all processes.
-        thread: share of the time in which the thread of the loop computed or waited for a core.
-        workers: number of child processes that did.
-        bytes_per_s: what all processes read from files, pipes and the page cache.
-        disk_share: the share of it that came from a disk.
-        first_batch_s: time from ``iter()`` to the first batch; 0 if not measured.
-        gpu_percent: GPU utilization; None if unknown.
-        jpeg_percent: utilization of its JPEG engines.
-    """
-
-    step_s: float
-    waits_s: tuple[float, float]
-    cpu_s: float
-    thread: float
-    workers: float
-    bytes_per_s: float
-    disk_share: float
-    first_batch_s: float = 0.0
-    gpu_percent: float | None = None
-    jpeg_percent: float | None = None
+    step_s: float  #: time of a step
+    cpu_s: float  #: CPU time of a step, in all processes
+    thread: float  #: share of the time in which the thread of the loop computed or waited for a core
+    workers: float  #: number of child processes that did
+    disk_share: float  #: share of what was read, from files, pipes and the page cache, that came from a disk
+    gpu_percent: float | None = None  #: GPU utilization; None if unknown
 
     @property
     def cores(self) -> float:
@@ -74,31 +56,18 @@ class Phase:
 
 @dataclass(frozen=True)
 class Figures:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        watched: the kind of the training's loader.
-        both: the loop as it is.
-        step: the step alone, with the same batch again and again.
-        alone: each kind of loader alone, as far as it could be measured.
-        failure: why the other kind could not be measured, or "".
-        batch_size: images per batch; 1 if unknown.
-        waiting: share of the time that reading a sample waits instead of computing; None if unknown.
-        speedups: of the loader alone with other numbers of workers; 0 if it raises an error.
-        unmeasured: what else could not be measured, and why.
-    """
-
-    watched: Kind
-    both: Phase
-    step: Phase
-    alone: dict[Kind, Phase]
-    failure: str
-    batch_size: int
+    watched: Kind  #: the kind of the training's loader
+    both: Phase  #: the loop as it is
+    step: Phase  #: the step alone, with the same batch again and again
+    alone: dict[Kind, Phase]  #: each kind of loader alone, as far as it could be measured
+    batch_size: int  #: images per batch
     num_workers: int
     cores: int
-    waiting: float | None
-    speedups: dict[int, float]
-    unmeasured: dict[str, str] = field(default_factory=dict)
+    waiting: float | None  #: share of the time that reading a sample waits instead of computing; None if unknown
+    speedups: dict[int, float]  #: of the loader alone with other numbers of workers
+    unmeasured: dict[str, str] = field(default_factory=dict)  #: what could not be measured, and why
 
     def step_s(self, kind: Kind, step_alone_s: float | None = None) -> float:
         """Estimate the time of a step with a loader: the longest of the step alone, the loader alone, and the CPU time
@@ -117,19 +86,14 @@ class Figures:
 class Diagnosis:
     """What bounds a training, and what proxyloader gains. ``str()`` returns the report.
 
-    Attributes:
-        bound: "input" if the loader computes, or waits for its GPU; "disk" if it waits for reads; "model" for a step on
-            the GPU, or asleep; "loop" for a step that computes in its thread; "cores" if step and loader compete.
-        verdict: the answer, in one sentence.
-        reasons: the measurements behind it, when proxyloader is faster, and what could not be measured.
-        suggestions: numbers of workers with which the loader alone is at least 5 % faster.
-        figures: what was measured.
+    ``bound`` is "input" if the loader computes, or waits for its GPU; "disk" if it waits for reads; "model" for a step
+    on the GPU, or asleep; "loop" for a step that computes in its thread; "cores" if step and loader compete.
     """
 
     bound: Bound
-    verdict: str
-    reasons: tuple[str, ...]
-    suggestions: tuple[str, ...]
+    verdict: str  #: the answer, in one sentence
+    reasons: tuple[str, ...]  #: the measurements behind it, when proxyloader is faster, and what was not measured
+    suggestions: tuple[str, ...]  #: numbers of workers with which the loader alone is at least 5 % faster
     figures: Figures
 
     def as_dict(self) -> dict[str, Any]:
@@ -141,12 +105,11 @@ class Diagnosis:
         figures = self.figures
         phases = {"loop as it is": figures.both, "step alone": figures.step}
         phases |= {f"{kind} alone": phase for kind, phase in figures.alone.items()}
-        table = Table("", "ms/step", "images/s", "wait p50, p99", "cores", "MB/s", "GPU", box=None, pad_edge=False)
+        table = Table("", "ms/step", "images/s", "cores", "GPU", box=None, pad_edge=False)
         table.columns[0].no_wrap = True
         for name, phase in phases.items():
             gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f} %"
-            waits, read = ", ".join(map(ms, phase.waits_s)), f"{phase.bytes_per_s / 1e6:.1f}"
-            table.add_row(name, ms(phase.step_s), figures.speed(phase.step_s), waits, f"{phase.cores:.1f}", read, gpu)
+            table.add_row(name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu)
         for kind in figures.alone:
             step_s = figures.step_s(kind)
             table.add_row(f"with {kind}, estimated", ms(step_s), figures.speed(step_s))
@@ -164,15 +127,11 @@ def diagnosed(figures: Figures) -> Diagnosis:
     bound, step, loader = bound_of(figures), figures.step, figures.alone[figures.watched]
     times = [ms(phase.step_s) for phase in (figures.both, step, loader)]
     verdict = f"{TITLES[bound]}: a step takes {times[0]} ms, {times[1]} ms without loading, and loading {times[2]} ms."
-    cores = f"{step.cores:.1f} of {figures.cores} cores, and the loader on {loader.cores:.1f}"
-    busy = {"the step keeps the GPU": step.gpu_percent, "the loader": loader.gpu_percent}
-    busy["the JPEG engines are"] = loader.jpeg_percent
-    busy["its workers are"] = min(100.0, 100 * loader.workers / figures.num_workers) if figures.num_workers else None
-    used = [f"Alone, the step computes on {cores}"]
-    used += [f"{name} {share:.0f} % busy" for name, share in busy.items() if share is not None]
+    reasons = []
+    if figures.num_workers:
+        reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f} % busy")
     if figures.waiting is not None:
-        used.append(f"reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time")
-    reasons = ["; ".join(used)]
+        reasons.append(f"Reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time")
     interference = figures.both.step_s / figures.step_s(figures.watched)
     if interference > INTERFERE:
         reasons.append(f"A step takes {interference:.1f}x the estimate: step and loader, or other programs, interfere")
@@ -182,14 +141,14 @@ def diagnosed(figures: Figures) -> Diagnosis:
     cost = f"With {base}, loading costs {100 * (1 - left):.0f} % of a step"
     reasons.append(f"{cost}: a loader that takes no time gives {limit}")
     if len(figures.alone) < 2:
-        verdict += f" There is no other loader to compare with ({figures.failure})"
+        verdict += " There is no other loader to compare with"
     else:
         stock_s, ours_s = figures.step_s("stock"), figures.step_s("proxyloader")
         verb = ("may be", "may not be") if interference > INTERFERE else ("is", "is not")
         worth = f"{verb[stock_s <= WORTH * ours_s]} worth it"
         gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"
         verdict += f" proxyloader {worth}: {gain}"
-        reasons += _conditions(figures, stock_s - ours_s)
+        reasons.append(_condition(figures))
     reasons += [f"Not measured: {name} ({reason})" for name, reason in figures.unmeasured.items()]
     gains = sorted(figures.speedups.items(), key=lambda each: -each[1])
     faster = [f"num_workers={count}: the loader alone is {gain:.2f}x as fast" for count, gain in gains if gain >= WORTH]
@@ -206,7 +165,7 @@ def bound_of(figures: Figures) -> Bound:
         computes = step.thread > BUSY and step.cores < APART * step.thread and (step.gpu_percent or 0) < 50
         return "loop" if computes else "model"
     is_busy = (
-        max(loader.gpu_percent or 0, loader.jpeg_percent or 0) > 100 * BUSY
+        (loader.gpu_percent or 0) > 100 * BUSY
         or loader.cores > BUSY * figures.cores
         or loader.workers > 0.5 * figures.num_workers > 0
         or loader.thread > (BUSY if figures.num_workers else 0.5)
@@ -214,21 +173,14 @@ def bound_of(figures: Figures) -> Bound:
     return "disk" if not is_busy and max(loader.disk_share, figures.waiting or 0) > 0.5 else "input"
 
 
-def _conditions(figures: Figures, gain_s: float) -> list[str]:
+def _condition(figures: Figures) -> str:
     """Return when proxyloader is faster."""
-    stock, ours, step_s = figures.alone["stock"], figures.alone["proxyloader"], figures.step.step_s
-    lengths = max(step_s, stock.step_s) * np.geomspace(1e-3, 100, 5000)
+    stock_s, ours_s, step_s = figures.alone["stock"].step_s, figures.alone["proxyloader"].step_s, figures.step.step_s
+    lengths = max(step_s, stock_s) * np.geomspace(1e-3, 100, 5000)
     faster = [s for s in lengths if figures.step_s("stock", s) > WORTH * figures.step_s("proxyloader", s)]
-    found = [
-        f"proxyloader is faster with steps of less than {ms(max(faster))} ms (here {ms(step_s)})"
-        if faster
-        else f"proxyloader would be faster if a batch took less than {ms(stock.step_s)} ms (here {ms(ours.step_s)})",
-        f"CPU time per batch: {ms(ours.cpu_s)} ms with proxyloader, {ms(stock.cpu_s)} ms with the stock loader",
-    ]
-    late_s = ours.first_batch_s - stock.first_batch_s
-    if late_s > 0 and gain_s > 0:
-        found.append(f"It makes up for its later start after {math.ceil(late_s / gain_s):,} batches")
-    return found
+    if faster:
+        return f"proxyloader is faster with steps of less than {ms(max(faster))} ms (here {ms(step_s)})"
+    return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
 
 
 def plot(diagnosis: Diagnosis, file: Path) -> None:
@@ -254,6 +206,4 @@ def ms(seconds: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """Return a number with three significant digits, at least 0.001."""
-    digits = 2 - math.floor(math.log10(max(number, 1e-3)))
-    return f"{number:,.{min(3, max(0, digits))}f}"
+    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
