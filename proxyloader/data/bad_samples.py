@@ -21,8 +21,16 @@ ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "replace")
 
 FILE_ERRNOS = frozenset(
     {
-        *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP),
-        *(errno.ENAMETOOLONG, errno.EILSEQ, errno.EINVAL, errno.EFBIG),
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ELOOP,
+        errno.ENAMETOOLONG,
+        errno.EILSEQ,
+        errno.EINVAL,
+        errno.EFBIG,
     }
 )
 """Error numbers that blame the file: its path, its permissions, or what it is. A sample is never left out because of
@@ -43,9 +51,39 @@ class LargeImageError(ImageError, Image.DecompressionBombError):
     """An image that has too many pixels."""
 
 
+class PermissionImageError(ImageError, PermissionError):
+    """This file may not be read."""
+
+
+class DirectoryImageError(ImageError, IsADirectoryError):
+    """This path is that of a directory."""
+
+
+class PathImageError(ImageError, NotADirectoryError):
+    """A part of this path is no directory."""
+
+
+class TimeoutImageError(ImageError, TimeoutError):
+    """The file system did not answer."""
+
+
+class BusyImageError(ImageError, BlockingIOError):
+    """The file is not available now."""
+
+
+_BY_CAUSE: dict[type[OSError], type[ImageError]] = {
+    FileNotFoundError: MissingImageError,
+    PermissionError: PermissionImageError,
+    IsADirectoryError: DirectoryImageError,
+    NotADirectoryError: PathImageError,
+    TimeoutError: TimeoutImageError,
+    BlockingIOError: BusyImageError,
+}
+
+
 def image_error_like(error: OSError) -> type[ImageError]:
-    """Return the class of image errors that ``except FileNotFoundError`` catches as it catches ``error``."""
-    return MissingImageError if isinstance(error, FileNotFoundError) else ImageError
+    """Return the class of image errors that ``except PermissionError`` and the like catch, as they catch ``error``."""
+    return _BY_CAUSE.get(type(error), ImageError)
 
 
 class UndecodableError(RuntimeError):
