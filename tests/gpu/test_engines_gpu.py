@@ -18,9 +18,10 @@ from proxyloader.dali import executor as _executor
 from proxyloader.dali import jpeg_engines
 from proxyloader.make_dataset import make_dataset
 
-from ..faults import WITH_THE_PROJECT, Spelled
+from ..faults import Spelled
 from ..integration.roads import read_bytes
 from ..numbered import SIDE_PX, read_numbers, spell_dataset
+from ..scripts import WITH_THE_PROJECT
 
 pytestmark = pytest.mark.alone  # as they count on how many use the engines, or use them up
 
