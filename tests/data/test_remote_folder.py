@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ class Store:
         self._now = self.most = self.asked = self.failing = 0
         self.waits_for = 0
         self._server = make_server("127.0.0.1", 0, self, threaded=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="QueueFeederStore")
+        self._thread = threading.Thread(target=self._server.serve_forever, name="QueueFeederStore", daemon=True)
         self._thread.start()
         self.options: dict[str, Any] = dict(
             key="key",
@@ -89,19 +90,24 @@ class Store:
                 self._now -= 1
 
     def close(self) -> None:
+        # moto keeps its buckets for the process, and a later fixture makes its own.
+        url = self.options["client_kwargs"]["endpoint_url"]
+        urllib.request.urlopen(f"{url}/moto-api/reset", data=b"", timeout=WAIT_S).close()
         self._server.shutdown()
-        self._thread.join()
+        self._thread.join(WAIT_S)
         self._server.server_close()
 
 
 @pytest.fixture(scope="module")
 def store(photos: Path) -> Iterator[Store]:
     server = Store()
-    files = pytest.importorskip("s3fs").S3FileSystem(**server.options)
-    files.mkdir("bucket")
-    files.put(str(photos) + "/", "bucket/train", recursive=True)
-    yield server
-    server.close()
+    try:
+        files = pytest.importorskip("s3fs").S3FileSystem(**server.options)
+        files.mkdir("bucket")
+        files.put(str(photos) + "/", "bucket/train", recursive=True)
+        yield server
+    finally:
+        server.close()
 
 
 def seen(kind: Any, dataset: Any, num_workers: int, **options: Any) -> list[Any]:
