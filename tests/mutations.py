@@ -244,7 +244,7 @@ the newest batch under way is handed out first
     integration/test_same_batches.py integration/test_faults_epochs.py
 a slot is lost where a loop is left early
     loader/feed.py:Feed.close | self.give_back_slot(in_flight) => pass
-    integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py workers loader
+    integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.forget_unanswered | self._arena.give_back(request.slot) => pass
     workers integration/test_faults_epochs.py

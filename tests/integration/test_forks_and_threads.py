@@ -210,7 +210,7 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
 
 def test_workers_start_beside_forks_that_wait_for_a_library_first() -> None:
     """As for h5py, whose functions are called before ours, as it is imported later."""
-    script = """
+    script = f"""
         import multiprocessing, os, threading, time
         from proxyloader import lifetime
         lock = threading.Lock()
@@ -226,7 +226,7 @@ def test_workers_start_beside_forks_that_wait_for_a_library_first() -> None:
         contexts = lifetime.ForkContext(), multiprocessing.get_context("fork")
         threads = [threading.Thread(target=start, args=(context,), daemon=True) for context in contexts]
         [thread.start() for thread in threads]
-        [thread.join(20) for thread in threads]
+        [thread.join({WAIT_S / 2}) for thread in threads]
         print([thread.is_alive() for thread in threads], flush=True)
         os._exit(0)
     """
