@@ -29,6 +29,7 @@ from proxyloader import DataLoader
 from . import scripts
 from .limits import LONG_S, WAIT_S
 from .numbered import BLOCKS, SIDE_PX
+from .scripts import WITH_THE_PROJECT as WITH_THE_PROJECT
 
 T = TypeVar("T")
 

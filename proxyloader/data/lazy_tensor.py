@@ -516,7 +516,7 @@ def stacked(tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]
         RuntimeError: they have several shapes.
     """
     is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in tensors)
-    if not is_late or has_gradient(*tensors):
+    if not is_late or not all(isinstance(each, torch.Tensor) for each in tensors) or has_gradient(*tensors):
         return with_values(stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
     nodes = [_node_of(each) for each in tensors]
     if len(set(map(_kind_of, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # as most often, and faster

@@ -226,7 +226,7 @@ def test_workers_start_beside_forks_that_wait_for_a_library_first() -> None:
         contexts = lifetime.ForkContext(), multiprocessing.get_context("fork")
         threads = [threading.Thread(target=start, args=(context,), daemon=True) for context in contexts]
         [thread.start() for thread in threads]
-        [thread.join({WAIT_S / 3}) for thread in threads]
+        [thread.join({WAIT_S / 2}) for thread in threads]
         print([thread.is_alive() for thread in threads], flush=True)
         os._exit(0)
     """
