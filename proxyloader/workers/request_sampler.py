@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -143,9 +144,12 @@ class RequestSampler:
 
     def _indices(self, drawn: Iterator[Any]) -> Iterator[Any]:
         self.sizes.clear()
+        size_before, places = 0, 0
         for indices in drawn:
             size = len(indices) if self._batched else 1
-            self.sizes.append((size, self.places(size)))
+            if size != size_before:
+                size_before, places = size, self.places(size)
+            self.sizes.append((size, places))
             yield indices
 
     def _requests(self, drawn: Iterator[Any], epoch: int) -> Iterator[BatchRequest]:
@@ -341,11 +345,18 @@ def draw_seed() -> None:
 
 
 def _remaining(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Yield the rest of an iterator. The first item restores its state, or skips ``done`` items.
+    """Return the rest of an iterator. The first item restores its state, or skips ``done`` items.
 
     Nothing is skipped if its sampler has a state, which was restored before. ``iter()`` is not called on the iterator,
     because that might restart it.
     """
+    is_whole = not done and not loader_state.resumes
+    if is_whole and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
+        return iterator  # through another generator, each index takes 0.04 µs: 8 % of a small text sample
+    return _restored(iterator, loader_state, done)
+
+
+def _restored(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
     state = loader_state.sampler_state if loader_state.resumes else {}
     if "iterator" in state and is_stateful(iterator):
         iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
