@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from itertools import repeat
@@ -329,13 +330,18 @@ def _watched(seconds: float) -> Iterator[list[Diagnosis]]:
         begin = kind.__iter__
 
         def iterate(loader: Any) -> Iterator[Any]:
-            sizes = (_size(each) for each in gc.get_objects() if issubclass(type(each), StockLoader))
-            is_other = measured or found or _size(loader) < max(sizes)
+            is_other = measured or found or _size(loader) < max(map(_size, loaders), default=0)
             return begin(loader) if is_other else loop(loader)
 
         return patch.object(kind, "__iter__", iterate)
 
-    with patched(StockLoader), patched(DataLoader):
+    loaders, init = weakref.WeakSet[Any](), StockLoader.__init__
+
+    def noted(loader: Any, *arguments: Any, **options: Any) -> None:
+        init(loader, *arguments, **options)
+        loaders.add(loader)
+
+    with patched(StockLoader), patched(DataLoader), patch.object(StockLoader, "__init__", noted):
         yield found
 
 
