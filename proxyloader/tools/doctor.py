@@ -132,10 +132,13 @@ def _driver() -> Iterator[Facts]:
     yield {"version": version, "cuda": cuda // 1000 + cuda % 1000 / 100}
     for index in range(pynvml.nvmlDeviceGetCount()):
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-        engines = "no JPEG engines"
-        with suppress(pynvml.NVMLError_NotSupported):
+        try:
             pynvml.nvmlDeviceGetJpgUtilization(gpu)
             engines = "JPEG engines"
+        except pynvml.NVMLError_NotSupported:
+            engines = "no JPEG engines"
+        except (pynvml.NVMLError, AttributeError):  # AttributeError: an older nvidia-ml-py
+            engines = "unknown engines"
         yield {"uuid": pynvml.nvmlDeviceGetUUID(gpu), "engines": engines}
 
 
@@ -271,7 +274,7 @@ def packages(machine: Machine) -> Iterator[Finding]:
 
 def environment(machine: Machine) -> Iterator[Finding]:
     """Versions and variables that work, but slow down loading."""
-    pillow = machine.packages["pillow"]
+    pillow = machine.packages.get("pillow") or machine.packages["pillow-simd"]
     if Version(pillow).release < (11,):
         yield finding("Pillow", f"{pillow} decodes JPEGs itself where a dataset opens them", "pip install 'pillow>=11'")
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")

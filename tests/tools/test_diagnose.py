@@ -120,6 +120,7 @@ SLOW_LOADERS: dict[str, tuple[Phase, float | None, str]] = {
     "unknown": (phase(100), None, "input"),
     "busy workers": (phase(100, workers=7.0), 0.9, "input"),
     "busy GPU": (phase(100, gpu_percent=99.0), 0.9, "input"),
+    "busy engines": (phase(100, jpeg_percent=99.0), 0.9, "input"),
     "busy thread": (phase(100, thread=0.9), 0.9, "input"),
 }
 

@@ -143,7 +143,7 @@ class diagnosis(AbstractContextManager["diagnosis"]):
             both=phases[0],
             step=phases[1],
             alone=loaders,
-            batch_size=next((len(each) for each in tree_leaves(batch) if getattr(each, "ndim", 0)), 1),
+            batch_size=_images_in(batch) or loader.batch_size or 1,
             num_workers=loader.num_workers,
             cores=usable_cores(),
             waiting=_waiting(loader.dataset, unmeasured),
@@ -174,7 +174,7 @@ def _steps(seconds: float, least: int = LEAST_STEPS, most: int = MOST_STEPS) -> 
 def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Iterator[Any]:
     """Yield batches for this time, and append what a step between two of them took."""
     on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    load: AbstractContextManager[list[float]] = _gpu_load() if on_gpu else nullcontext([])
+    load: AbstractContextManager[dict[str, float]] = _gpu_load() if on_gpu else nullcontext({})
     with load as gpu_load:
         if on_gpu:
             torch.cuda.synchronize()
@@ -186,7 +186,7 @@ def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Ite
         wall_s = time.perf_counter() - begin_s
         cpu_s, thread_s, workers_s, read, from_disk = (max(0.0, each) for each in (_usage() - before).tolist())
     shares = (thread_s / wall_s, workers_s / wall_s, from_disk / max(read, 1.0))
-    phases.append(Phase(wall_s / steps, cpu_s / steps, *shares, float(np.mean(gpu_load)) if gpu_load else None))
+    phases.append(Phase(wall_s / steps, cpu_s / steps, *shares, **gpu_load))
 
 
 def _usage() -> NDArray[np.float64]:
@@ -216,22 +216,29 @@ def _delay_s(schedstat: Path) -> float:
 
 
 @contextmanager
-def _gpu_load() -> Iterator[list[float]]:
-    """Sample the utilization of the GPU in a thread, in percent, if NVML knows it."""
-    device, done, samples = torch.cuda.current_device(), threading.Event(), list[float]()
+def _gpu_load() -> Iterator[dict[str, float]]:
+    """Sample the utilization of the GPU and of its JPEG engines in a thread. At the end, the dictionary gets the means
+    of what NVML knows: a GPU may have no JPEG engines, and some systems have no NVML."""
+    uuid, done = torch.cuda.get_device_properties(torch.cuda.current_device()).uuid, threading.Event()
+    means, samples = dict[str, float](), {"gpu_percent": list[float](), "jpeg_percent": list[float]()}
 
     def sample() -> None:
-        with suppress(pynvml.NVMLError, RuntimeError):  # RuntimeError: torch finds no NVML
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             while not done.wait(0.05):
-                samples.append(torch.cuda.utilization(device))
+                samples["gpu_percent"].append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+                with suppress(pynvml.NVMLError, AttributeError):  # AttributeError: an older nvidia-ml-py
+                    samples["jpeg_percent"].append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
 
     thread = threading.Thread(target=sample, daemon=True)
     thread.start()
     try:
-        yield samples
+        yield means
     finally:
         done.set()
         thread.join(10)
+    means |= {name: float(np.mean(values)) for name, values in samples.items() if values}
 
 
 def _waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
@@ -258,6 +265,11 @@ def _endless(loader: Any) -> Generator[Any, None, None]:
 
 def _prefetched(loader: Any) -> int:
     return int(loader.num_workers) * (loader.prefetch_factor or 0) + getattr(loader, "prefetch", 0)
+
+
+def _images_in(batch: Any) -> int:
+    """Return the length of the first tensor with the shape of images, (N, C, H, W), or 0."""
+    return next((len(each) for each in tree_leaves(batch) if getattr(each, "ndim", 0) == 4), 0)
 
 
 def _other_kind(loader: Any) -> Any:

@@ -27,7 +27,7 @@ INTERFERE = 1.25
 """Ratio of measured and estimated step time from which step and loader slow each other down."""
 
 BUSY = 0.7
-"""Utilization from which a GPU, a thread or all cores count as busy. For workers and reads, 0.5."""
+"""Utilization from which a GPU, its engines, a thread or all cores count as busy. For workers and reads, 0.5."""
 
 TITLES: dict[Bound, str] = {
     "input": "Input-bound",
@@ -48,6 +48,7 @@ class Phase:
     workers: float  #: number of child processes that did
     disk_share: float  #: share of what was read, from files, pipes and the page cache, that came from a disk
     gpu_percent: float | None = None  #: GPU utilization; None if unknown
+    jpeg_percent: float | None = None  #: utilization of its JPEG engines
 
     @property
     def cores(self) -> float:
@@ -165,7 +166,7 @@ def bound_of(figures: Figures) -> Bound:
         computes = step.thread > BUSY and step.cores < APART * step.thread and (step.gpu_percent or 0) < 50
         return "loop" if computes else "model"
     is_busy = (
-        (loader.gpu_percent or 0) > 100 * BUSY
+        max(loader.gpu_percent or 0, loader.jpeg_percent or 0) > 100 * BUSY
         or loader.cores > BUSY * figures.cores
         or loader.workers > 0.5 * figures.num_workers > 0
         or loader.thread > (BUSY if figures.num_workers else 0.5)
