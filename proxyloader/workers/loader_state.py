@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .._random_state import seed_generators
@@ -210,18 +211,19 @@ class StateBoard:
 
     def begin(self, epoch: int) -> None:
         """Tell the workers the number of the epoch that begins. Main process."""
-        self._write(2 * self._workers, {"epoch": epoch})
+        self._epoch[0] = epoch
 
     def epoch(self) -> int:
         """Return the number of the epoch. Worker."""
-        return int(self._read(2 * self._workers)["epoch"])
+        return int(self._epoch[0])
+
+    @property
+    def _epoch(self) -> NDArray[np.int64]:
+        return self._arena.memory(2 * self._workers, LENGTH_BYTES)[:LENGTH_BYTES].view(np.int64)
 
     def write(self, worker: int, state: dict[str, Any], is_end: bool = False) -> None:
         """Write the state at the start or at the end of an epoch. Worker."""
-        self._write(worker + is_end * self._workers, state)
-
-    def _write(self, slot: int, state: dict[str, Any]) -> None:
-        data = np.frombuffer(pickle.dumps(state), np.uint8)
+        slot, data = worker + is_end * self._workers, np.frombuffer(pickle.dumps(state), np.uint8)
         memory = self._arena.memory(slot, LENGTH_BYTES + len(data))
         memory[:LENGTH_BYTES].view(np.int64)[0] = len(data)
         memory[LENGTH_BYTES : LENGTH_BYTES + len(data)] = data

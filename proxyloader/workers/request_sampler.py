@@ -352,7 +352,7 @@ def _remaining(iterator: Iterator[Any], loader_state: LoaderState, done: int) ->
     """
     is_whole = not done and not loader_state.resumes
     if is_whole and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
-        return iterator  # through another generator, each index takes 0.04 µs: 8 % of a small text sample
+        return iterator  # each index would take longer through another generator
     return _restored(iterator, loader_state, done)
 
 
