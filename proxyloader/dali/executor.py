@@ -253,7 +253,7 @@ def build(pipeline: Any) -> None:
             pipeline.build()
     except (RuntimeError, MemoryError) as error:
         # The error of a decoder without enough GPU memory does not mention memory.
-        if _is_out_of_memory(error) or (device_id is not None and memory_of(device_id)[0] < LITTLE_BYTES):
+        if _is_out_of_memory(error) or (device_id is not None and gpu_memory(device_id)[0] < LITTLE_BYTES):
             raise _out_of_memory(error, device_id, "a pipeline") from error
         if "requires a CUDA-capable GPU" in str(error):
             raise PipelineError(
@@ -280,15 +280,15 @@ def _make_room(device_id: int) -> None:
     Raises:
         torch.OutOfMemoryError: there is still not enough memory.
     """
-    if memory_of(device_id)[0] < LITTLE_BYTES:
+    if gpu_memory(device_id)[0] < LITTLE_BYTES:
         torch.cuda.empty_cache()
-    if (free := memory_of(device_id)[0]) < LITTLE_BYTES:
+    if (free := gpu_memory(device_id)[0]) < LITTLE_BYTES:
         found = f"GPU {device_id} has {free / 2**20:.0f} MB left, and {LITTLE_BYTES >> 20} should be free"
         advice = "begin the loop before the model takes all, or leave it less with a smaller batch"
         raise _out_of_memory(f"{found}; {advice}", device_id, "a pipeline")
 
 
-def memory_of(device_id: int | None) -> tuple[float, float]:
+def gpu_memory(device_id: int | None) -> tuple[float, float]:
     """Return the free and the total memory of a GPU, in bytes."""
     try:
         return torch.cuda.mem_get_info(device_id)

@@ -86,7 +86,7 @@ def are_used(device_id: int | None) -> bool:
 
 def is_crowded(device_id: int | None) -> bool:
     """Return whether the engines may find no room, or no memory."""
-    return _others_use(device_id) or executor.memory_of(device_id)[0] < SHORT_BYTES
+    return _others_use(device_id) or executor.gpu_memory(device_id)[0] < SHORT_BYTES
 
 
 def build(pipeline: Pipeline) -> None:
@@ -160,7 +160,7 @@ def _leave_alone(device_id: int | None) -> None:
 
 
 def _others_use(device_id: int | None) -> bool:
-    free_bytes, total_bytes = executor.memory_of(device_id)
+    free_bytes, total_bytes = executor.gpu_memory(device_id)
     return total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
 
 
