@@ -192,6 +192,11 @@ def test_a_loop_of_ones_own_ends_by_itself(photos: Path) -> None:
     assert all(gain > 0 for gain in figures.speedups.values())
 
 
+def test_a_batch_of_single_images_has_the_size_that_the_loader_gives_it(photos: Path) -> None:
+    loader = loader_of(photos, collate_fn=lambda samples: [image for image, _ in samples])
+    assert proxyloader.diagnose(loader, len, seconds=SECONDS).figures.batch_size == 4
+
+
 def test_a_loop_that_is_left_early_has_no_result_and_the_error_of_a_step_reaches_the_user(photos: Path) -> None:
     with proxyloader.diagnosis(loader_of(photos)) as batches:
         next(iter(batches))

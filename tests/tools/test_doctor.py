@@ -251,6 +251,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
                    "nvidia-dali-cuda120 2.4; nvidia-dali-cuda130 2.4; built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
     "old Pillow": ({"builds": {"pillow": "10.4"}}, "Pillow", "warn", "10.4", "pillow>=11"),
+    "Pillow-SIMD": ({"builds": {"pillow": None, "pillow-simd": "9.5"}}, "Pillow", "warn", "9.5", "pillow>=11"),
     "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
     "a GPU without kernels": ({"gpu": {**SEEN, "error": "no image"}}, "GPU 0", "fail", "no image", "torch"),
     "engines": ({}, ENGINES, "ok", "correct pixels: JPEG", ""),
