@@ -96,7 +96,6 @@ class JpegCompression(Step):
 
     quality: tuple[int, ...]
     num_params: ClassVar[int] = 1
-    cuts: ClassVar[bool] = True
     params_doc: ClassVar[str] = "quality: JPEG.make_params"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:

@@ -86,19 +86,13 @@ class Hue(Adjustment):
 class Posterize(Adjustment):
     """``functional.posterize``. Parameter: the number of bits to keep. 0 gives black; Pillow >= 13 raises."""
 
-    cuts: ClassVar[bool] = True
-
 
 class Solarize(Adjustment):
     """``functional.solarize``. Parameter: :func:`solarize_threshold` of the threshold."""
 
-    cuts: ClassVar[bool] = True
-
 
 class SolarizeAdd(Adjustment):
     """timm's ``solarize_add``: brighten pixels below 128. Parameter: the number of levels."""
-
-    cuts: ClassVar[bool] = True
 
 
 class Sharpness(Adjustment):
@@ -111,7 +105,6 @@ class Autocontrast(Adjustment):
     """``functional.autocontrast``."""
 
     num_params: ClassVar[int] = 0
-    cuts: ClassVar[bool] = True
     closeness: ClassVar[Tolerance] = Tolerance(0.02, 1, 1, FLOAT32.why)
 
 
@@ -123,7 +116,6 @@ class Equalize(Adjustment):
     """
 
     num_params: ClassVar[int] = 0
-    cuts: ClassVar[bool] = True
     closeness: ClassVar[Tolerance] = Tolerance(0.5, 1, 1, "DALI's operator rounds its lookup table")
 
 

@@ -114,11 +114,9 @@ class Step:
 
     Attributes:
         keeps_order: whether an output tensor is known to have the memory order of the input tensor.
-        cuts: whether a difference of one level before it can become arbitrarily large after it.
     """
 
     keeps_order: ClassVar[bool] = False
-    cuts: ClassVar[bool] = False
 
     @property
     def slow_on_cpu(self) -> bool:
