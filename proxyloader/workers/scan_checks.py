@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..data.jpeg import checks
 from .arena import Arena
@@ -34,32 +33,39 @@ class PassedSamples:
             self._own = np.zeros(size, np.uint8)
 
     @property
-    def _passed(self) -> NDArray[np.uint8]:
-        return self._own if self._shared is None else self._shared.memory(0, self._size)[: self._size]
+    def _passed(self) -> memoryview:
+        return (self._own if self._shared is None else self._shared.memory(0, self._size)[: self._size]).data
 
     def has_all(self, indices: Sequence[Any]) -> bool:
+        passed = self._passed
         try:
-            return bool(self._passed[[operator.index(index) for index in indices]].all())
+            return all(passed[operator.index(index)] for index in indices)
         except (IndexError, TypeError):
             return False
 
     def add(self, indices: Sequence[Any]) -> None:
+        passed = self._passed
         with contextlib.suppress(IndexError, TypeError):
-            self._passed[[operator.index(index) for index in indices]] = 1
+            for index in indices:
+                passed[operator.index(index)] = 1
 
 
-@contextlib.contextmanager
-def checking(passed: PassedSamples | None, indices: Sequence[Any]) -> Iterator[None]:
+class checking:
     """Context in which a dataset reads samples: skip the checks of those that passed them, and note if all pass.
 
-    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not to be searched for.
+    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not to be searched for. A class, as it is entered
+    for each sample.
     """
-    checks.find_zeros = passed is not None
-    checks.are_passed = are_passed = passed is not None and passed.has_all(indices)
-    damaged = checks.damaged
-    try:
-        yield
-    finally:
+
+    def __init__(self, passed: PassedSamples | None, indices: Sequence[Any]) -> None:
+        self._passed, self._indices = passed, indices
+
+    def __enter__(self) -> None:
+        checks.find_zeros = self._passed is not None
+        checks.are_passed = self._are_passed = self._passed is not None and self._passed.has_all(self._indices)
+        self._damaged = checks.damaged
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         checks.find_zeros, checks.are_passed = True, False  # what the collate_fn reads may be something else
-    if passed is not None and not are_passed and damaged == checks.damaged:
-        passed.add(indices)
+        if kind is None and self._passed is not None and not self._are_passed and self._damaged == checks.damaged:
+            self._passed.add(self._indices)
