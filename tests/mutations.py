@@ -96,7 +96,7 @@ a damaged JPEG passes for a whole one
     data/jpeg.py:damage_of | return str(error) => return ''
     data/test_jpeg.py workers/test_scan_checks.py
 the damaged ones are remembered as sound
-    workers/scan_checks.py:checking.__exit__ | and self._damaged == checks.damaged =>
+    workers/scan_checks.py:checking.__exit__ | and (self._damaged == checks.damaged) =>
     workers/test_scan_checks.py integration/test_caught_errors.py
 a lost block in a JPEG is not looked for
     data/jpeg.py:is_sound | data.find(LOST, header.first_scan) < 0 => True
