@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchvision.transforms as v1
@@ -51,6 +53,16 @@ def numbered(height: int, width: int) -> torch.Tensor:
     return torch.arange(1, height * width + 1, dtype=torch.float32).reshape(1, height, width)
 
 
+def probabilities() -> list[float]:
+    """Some, and numbers that are drawn first from some seeds, with their neighbors in float64 and float32."""
+    found = [0, 0.1, 0.5, 1 / 3, 0.9, 1]
+    for seed in range(3):
+        drawn = torch.rand(1, generator=torch.Generator().manual_seed(seed)).item()
+        found += [drawn, *(math.nextafter(drawn, side) for side in (0, 1))]
+        found += [float(np.nextafter(np.float32(drawn), np.float32(side))) for side in (0, 1)]
+    return found
+
+
 class TestDraws:
     """What is drawn is what torchvision would have drawn, and its generator goes on from the same state."""
 
@@ -82,7 +94,7 @@ class TestDraws:
 
     @both_versions
     @pytest.mark.parametrize("name", ["RandomHorizontalFlip", "RandomVerticalFlip"])
-    @pytest.mark.parametrize("p", [0, 0.1, 0.5, 1 / 3, 0.9, 1])
+    @pytest.mark.parametrize("p", probabilities())
     def test_flips(self, version: Any, name: str, p: float) -> None:
         transform, image = getattr(version, name)(p), numbered(3, 3)
         (flip, _) = steps_of(transform)
