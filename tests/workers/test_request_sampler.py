@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,14 +21,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from proxyloader.data.sharded_sampler import ShardedSampler
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.loader_state import LoaderState
 from proxyloader.workers.request_sampler import BatchRequest, RequestSampler
-
-
-def requests_for(sampler: Any, arena: Arena | None = None, seed: int | None = None, batched: bool = True) -> Any:
-    return RequestSampler(sampler, batched, arena, seed)
 
 
 def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None = None) -> list[Any]:
@@ -45,11 +40,11 @@ def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None
 
 
 def test_a_sampler_lends_a_slot_with_each_request_those_unanswered_to_the_next_epoch() -> None:
-    requests = requests_for([[1, 2], [3], [4]], Arena(2, 1))
+    requests = RequestSampler([[1, 2], [3], [4]], True, Arena(2, 1))
     found = list(requests)
     assert found == [BatchRequest(k, 0, i, True, s, 1) for k, (i, s) in enumerate([([1, 2], 0), ([3], 1), ([4], None)])]
     arena = Arena(2, 1)
-    requests = requests_for([[1], [2], [3]], arena)
+    requests = RequestSampler([[1], [2], [3]], True, arena)
     first = next(iter(requests))
     requests.answered(first.number)
     arena.give_back(first.slot)
@@ -60,7 +55,7 @@ def test_a_sampler_lends_a_slot_with_each_request_those_unanswered_to_the_next_e
 @pytest.mark.parametrize(("in_order", "ready"), [(True, False), (False, True)])
 def test_in_order_only_the_oldest_batch_counts_as_ready(in_order: bool, ready: bool) -> None:
     arena = Arena(3, 1)
-    requests = requests_for([[1], [2], [3]], arena)
+    requests = RequestSampler([[1], [2], [3]], True, arena)
     list(requests)
     assert not requests.has_ready_batch(in_order)
     arena.mark_ready(1)
@@ -195,39 +190,6 @@ def test_a_sampler_or_iterator_with_a_state_goes_on_from_that_of_the_last_batch(
     assert indices(made(), through_a_checkpoint(progress, None)) == whole[1:]
 
 
-class IndexByIndex:
-    """A sampler that is its own iterator, and begins anew when it is asked for one."""
-
-    indices: Sequence[Any] = range(10)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.left = list(self.indices)
-        return self
-
-    def __next__(self) -> Any:
-        if not self.left:
-            raise StopIteration
-        return self.left.pop(0)
-
-
-WHOLE = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-class OnceAsked(IndexByIndex):
-    """A batch sampler of this kind."""
-
-    indices = WHOLE
-
-
-def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> None:
-    assert indices(RequestSampler(IndexByIndex(), False), LoaderState()) == list(range(10))
-    for made in (OnceAsked, lambda: BatchSampler(IndexByIndex(), 4, False)):
-        assert indices(RequestSampler(made(), True), LoaderState()) == WHOLE
-        progress = LoaderState()
-        indices(RequestSampler(made(), True), progress, 1)
-        assert indices(RequestSampler(made(), True), through_a_checkpoint(progress, None)) == WHOLE[1:]
-
-
 @pytest.mark.parametrize(
     ("state", "message"),
     [
@@ -242,46 +204,10 @@ def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> Non
 def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoaderState.from_state_dict(state, 3, 20, "unshuffled")
-
-
-def test_between_epochs_a_state_goes_on_in_another_order() -> None:
-    state = LoaderState(3).state_dict(3, 20, "shuffled")
-    assert LoaderState.from_state_dict(state, 3, 20, "unshuffled") == LoaderState(3)
-
-
-def test_a_state_from_before_the_first_batch_holds_the_order_that_was_drawn() -> None:
-    torch.manual_seed(1)
-    requests, progress = requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), LoaderState()
-    requests.begin(progress)
-    ahead = [request.indices for request in requests]  # as workers are asked for before the loop has had one
-    assert progress.batches == 0
-    resumed = through_a_checkpoint(progress, None)
-    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), resumed) == ahead
-
-
-def test_a_state_of_one_process_is_taken_up_by_several() -> None:
-    progress = LoaderState()
-    done = indices(requests_for(BatchSampler(SequentialSampler(range(24)), 4, False)), progress, 2)
-    left: list[int] = []
-    for rank in range(2):
-        dealt = DistributedSampler(range(24), 2, rank, shuffle=False)
-        resumed = through_a_checkpoint(copy.deepcopy(progress), None)
-        left += itertools.chain(*indices(requests_for(BatchSampler(dealt, 4, False)), resumed))
-    assert sorted([*itertools.chain(*done), *left]) == list(range(24))
-
-
-def test_the_start_of_an_epoch_is_taken_up_without_what_was_noted_of_another_kind_of_sampler() -> None:
-    sharded = ShardedSampler(range(20), 2, 1, shuffle=True)
-    progress = LoaderState(3)
-    indices(requests_for(BatchSampler(sharded, 4, False)), progress, 0)  # which has drawn its order
-    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.shard_spec, "taken": []}
-    assert progress.random_states
-    assert progress.resume_for(sharded) is progress
-    assert progress.resume_for(None) == progress.resume_for(ShardedSampler(range(20), 3, 1)) == LoaderState(3)
-    fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
-    assert indices(fresh, progress.resume_for(None)) == WHOLE
+    between_epochs = LoaderState(3).state_dict(3, 20, "shuffled")
+    assert LoaderState.from_state_dict(between_epochs, 3, 20, "unshuffled") == LoaderState(3)
 
 
 def test_batches_that_a_sampler_makes_as_it_goes_become_lists() -> None:
-    found = indices(requests_for([(k for k in range(2)), (5, 6)]), LoaderState())
+    found = indices(RequestSampler([(k for k in range(2)), (5, 6)], True), LoaderState())
     assert found == [[0, 1], (5, 6)]
