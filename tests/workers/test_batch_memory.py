@@ -26,7 +26,7 @@ from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset
 
-from ..faults import in_fork, in_thread
+from ..faults import in_thread
 
 SLOT_BYTES = 1 << 20
 
@@ -67,18 +67,6 @@ def test_what_is_kept_and_nothing_else_is_copied_when_the_batch_is_sent(
     memory[:] = 0
     assert copied == [kept] and copied[0] is kept and kept.buffer == kept.data == path.read_bytes()
     assert np.array_equal(np.asarray(kept.decoded()), np.asarray(of_pillow.convert("RGB")))
-
-
-def test_a_fork_gives_all_images_bytes_of_their_own(memory: np.ndarray, path: Path) -> None:
-    image = EncodedImage.open(str(path))
-
-    def look() -> None:
-        memory[:] = 0
-        assert image.data == path.read_bytes() and isinstance(EncodedImage.open(str(path)).buffer, bytes)
-
-    assert in_fork(look) == 0
-    memory[:] = 0
-    assert image.data == path.read_bytes()
 
 
 def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> None:
