@@ -13,13 +13,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, InputError, UnsupportedTransformError, compile_transforms, explain
-from proxyloader.data.compiled_transform import (
-    CompiledTransform,
-    WorkerTransform,
-    compile_for_loader,
-    compiled_in,
-    left_to_torchvision,
-)
+from proxyloader.data.compiled_transform import compile_for_loader, compiled_in
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.transforms.nested import find_nested, replace_nested
 
@@ -134,16 +128,6 @@ def test_a_transform_is_named_by_where_it_is_held() -> None:
     two = TwoCrops(CROP)
     two.myself = two  # type: ignore[attr-defined]
     assert list(find_nested(two)) == [".transform"]
-
-
-def test_left_to_torchvision_they_get_decoded_images() -> None:
-    holder = TwoCrops(FLIP)
-    left = left_to_torchvision(holder)
-    assert isinstance(left, WorkerTransform) and left.transform is holder
-    mixed = MultiCrop()
-    mixed.pair = TwoCrops(compile_transforms(FLIP))
-    kinds = [type(each) for each in find_nested(left_to_torchvision(mixed)).values()]
-    assert kinds == [WorkerTransform, WorkerTransform, WorkerTransform, CompiledTransform]
 
 
 class Wrong(TwoCrops):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import pickle
 import subprocess
@@ -111,30 +110,6 @@ class TestEquality:
         assert subprocess.check_output(command, text=True).strip() == eval(made)
 
 
-class TestDraw:
-    def test_is_a_row_of_float32_with_each_steps_columns_in_order(self) -> None:
-        plan = plan_for(training(v1))
-        assert [step.num_params for step in plan.steps] == [4, 4, 1, 0, 0, 0]
-        assert plan.num_params == 9
-        torch.manual_seed(3)
-        row = plan.sample_params(120, 160)
-        assert (row.shape, row.dtype) == ((9,), np.float32)
-        torch.manual_seed(3)
-        box = v1.RandomResizedCrop.get_params(torch.empty(3, 120, 160), [0.08, 1.0], [3 / 4, 4 / 3])
-        width_first, height_first = (box[2], 32), (32, box[3])  # as Pillow does it
-        flip = float(torch.rand(1) < 0.5)
-        assert row.tolist() in [[*box, *between, 32, 32, flip] for between in (width_first, height_first)]
-
-    def test_without_chance_leaves_the_generator_alone_and_each_step_sees_the_size_before_it(self) -> None:
-        transforms = [v1.Resize(30, max_size=40), v1.CenterCrop(20), v1.Pad(1), v1.ToTensor(), v1.Normalize(MEAN, STD)]
-        plan = plan_for(v1.Compose(transforms))
-        state = torch.get_rng_state()
-        assert plan.sample_params(60, 90).tolist() == [60, 40, 26, 40, 3, 10, 20, 20, -1, -1, 22, 22]
-        assert torch.equal(torch.get_rng_state(), state)
-        plan = plan_for(v1.Compose([v1.Resize((40, 60)), v1.RandomCrop((40, 60)), v1.Resize(20), v1.PILToTensor()]))
-        assert plan.sample_params(7, 9).tolist() == [7, 60, 40, 60, 0, 0, 40, 60, 40, 30, 20, 30]
-
-
 OF_A_SIZE = [cls((20, 30)) for cls in (v1.Resize, v1.CenterCrop, v2.RandomCrop, v2.RandomResizedCrop)]
 OF_ANY_SIZE = [
     *(v1.Resize(20), v1.Pad(3), v1.RandomHorizontalFlip(), v2.RandomResize(20, 60), v2.RandomShortestSize([20], 90)),
@@ -164,17 +139,6 @@ class TestPlanOf:
     )
     def test_says_what_comes_out(self, transform: Any, output: ImageState) -> None:
         assert plan_for(transform).output == output
-
-
-class TestSteps:
-    def test_are_frozen_and_show_every_number(self) -> None:
-        plan = plan_for(training(v1))
-        for frozen in (plan, *plan.steps, plan.output):
-            with pytest.raises(dataclasses.FrozenInstanceError):
-                frozen.num_params = 3  # type: ignore[misc,union-attr]
-        shown = repr(plan_for(training(v2)))
-        assert shown.startswith("Plan(steps=(Crop(region=RandomResizedRegion(scale=(0.08, 1.0), ratio=(0.75, 1.33")
-        assert "torch" not in shown
 
 
 class TestRegistry:
