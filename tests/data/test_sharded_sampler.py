@@ -18,7 +18,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 from proxyloader import LastBatchPolicy, ShardedSampler, World
-from proxyloader.data.sharded_sampler import build_sampler, check_dealt, find_sharded
+from proxyloader.data.sharded_sampler import build_sampler, check_dealt
 
 FILL, PARTIAL, DROP = LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL, LastBatchPolicy.DROP
 
@@ -299,23 +299,6 @@ def asked_for(
 ) -> ShardedSampler | None:
     defaults = dict(batch_size=3, shuffle=None, sampler=None, batch_sampler=None, drop_last=False, seed=None)
     return build_sampler(dataset, num_shards, policy, **(defaults | arguments))
-
-
-def test_a_loader_that_is_not_told_of_shards_has_none_but_those_of_its_samplers() -> None:
-    assert asked_for() is None and asked_for(sampler=[1, 2]) is None and asked_for(dataset=Stream()) is None
-    sampler = ShardedSampler(range(4), 2, 1)
-    assert find_sharded(sampler) is find_sharded(BatchSampler(sampler, 2, False)) is sampler
-    assert find_sharded(SequentialSampler(range(3))) is find_sharded(None) is None
-
-
-@pytest.mark.parametrize(
-    ("drop_last", "policy", "expected"),
-    [(False, None, PARTIAL), (True, None, DROP), (True, "drop", DROP), (False, "drop", DROP), (False, FILL, FILL)],
-)
-def test_the_policy_follows_drop_last_unless_it_is_given(drop_last: bool, policy: Any, expected: Any) -> None:
-    sampler = asked_for(World(2, 1), policy, drop_last=drop_last, shuffle=True, seed=8)
-    assert sampler is not None
-    assert (sampler.last_batch_policy, sampler.batch_size, sampler.shuffle, sampler.seed) == (expected, 3, True, 8)
 
 
 class Marked:
