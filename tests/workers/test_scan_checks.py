@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import shutil
 import threading
@@ -27,6 +26,7 @@ from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import PassedSamples, checking
 
 from ..limits import WAIT_S
+from ..odd_formats import encoded
 from ..undecoded import image_calls_in
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
@@ -132,9 +132,7 @@ def test_sound_samples_are_checked_in_the_first_epoch_alone(
 
 @pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
 def test_other_files_for_an_index_that_has_passed_must_not_raise_in_pillow_either(progressive: bool) -> None:
-    file = io.BytesIO()
-    photograph(1, size=(64, 48)).save(file, "JPEG", progressive=progressive)
-    sound = file.getvalue()
+    sound = encoded(photograph(1, size=(64, 48)), "JPEG", progressive=progressive)
     at = sound.find(b"\xff\xc4") + 5
     bad = sound[:at] + b"\xff" * 16 + sound[at + 16 :]  # counts of Huffman codes that cannot be
     passed = PassedSamples(1)
@@ -155,9 +153,7 @@ def test_batches_of_ones_own_replacements_and_images_without_a_loader_are_checke
     for passed in (PassedSamples(48), None):
         index, sample = Fetcher(wrap(damaged_folder), "replace", passed=passed).next_readable(4, 0, [])
         assert index == 5 and is_by_pillow(sample) is (passed is not None)
-    file = io.BytesIO()
-    photograph(0, size=(290, 161)).save(file, "JPEG")
-    data, transform = file.getvalue(), compile_transforms(TRANSFORM)
+    data, transform = encoded(photograph(0, size=(290, 161)), "JPEG"), compile_transforms(TRANSFORM)
     for content, by_pillow in ((data, False), (with_a_lost_block(data), True)):
         assert is_by_pillow((transform(EncodedImage.from_bytes(content)), 0)) is by_pillow
 
