@@ -17,6 +17,7 @@ from proxyloader.make_dataset import MANIFEST
 from proxyloader.tools import cli, explain
 from proxyloader.tools.cli import main
 
+from .. import scripts
 from ..faults import await_true
 from ..limits import WAIT_S
 
@@ -41,13 +42,6 @@ def exits(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int | str | N
     with pytest.raises(SystemExit) as exit:
         main(argv)
     return exit.value.code, *capsys.readouterr()
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class TestHelp:
@@ -86,15 +80,8 @@ class TestHelp:
             "except SystemExit: print(sorted({'torch', 'numpy', 'rich', 'nvidia.dali'} & set(sys.modules)))"
         )
         for argv in (["demo", "--help"], ["demo", "--images", "many"]):
-            run = subprocess.run(
-                [sys.executable, "-c", code, *argv],
-                env=ENVIRONMENT,
-                capture_output=True,
-                text=True,
-                timeout=WAIT_S,
-                check=True,
-            )
-            assert run.stdout.splitlines()[-1] == "[]"
+            done = scripts.run(code, *argv, timeout_s=WAIT_S, afresh=True)
+            assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
 
 
 class TestUsageErrors:
@@ -105,6 +92,8 @@ class TestUsageErrors:
             (("demo", "--images", "many"), "argument --images: must be an integer >= 1, got 'many'"),
             (("demo", "--images", "0"), "argument --images: must be an integer >= 1, got '0'"),
             (("demo", "--workers", "-1"), "argument --workers: must be an integer >= 0, got '-1'"),
+            (("doctor", "--limit", "0"), "argument --limit: must be an integer >= 1, got '0'"),
+            (("doctor", "--limit", "nan"), "argument --limit: must be an integer >= 1, got 'nan'"),
             *[
                 (("demo", "--device", text), NO_DEVICE.format(text))
                 for text in ("gpu", "cuda:", "cuda:x", "cuda:1000", "")
@@ -128,11 +117,8 @@ class TestUsageErrors:
         status, _, said = exits(capsys, "train")
         assert status == 2 and all(verb in said.splitlines()[-1] for verb in ("'train'", *VERBS))
         status, _, said = exits(capsys, "demo", "--foo")
-        assert (
-            status == 2
-            and said.startswith("usage: proxyloader demo [-h]")
-            and "error: unrecognized arguments: --foo" in said
-        )
+        assert status == 2 and said.startswith("usage: proxyloader demo [-h]")
+        assert "error: unrecognized arguments: --foo" in said
 
 
 class TestFailures:
@@ -218,7 +204,6 @@ class TestAsAProcess:
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=interruptible,
         )
         # By then both children are at work: one that is interrupted while it imports says so.
         await_true(lambda: len(list(tmp_path.glob("*/*.jpg"))) >= 1000)
@@ -227,9 +212,4 @@ class TestAsAProcess:
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=WAIT_S)
         assert (process.returncode, out, err) == (130, "", "")
-        await_true(lambda: not any(map(is_alive, children)))
-
-
-def interruptible() -> None:
-    """A shell starts a job in the background with Ctrl-C ignored, which its children inherit."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        await_true(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))
