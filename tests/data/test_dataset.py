@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from timm.data import AugMixDataset, ImageDataset, create_dataset, create_transform
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
@@ -52,16 +52,6 @@ def test_the_original_stays_and_the_copy_of_its_class_hands_out_bytes_and_drawn_
     assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes() and row.tolist()[-2:] == [20, 30]
     assert call.source == folder.samples[5][0]
     assert wrap(wrapped).transform is wrapped.transform
-
-
-def test_what_stands_in_subsets_and_concatenations_is_wrapped_at_any_depth(folder: ImageFolder) -> None:
-    folder.transform = TRANSFORM
-    part, _ = random_split(folder, [8, 40])
-    nested = Subset(ConcatDataset([folder, part]), [3, 50])
-    wrapped = wrap(nested)
-    assert all(isinstance(wrapped[k][0], LazyTensor) for k in range(2))
-    assert type(nested[0][0]) is torch.Tensor
-    assert len(plans_in(wrapped)) == 1
 
 
 def test_a_subset_with_ways_of_its_own_is_left_alone(folder: ImageFolder) -> None:
