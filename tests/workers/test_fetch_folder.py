@@ -1,4 +1,4 @@
-"""A batch of an ImageFolder that is read at once is the batch that is fetched sample by sample."""
+"""Reading the files of an ImageFolder batch together gives the same batch as fetching its samples one by one."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def by_sample(folder: ImageFolder) -> Own:
 
 
 def mixed(samples: list[Any]) -> Any:
-    """A collate_fn that draws, and uses the images."""
+    """A collate_fn that draws random numbers and computes with the images."""
     images, labels = default_collate(samples)
     return images * torch.rand(1) + images.flip(0), labels
 
 
 def assert_alike(folder: ImageFolder, part_of: Callable[[Any], Any] = lambda each: each, **options: Any) -> list[Any]:
-    """Two epochs are those of samples that are fetched one by one, with their errors and draws.
+    """Two epochs equal those with samples fetched one by one, including errors and random numbers.
 
     Returns:
         Their batches and errors.
@@ -96,7 +96,7 @@ SHUFFLED = {"batch_size": 7, "shuffle": True}
 )
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 4])
-def test_batches_are_those_that_are_fetched_sample_by_sample(
+def test_batches_equal_those_fetched_sample_by_sample(
     folder: ImageFolder, transform: Any, num_workers: int, seed: int | None, options: dict[str, Any]
 ) -> None:
     folder.transform = transform
@@ -115,7 +115,7 @@ class FetchesAhead(ImageFolder):
 
 
 class Looked(list[Any]):
-    """Samples of a user's own, which may draw or raise where they are looked at."""
+    """A user's own sequence of samples, whose items may draw random numbers or raise."""
 
 
 def with_samples(root: str, kind: Callable[[Any], Any]) -> ImageFolder:
@@ -150,7 +150,7 @@ def changed(root: str) -> ImageFolder:
         changed,
     ],
 )
-def test_another_dataset_is_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
+def test_other_datasets_are_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
     dataset = dataset_of(str(photos))
     plans = {} if isinstance(dataset, TensorDataset) else plans_in(dataset)
     assert FolderFetcher(plans, None)(dataset, INDICES) is None
@@ -171,14 +171,14 @@ def damaged(photos: Path, tmp_path: Path) -> ImageFolder:
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 @WORKERS
-def test_batches_of_damaged_files_are_the_same_too(damaged: ImageFolder, on_error: Any, num_workers: int) -> None:
+def test_damaged_files_give_the_same_batches_and_errors(damaged: ImageFolder, on_error: Any, num_workers: int) -> None:
     *found, errors = assert_alike(damaged, batch_size=2, num_workers=num_workers, on_error=on_error, translate="all")
     assert {*errors} == {3, 7}
     assert sum(isinstance(each, ImageError) for each in found) == (4 if on_error == "raise" else 0)
 
 
 @WORKERS
-def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, num_workers: int) -> None:
+def test_a_failing_transform_gives_the_same_errors(folder: ImageFolder, num_workers: int) -> None:
     # It draws, ahead in a worker, and then takes more from the sides than some images have.
     pad = transforms.Pad(-60)
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), pad, transforms.ToTensor()])
@@ -188,7 +188,7 @@ def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, num_wor
 
 @pytest.mark.parametrize("part_of", [lambda each: each, lambda each: Subset(each, range(40))])
 @WORKERS
-def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
+def test_an_index_out_of_range_is_raised_after_the_draws_of_earlier_samples(
     folder: ImageFolder, num_workers: int, part_of: Callable[[Any], Any]
 ) -> None:
     folder.transform = JITTER
@@ -196,7 +196,7 @@ def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
     assert type(error) is IndexError
 
 
-def test_samples_are_read_at_once_and_several_sizes_are_refused_as_without_us(folder: ImageFolder) -> None:
+def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder) -> None:
     folder.transform = TRAIN
     dataset, passed = wrap(folder), PassedSamples(48)
     folders = FolderFetcher(plans_in(dataset), passed)
@@ -214,7 +214,7 @@ def test_samples_are_read_at_once_and_several_sizes_are_refused_as_without_us(fo
 
 
 @pytest.mark.parametrize("kind", [tuple, torch.Tensor])
-def test_a_function_of_the_users_for_samples_or_tensors_gets_them(
+def test_a_custom_collate_function_for_a_type_receives_real_tensors(
     folder: ImageFolder, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def collated(samples: Any, *, collate_fn_map: Any = None) -> Any:
@@ -228,7 +228,7 @@ def test_a_function_of_the_users_for_samples_or_tensors_gets_them(
 
 
 @WORKERS
-def test_what_is_drawn_with_in_inference_mode_draws_outside_of_it_too(folder: ImageFolder, num_workers: int) -> None:
+def test_generators_used_in_inference_mode_work_outside_of_it(folder: ImageFolder, num_workers: int) -> None:
     folder.transform = TRAIN
     with torch.inference_mode():
         list(DataLoader(folder, 8, device="cpu"))

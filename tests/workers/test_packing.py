@@ -1,4 +1,4 @@
-"""A batch survives the way: arrays byte for byte, everything else as pickle has it, images where they were."""
+"""Packing preserves a batch: arrays byte for byte, other content as with pickle, images in their places."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ arrays = st.lists(
 
 @given(arrays=arrays, slot_bytes=st.sampled_from([None, 1, 4096, 1 << 20]))
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_arrays_arrive_as_they_left_in_a_slot_beside_it_and_where_it_is_too_small(
+def test_arrays_are_preserved_in_a_slot_without_one_and_if_it_is_too_small(
     arrays: list[Any], slot_bytes: int | None
 ) -> None:
     arrays = [array for array in arrays if array.dtype == arrays[0].dtype]
@@ -76,7 +76,7 @@ class BesideTensors(ImageFolder):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_tensors_beside_the_images_arrive_as_they_left(photos: Path, workers: int) -> None:
+def test_tensors_beside_the_images_are_preserved(photos: Path, workers: int) -> None:
     dataset = Subset(BesideTensors(str(photos), transforms.ToTensor()), range(len(TENSORS)))
     loader = DataLoader(dataset, len(TENSORS), collate_fn=list, num_workers=workers, translate="all", device="cpu")
     ((*samples,),) = loader
@@ -87,7 +87,7 @@ def test_tensors_beside_the_images_arrive_as_they_left(photos: Path, workers: in
     assert loader.stats().images_by_dali == len(TENSORS)
 
 
-def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() -> None:
+def test_mixed_kinds_of_input_in_a_batch_are_refused() -> None:
     calls = [ProxyInputs("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
     with pytest.raises(
         InputError, match="input 'b' of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
