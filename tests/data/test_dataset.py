@@ -1,4 +1,4 @@
-"""wrap() exchanges what it must in a copy, and leaves the user's dataset and everything else alone."""
+"""wrap() replaces only the transforms and loaders it must, in a copy of the user's dataset."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_original_stays_and_the_copy_of_its_class_hands_out_bytes_and_drawn_
     assert wrap(wrapped).transform is wrapped.transform
 
 
-def test_a_subset_with_ways_of_its_own_is_left_alone(folder: ImageFolder) -> None:
+def test_a_subset_with_its_own_getitem_is_left_alone(folder: ImageFolder) -> None:
     class Own(Subset[Any]):
         def __getitem__(self, index: Any) -> Any:
             image, target = super().__getitem__(index)
@@ -72,7 +72,7 @@ def own_loader(path: str) -> Image.Image:
     return Image.new("RGB", (8, 8), "red")
 
 
-def test_a_loader_of_the_users_own_is_called_and_torchvisions_is_exchanged_wherever_it_was_given(
+def test_a_custom_loader_is_called_and_torchvisions_is_replaced_wherever_it_was_given(
     folder: ImageFolder,
 ) -> None:
     for loader, start in ((own_loader, b"P6\n8 8\n255\n\xff\x00\x00"), (pil_loader, None)):
@@ -84,7 +84,7 @@ def test_a_loader_of_the_users_own_is_called_and_torchvisions_is_exchanged_where
 
 
 class Photographs(Dataset[Any]):
-    """The README's dataset of one's own."""
+    """The README's custom dataset."""
 
     def __init__(self, paths: list[str], transform: Any) -> None:
         self.paths, self.transform = paths, transform
@@ -117,7 +117,7 @@ class Slotted(Photographs):
     __slots__ = ("paths", "transform")
 
 
-def test_a_dataset_of_ones_own_opens_images_undecoded_and_has_a_transform_that_can_be_set(folder: ImageFolder) -> None:
+def test_a_custom_dataset_opens_images_undecoded_and_needs_a_settable_transform(folder: ImageFolder) -> None:
     paths = [path for path, _ in folder.samples]
     for transform in (TRANSFORM, compile_transforms(TRANSFORM)):
         wrapped = wrap(Photographs(paths, transform))
@@ -134,11 +134,11 @@ class Sounds(Dataset[Any]):
 
 
 @pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(3)), Sounds(), [1, 2, 3]], ids=type)
-def test_what_holds_no_images_is_given_back_as_it_is(dataset: Any) -> None:
+def test_datasets_without_images_are_returned_unchanged(dataset: Any) -> None:
     assert wrap(dataset) is dataset and plans_in(dataset) == {}
 
 
-def test_a_folder_without_a_transform_is_given_back_and_a_users_callable_refused(folder: ImageFolder) -> None:
+def test_a_folder_without_a_transform_is_returned_and_a_custom_callable_is_refused(folder: ImageFolder) -> None:
     assert wrap(folder) is folder
     folder.transform = to_grey
     with raises(UnsupportedTransformError, position="transform", transform=f"{__name__}.to_grey"):

@@ -1,4 +1,4 @@
-"""What stays encoded and what Pillow decodes."""
+"""Which images stay encoded and which Pillow decodes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_slivers_are_decoded_by_pillow(size: tuple[int, int], stays: bool) -> No
     assert (image.width, image.height) == size and image.data.startswith(b"\xff\xd8") == stays
 
 
-def test_pictures_are_of_rgb_alone_which_says_how_to_convert_them_and_the_file_is_not_to_blame() -> None:
+def test_only_rgb_pictures_are_taken_and_the_error_says_how_to_convert() -> None:
     with pytest.raises(InputError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
         EncodedImage.from_pil(PHOTO.convert("L"))
     image = EncodedImage.from_pil(PHOTO, "a.png")
@@ -93,7 +93,7 @@ NO_IMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", NO_IMAGES)
-def test_what_is_no_image_is_refused_without_being_read_to_its_end(name: str, tmp_path: Path) -> None:
+def test_files_that_are_no_images_are_refused_without_being_read_to_the_end(name: str, tmp_path: Path) -> None:
     make, reason = NO_IMAGES[name]
     path = tmp_path / "a.jpg"
     make(path)
@@ -118,7 +118,7 @@ BEHIND = {
 
 
 @pytest.mark.parametrize("name", BEHIND)
-def test_of_a_jpeg_with_something_behind_it_the_jpeg_alone_travels(name: str, tmp_path: Path) -> None:
+def test_data_behind_a_jpeg_is_dropped(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     BEHIND[name](path)
     image = EncodedImage.open(path)
@@ -128,7 +128,7 @@ def test_of_a_jpeg_with_something_behind_it_the_jpeg_alone_travels(name: str, tm
         assert EncodedImage.from_bytes(path.read_bytes()).data == JPEG
 
 
-def test_a_jpeg_whose_end_is_not_found_is_read_by_pillow_as_far_as_it_needs_it(tmp_path: Path) -> None:
+def test_pillow_reads_a_jpeg_without_an_end_as_far_as_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     sparse(JPEG[:1000], 10 << 30)(path)
     assert np.array_equal(np.asarray(EncodedImage.open(path).decoded()), np.asarray(default_loader(str(path))))

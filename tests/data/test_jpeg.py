@@ -1,4 +1,4 @@
-"""JPEG headers, scans and soundness; the odd, the hostile and the mutated ones are in tests/integration."""
+"""JPEG headers, scans and integrity checks. tests/integration has odd, hostile and mutated JPEGs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stays_encoded(data: bytes) -> bool:
     return EncodedImage.of_jpeg(data) is not None
 
 
-def test_a_header_is_read_whatever_segments_stand_before_the_frame_unless_it_is_cut_off() -> None:
+def test_a_header_is_read_with_any_segments_before_the_frame_unless_it_is_truncated() -> None:
     data = encoded(SMALL, "JPEG")
     comment = b"\xff\xfe\x00\x08\xff\xc0xyzw"  # looks like a frame inside
     fill = b"\xff\xff\xff"
@@ -49,7 +49,7 @@ def test_scans_are_counted(options: dict[str, bool], scans: int) -> None:
         assert found is not None and found[:2] == (scans, len(data))
 
 
-def test_a_file_without_its_end_or_its_last_scan_is_left_to_pillow() -> None:
+def test_a_file_without_its_end_or_its_last_scan_is_decoded_by_pillow() -> None:
     cut = encoded(SMALL, "JPEG")[:-2]
     assert read_scans(cut, header_of(cut)) is None and not stays_encoded(cut)
     data = encoded(SMALL, "JPEG", progressive=True)
@@ -70,7 +70,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", KINDS.values(), ids=KINDS)
-def test_a_damaged_jpeg_is_left_to_pillow(options: dict[str, Any]) -> None:
+def test_a_damaged_jpeg_is_decoded_by_pillow(options: dict[str, Any]) -> None:
     data = encoded(PHOTO, "JPEG", **options)
     middle = len(data) // 2
     assert not damage_of(data) and stays_encoded(data)
@@ -84,7 +84,7 @@ def test_a_damaged_jpeg_is_left_to_pillow(options: dict[str, Any]) -> None:
     assert damage_of(data[:middle] + b"\xff\xd9")
 
 
-def test_zeros_are_searched_for_before_a_gpu_alone_and_a_run_may_be_sound() -> None:
+def test_zeros_are_searched_for_only_before_a_gpu_and_runs_of_zeros_may_be_valid() -> None:
     data = encoded(PHOTO, "JPEG")
     lost = data[: len(data) // 2] + bytes(2048) + data[len(data) // 2 + 2048 :]
     assert not stays_encoded(lost)
@@ -98,7 +98,7 @@ def test_zeros_are_searched_for_before_a_gpu_alone_and_a_run_may_be_sound() -> N
 
 
 @pytest.mark.parametrize("marker", [0x00, 0x01, 0xBF, 0xC6, 0xC8, 0xD0, 0xD8, 0xD9, 0xDC, 0xDE, 0xF0, 0xFD])
-def test_a_marker_that_has_no_business_before_the_scans_and_a_second_frame_are_left_to_pillow(marker: int) -> None:
+def test_an_invalid_marker_before_the_scans_and_a_second_frame_are_left_to_pillow(marker: int) -> None:
     data = encoded(SMALL, "JPEG")
     frame = data[data.find(b"\xff\xc0") + 4 :][:15]
     assert read_jpeg_header(data[:2] + segment(marker, frame if marker == 0xC6 else b"12345678") + data[2:]) is None
