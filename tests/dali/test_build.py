@@ -74,7 +74,7 @@ class TestExactEdges:
 
 
 class TestOptions:
-    def test_threads_are_those_given_or_one_more_than_the_cores_and_beside_a_gpu_at_most_four(self) -> None:
+    def test_threads_are_as_given_or_one_more_than_the_cores_and_with_a_gpu_at_most_four(self) -> None:
         cores = len(os.sched_getaffinity(0))
         assert (PipelineOptions(8).threads, PipelineOptions(8, num_threads=3).threads) == (cores + 1, 3)
         assert PipelineOptions(8, device_id=0).threads == min(4, cores)
@@ -100,7 +100,7 @@ class TestOptions:
             *((11, None, 11), (16, "2", 8), (2, None, 2), (2, "8", 1)),
         ],
     )
-    def test_large_photographs_are_decoded_by_cuda_too_where_there_are_many_cores_and_progressive_ones_by_it_alone(
+    def test_cuda_helps_with_large_photographs_if_there_are_many_cores_and_decodes_progressive_ones_alone(
         self, cores: int, ranks: str | None, threads: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
@@ -126,5 +126,5 @@ class TestOptions:
             PipelineOptions(64, device_id=0, num_threads=2, hw_decoder_load=0.0),
         ],
     )
-    def test_what_is_given_stays_for_large_photographs_too_and_so_does_a_cpus(self, options: PipelineOptions) -> None:
+    def test_given_options_and_those_of_a_cpu_stay_for_large_photographs(self, options: PipelineOptions) -> None:
         assert options.for_files_of(1e6, 1.0) == options
