@@ -37,9 +37,6 @@ BLUR = Bound(1e-3, 0, 1)
 NEAREST = InterpolationMode.NEAREST_EXACT
 
 
-of_tensors = pytest.mark.parametrize("before", [[v2.ToImage()], TO_FLOAT], ids=["a uint8 tensor", "a float tensor"])
-
-
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 FLIP, BLUR_5, BLUR_3_5 = v1.RandomHorizontalFlip(), v1.GaussianBlur(5), v2.GaussianBlur((3, 5))
 SIGMAS = images("landscape", "tiny", "PNG")
