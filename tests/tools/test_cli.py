@@ -1,4 +1,4 @@
-"""The command line: what it says, how it ends. Its verbs' own work is tested with the modules that do it."""
+"""The command line: its messages and exit statuses. The modules of the verbs have tests of their own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from ..faults import await_true
 from ..limits import WAIT_S
 
 VERBS = ("demo", "diagnose", "doctor", "explain", "make-dataset")
-COMMAND = (sys.executable, "-m", "proxyloader")
 NO_DEVICE = "argument --device: {!r} must be cuda, cuda:N or cpu"
 NO_SIZE = "argument --size: {!r} is not a size in pixels such as 500x375"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent.parent)}
@@ -73,7 +72,7 @@ class TestHelp:
         lines = [line.split() for line in text.splitlines() if line.startswith("  proxyloader ")]
         assert len(lines) == examples and all(cli._parser().parse_args(line[1:]).runs for line in lines)
 
-    def test_help_and_usage_errors_wait_for_no_torch(self) -> None:
+    def test_help_and_usage_errors_do_not_import_torch(self) -> None:
         code = (
             "import sys, proxyloader.tools.cli\n"
             "try: proxyloader.tools.cli.main(sys.argv[1:])\n"
@@ -105,13 +104,13 @@ class TestUsageErrors:
         ],
         ids=str,
     )
-    def test_an_option_or_a_verb_that_is_none(
+    def test_an_invalid_option_or_verb(
         self, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
     ) -> None:
         status, _, said = exits(capsys, *argv)
         assert status == 2 and said.endswith(f"error: {message}\n")
 
-    def test_an_unknown_verb_is_answered_with_the_known_ones_and_an_unknown_option_with_the_usage_of_its_verb(
+    def test_an_unknown_verb_lists_the_verbs_and_an_unknown_option_shows_the_usage(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         status, _, said = exits(capsys, "train")
@@ -195,10 +194,10 @@ class TestMakeDataset:
 
 
 class TestAsAProcess:
-    def test_ctrl_c_ends_it_and_its_children_without_a_word(self, tmp_path: Path) -> None:
+    def test_ctrl_c_ends_it_and_its_children_silently(self, tmp_path: Path) -> None:
         argv = ("make-dataset", str(tmp_path), "--images", "100000", "--size", "48x36", "--processes", "2")
         process = subprocess.Popen(
-            [*COMMAND, *argv],
+            [sys.executable, "-m", "proxyloader", *argv],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
