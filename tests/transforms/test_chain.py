@@ -1,4 +1,4 @@
-"""Transforms that are called one after the other: what they are told apart by, and what they draw."""
+"""Chains of transform calls: which settings distinguish them, and which generators they draw from."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MADE = {
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_transforms_made_alike_are_one(name: str) -> None:
+def test_equal_transforms_share_a_chain(name: str) -> None:
     start = START.then(v1.ToTensor()) if name == "normalize" else START
     assert start is not None
     found = start.then(MADE[name]())
     assert found is not None and all(start.then(MADE[name]()) is found for _ in range(3))
 
 
-def test_one_that_was_changed_is_another_and_functions_are_told_apart() -> None:
+def test_a_changed_transform_starts_another_chain_and_functions_are_distinguished() -> None:
     crop, held = v1.RandomCrop(32), v1.RandomHorizontalFlip(0.5)
     container = v1.RandomApply([held], p=0.5)
     first, both = START.then(crop), START.then(container)
@@ -58,7 +58,7 @@ CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_compose_that_was_changed_is_another(change: str) -> None:
+def test_a_changed_compose_starts_another_chain(change: str) -> None:
     parts = {
         "crop": v1.RandomCrop(32),
         "modules": v1.RandomApply(torch.nn.ModuleList([v1.RandomHorizontalFlip()])),
@@ -80,7 +80,7 @@ def test_a_compose_that_was_changed_is_another(change: str) -> None:
         assert changed.plan.key == plan_for(compose).key != before.plan.key
 
 
-def test_transforms_of_endless_variety_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_chains_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chain, "MAX_CHAINS", 3)
     for size in range(10, 20):
         found = START.then(v1.RandomCrop(size))
@@ -91,6 +91,6 @@ def test_transforms_of_endless_variety_do_not_fill_the_memory(monkeypatch: pytes
         assert max(len(chain._next), len(chain._through)) <= 3
 
 
-def test_which_generators_a_transform_draws_from() -> None:
+def test_transforms_that_draw_from_other_generators_are_known() -> None:
     assert draws_beside_torch(v1.RandomChoice([v1.RandomCrop(3)])) and not draws_beside_torch(v1.RandomCrop(3))
     assert draws_beside_torch(object())
