@@ -244,7 +244,7 @@ a slot is lost where a loop is left early
     integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.forget_unanswered | self._arena.give_back(request.slot) => pass
-    integration/test_faults_epochs.py
+    workers/test_request_sampler.py
 a slot is written to while DALI still reads it
     workers/arena.py:Arena.give_back | and (reader is None or reader.inputs_released()) =>
     workers/test_arena.py integration

@@ -137,7 +137,7 @@ REPEATABLE = [name for name in OPERATIONS if name not in ("close", "P", "another
 
 
 @given(st.lists(st.sampled_from(REPEATABLE), min_size=1, max_size=5), st.sampled_from(["RGB", "L"]))
-def test_so_does_any_sequence_of_operations(names: list[str], mode: str) -> None:
+def test_any_operations_one_after_the_other_do_so(names: list[str], mode: str) -> None:
     def run(image: Any) -> Any:
         found = []
         for name in names:

@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from proxyloader import DataLoader
+from proxyloader.workers.arena import Arena
 from proxyloader.workers.loader_state import LoaderState
 from proxyloader.workers.request_sampler import RequestSampler
 
@@ -41,6 +42,16 @@ def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None
 
 def through_a_checkpoint(progress: LoaderState, seed: int | None) -> LoaderState:
     return LoaderState.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed, 20))), seed, 20)
+
+
+def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
+    arena = Arena(2, 1)
+    requests = RequestSampler([[1], [2], [3]], True, arena)
+    first = next(iter(requests))
+    requests.answered(first.number)
+    arena.give_back(first.slot)
+    for _ in range(2):
+        assert [request.slot for request in requests] == [1, 0, None]
 
 
 class OwnBatchSampler(BatchSampler): ...
