@@ -34,12 +34,10 @@ def stand_in(folder: Path, distribution: str, version: str, code: str) -> Path:
     """A folder with an installed build of DALI, of which importing runs ``code``."""
     metadata = folder / f"{distribution.replace('-', '_')}-{version}.dist-info" / "METADATA"
     module = folder / "nvidia" / "dali" / "__init__.py"
-    for path, text in (
-        (metadata, f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"),
-        (module, code),
-    ):
+    text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+    for path, content in ((metadata, text), (module, code)):
         path.parent.mkdir(parents=True)
-        path.write_text(text)
+        path.write_text(content)
     return folder
 
 

@@ -159,7 +159,7 @@ def _coded(scan: Scan, block: NDArray[np.int64], before: list[int], component: i
         bits = str(int(block[0]) >> scan.bit & 1)
     elif scan.first == 0:
         level = int(block[0]) >> scan.bit
-        bits = _number(_dc_code, 0, level - before[component])
+        bits = _number(lambda symbol: f"{symbol:04b}", 0, level - before[component])
         before[component] = level
     band = block[max(scan.first, 1) : scan.last + 1].tolist()
     run = 0
@@ -171,10 +171,6 @@ def _coded(scan: Scan, block: NDArray[np.int64], before: list[int], component: i
         bits += _ac_code(SIXTEEN_ZEROS) * (run // 16) + _number(_ac_code, run % 16, level)
         run = 0
     return bits + (_ac_code(END_OF_BLOCK) if run else "")
-
-
-def _dc_code(symbol: int) -> str:
-    return f"{symbol:04b}"
 
 
 def _ac_code(symbol: int) -> str:

@@ -244,7 +244,7 @@ a slot is lost where a loop is left early
     integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.forget_unanswered | self._arena.give_back(request.slot) => pass
-    workers integration/test_faults_epochs.py
+    workers/test_request_sampler.py
 a slot is written to while DALI still reads it
     workers/arena.py:Arena.give_back | and (reader is None or reader.inputs_released()) =>
     workers/test_arena.py integration
@@ -265,7 +265,7 @@ workers go on behind what they drew for a loop that was left
     integration/test_torch_contract.py
 a worker goes back to where it was before the last request that was not needed
     workers/draws_ahead.py:DrawsOfWorker.settle | enumerate(self._before) => reversed(list(enumerate(self._before)))
-    workers/test_draws_ahead.py
+    integration/test_torch_contract.py
 # stopping
 a loop that was interrupted goes on as if nothing had been
     loader/iterator.py:LoaderIterator.__next__ | self._pool.broken = True => False

@@ -17,8 +17,6 @@ SIDE_PX = 64
 
 def numbered_image(number: int, side_px: int = SIDE_PX) -> Image.Image:
     """An RGB picture of ``side_px`` x ``side_px``, whose blocks, row by row, are the bits of ``number``."""
-    if not 0 <= number < 1 << BLOCKS**2:
-        raise ValueError(f"{BLOCKS} x {BLOCKS} blocks spell numbers from 0 to {(1 << BLOCKS**2) - 1}, not {number}")
     bits = np.array([number >> bit & 1 for bit in range(BLOCKS**2)], np.uint8).reshape(BLOCKS, BLOCKS)
     block = np.ones((side_px // BLOCKS, side_px // BLOCKS), np.uint8)
     return Image.fromarray(np.kron(255 * bits, block)).convert("RGB")

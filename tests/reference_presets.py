@@ -11,7 +11,8 @@ import torchvision.transforms
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-AUTO_AUGMENT = ("ra", "ta_wide", "augmix", "imagenet", "cifar10", "svhn")
+CROP_PX, RESIZE_PX = 64, 80
+BICUBIC = InterpolationMode.BICUBIC
 
 
 @dataclass(frozen=True)
@@ -19,12 +20,10 @@ class Preset:
     """The options that both presets have.
 
     Attributes:
-        size: of the crop, in pixels.
         use_v2: torchvision's second version of all transforms.
         backend: what is cropped, augmented and so on: PIL images, or uint8 tensors.
     """
 
-    size: int = 64
     use_v2: bool = False
     backend: Literal["pil", "tensor"] = "pil"
     interpolation: InterpolationMode = InterpolationMode.BILINEAR
@@ -32,16 +31,16 @@ class Preset:
 
     def __post_init__(self) -> None:
         version = v2 if self.use_v2 else torchvision.transforms
-        to_tensor = [version.PILToTensor()]
-        steps = [*to_tensor, *self.on_levels(version)] if self.backend == "tensor" else self.on_levels(version)
-        steps += to_tensor if self.backend == "pil" else []
+        steps = self.on_levels(version, {"interpolation": self.interpolation})
+        steps.insert(0 if self.backend == "tensor" else len(steps), version.PILToTensor())
         steps.append(v2.ToDtype(torch.float, scale=True) if self.use_v2 else version.ConvertImageDtype(torch.float))
         steps += [version.Normalize(MEAN, STD), *self.on_floats(version)]
         steps += [v2.ToPureTensor()] if self.use_v2 else []
         object.__setattr__(self, "transforms", version.Compose(steps))
 
-    def on_levels(self, version: Any) -> list[Any]:
-        raise NotImplementedError
+    def on_levels(self, version: Any, how: Any) -> list[Any]:
+        """The evaluation preset's."""
+        return [version.Resize(RESIZE_PX, **how, antialias=True), version.CenterCrop(CROP_PX)]
 
     def on_floats(self, version: Any) -> list[Any]:
         return []
@@ -52,15 +51,18 @@ class Preset:
 
     def __str__(self) -> str:
         """The options that are not the default, as one gives them."""
-        chosen = ["v2" if self.use_v2 else "v1", self.backend]
-        return " ".join([*chosen, *["bicubic"] * (self.interpolation is InterpolationMode.BICUBIC)])
+        chosen = [type(self).__name__.lower(), "v2" if self.use_v2 else "v1", self.backend]
+        return " ".join([*chosen, *["bicubic"] * (self.interpolation is BICUBIC)])
+
+
+class Eval(Preset): ...
 
 
 @dataclass(frozen=True)
 class Train(Preset):
     """
     Attributes:
-        auto_augment: one of AUTO_AUGMENT, or None.
+        auto_augment: "ra", "ta_wide", "augmix", a policy of AutoAugment, or None.
         random_erase: the probability of it.
     """
 
@@ -69,12 +71,11 @@ class Train(Preset):
     ra_magnitude: int = 9
     augmix_severity: int = 3
 
-    def on_levels(self, version: Any) -> list[Any]:
-        crop = version.RandomResizedCrop(self.size, interpolation=self.interpolation, antialias=True)
-        return [crop, version.RandomHorizontalFlip(0.5), *self.augmentation(version)]
+    def on_levels(self, version: Any, how: Any) -> list[Any]:
+        crop = version.RandomResizedCrop(CROP_PX, **how, antialias=True)
+        return [crop, version.RandomHorizontalFlip(0.5), *self.augmentation(version, how)]
 
-    def augmentation(self, version: Any) -> list[Any]:
-        how: Any = {"interpolation": self.interpolation}
+    def augmentation(self, version: Any, how: Any) -> list[Any]:
         if self.auto_augment is None:
             return []
         if self.auto_augment == "ra":
@@ -91,29 +92,8 @@ class Train(Preset):
     def __str__(self) -> str:
         erase = [f"--random-erase {self.random_erase:g}"] if self.random_erase else []
         augment = [f"--auto-augment {self.auto_augment}"] if self.auto_augment else []
-        return " ".join(["train", *augment, *erase, super().__str__()])
+        return " ".join([super().__str__(), *augment, *erase])
 
-
-@dataclass(frozen=True)
-class Eval(Preset):
-    """
-    Attributes:
-        resize: of the shorter side, in pixels, before the centre is cut out.
-    """
-
-    resize: int = 80
-
-    def on_levels(self, version: Any) -> list[Any]:
-        return [
-            version.Resize(self.resize, interpolation=self.interpolation, antialias=True),
-            version.CenterCrop(self.size),
-        ]
-
-    def __str__(self) -> str:
-        return f"eval {super().__str__()}"
-
-
-BICUBIC = InterpolationMode.BICUBIC
 
 PRESETS: list[Preset] = [
     Train(),

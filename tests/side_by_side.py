@@ -111,11 +111,8 @@ def used(loader_class: Any, build: Build, use: Use) -> Any:
         warnings.simplefilter("always", UserWarning)
         loader = tried(build, loader_class)
         result = loader if isinstance(loader, Failed) else use(loader)
-    return {"result": result, "warnings": sorted({str(each.message) for each in caught if _is_torchs(each)})}
-
-
-def _is_torchs(warning: warnings.WarningMessage) -> bool:
-    return issubclass(warning.category, UserWarning) and str(warning.message).startswith("Length of IterableDataset")
+    told = {str(each.message) for each in caught if issubclass(each.category, UserWarning)}
+    return {"result": result, "warnings": sorted(each for each in told if each.startswith("Length of IterableDataset"))}
 
 
 def assert_as_torch(build: Build, use: Use = epochs, *, device: str = "cpu") -> Any:

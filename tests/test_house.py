@@ -47,27 +47,6 @@ PUBLIC_PAGES = {
 """The files at the root that hand on what folders have. The others import no folder."""
 
 
-@pytest.mark.parametrize(
-    ("line", "file"),
-    [
-        ("from . import config, cases", "tools/bench/cases.py"),
-        ("from .cases import loops_of", "tools/bench/cases.py"),
-        ("from ... import _validation, errors as known", "errors.py"),
-        ("from ...dali import server, api as door", "dali/api.py"),
-        ("from ...dali.api import fn", "dali/api.py"),
-        ("from ...dali import operators", "dali/operators/__init__.py"),
-        ("from ...dali.operators import Graph", "dali/operators/__init__.py"),
-        ("from ...dali.operators.graph import Graph", "dali/operators/graph.py"),
-        ("from ... import DataLoader", "__init__.py"),
-        ("def late():\n    from .. import demo", "tools/demo.py"),
-        ("import nvidia.dali", "nvidia.dali"),
-        ("importlib.import_module('nvidia.dali')", "nvidia.dali"),
-    ],
-)
-def test_every_way_to_write_an_import_counts(line: str, file: str) -> None:
-    assert file in imports(Path("tools/bench/runner.py"), line)
-
-
 def test_the_map_draws_every_module_in_its_folder_and_no_other() -> None:
     drawing = ARCHITECTURE.read_text().split("```")[1]
     drawn, folders = [], [PACKAGE]

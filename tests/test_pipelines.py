@@ -58,14 +58,9 @@ def test_validation_is_what_torchvision_does_where_no_half_pixel_is_rounded(
 ) -> None:
     graph = dict(file_root=str(photos), resize=72, size=64)
     ((images, labels),) = outputs_of(pipelines.validation(**graph, **how(device, batch_size=48)), runs=1)
-    folder.transform = transforms.Compose(
-        [
-            transforms.Resize(72),
-            transforms.CenterCrop(64),
-            transforms.ToTensor(),
-            transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        ]
-    )
+    normalize = transforms.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
+    steps = [transforms.Resize(72), transforms.CenterCrop(64), transforms.ToTensor(), normalize]
+    folder.transform = transforms.Compose(steps)
     assert labels.ravel().tolist() == folder.targets
     common = [k for k, (path, _) in enumerate(folder.samples) if folder.loader(path).size in [(160, 120), (120, 160)]]
     expected = torch.stack([folder[k][0] for k in common])
@@ -143,10 +138,8 @@ def test_shards_and_policies_are_those_of_dalis_iterator(
 def test_lmdb_and_tfrecord_give_what_the_files_give(folder: ImageFolder, tmp_path: Path, device: str) -> None:
     write_caffe(tmp_path / "lmdb", folder.samples)
     write_tfrecord(tmp_path / "a.tfrecord", folder.samples)
-    string, number = (
-        tfrecord.FixedLenFeature([], tfrecord.string, ""),
-        tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
-    )
+    string = tfrecord.FixedLenFeature([], tfrecord.string, "")
+    number = tfrecord.FixedLenFeature([1], tfrecord.int64, -1)
 
     def of_tfrecord() -> tuple[Any, Any]:
         features = {"image/encoded": string, "image/class/label": number}

@@ -1,4 +1,4 @@
-"""What we ask of DALI beyond its public names, held to what is installed."""
+"""The private parts of DALI that this package uses exist in the installed version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nvidia.dali.plugin.pytorch.experimental import proxy
 from proxyloader.dali import api, executor
 
 
-def test_dali_has_what_ours_overrides_and_shuts_down() -> None:
+def test_dali_has_the_methods_that_are_overridden() -> None:
     for name in ("proxy", "produce_data", "start_thread", "stop_thread", "_is_thread_running", "__enter__", "__exit__"):
         assert hasattr(proxy.DALIServer, name), name
     parameters = list(inspect.signature(proxy.DALIServer.__init__).parameters.values())
@@ -21,30 +21,7 @@ def test_dali_has_what_ours_overrides_and_shuts_down() -> None:
     assert isinstance(Pipeline._pipes, set) and callable(Pipeline._shutdown) and callable(api._shutdown_pipelines)
 
 
-def test_a_graph_says_which_inputs_nobody_can_feed_and_which_operators_an_image_goes_through() -> None:
-    @pipeline_def(batch_size=1, num_threads=1, device_id=None)
-    def graph() -> object:
-        repeated = fn.external_source(name="repeated", repeat_last=True)
-        return fn.external_source(name="fed"), repeated, fn.external_source(lambda: [np.zeros(1)], name="own")
-
-    sources = executor.external_sources(graph())
-    found = {source.name: (executor.has_source(source), executor.repeats_last(source)) for source in sources}
-    assert found == {"fed": (False, False), "repeated": (False, True), "own": (True, False)}
-    with Pipeline(2, 1, None, exec_dynamic=True):
-        encoded, draws = fn.external_source(name="images"), fn.external_source(name="draws")
-        image = fn.decoders.image(encoded)
-        number = fn.cast(draws[0], dtype=types.FLOAT)
-        low, high = api.split(image, draws[1] < 0.5)
-        changed = api.merge(fn.flip(low), fn.experimental.warp_perspective(high), draws[1] < 0.5) * number
-        output = fn.cast(changed[:, :, 0:1], dtype=types.UINT8)
-        assert api.operators_between(encoded, image) == ["decoders.image"]
-        assert api.operators_between(image, output) == [
-            *("split", "flip", "experimental.warp_perspective", "merge", "arithmetic", "subscript", "cast")
-        ]
-        assert api.operators_between(image, image) == [] == api.operators_between(image, number)
-
-
-def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew() -> None:
+def test_a_pipeline_declares_its_kinds_of_input_and_can_be_rebuilt() -> None:
     @pipeline_def(batch_size=2, num_threads=1, device_id=None, exec_dynamic=True)
     def graph() -> object:
         return fn.external_source(name="b", dtype=types.FLOAT, ndim=1), fn.external_source(name="a")
@@ -63,7 +40,7 @@ def test_the_pipeline_says_which_kinds_of_input_it_takes_and_can_be_built_anew()
         executor.take_apart(pipeline)
 
 
-def test_a_pipeline_built_anew_draws_by_its_seed() -> None:
+def test_a_rebuilt_pipeline_draws_from_its_seed() -> None:
     @pipeline_def(batch_size=8, num_threads=1, device_id=None, seed=1)
     def graph() -> object:
         return fn.random.uniform(range=[0, 1])
@@ -76,7 +53,7 @@ def test_a_pipeline_built_anew_draws_by_its_seed() -> None:
     assert np.array_equal(*found)
 
 
-def test_what_a_decoder_takes_is_bytes_whatever_the_source_says() -> None:
+def test_the_input_of_a_decoder_is_bytes_whatever_the_source_declares() -> None:
     @pipeline_def(batch_size=2, num_threads=1, device_id=None, exec_dynamic=True)
     def graph() -> object:
         images, others = (fn.external_source(name=name) for name in ("images", "others"))

@@ -20,6 +20,8 @@ from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.transforms.registry import plan_for
 
+from ..odd_formats import encoded
+
 Asked = list[tuple[float, float]]
 
 OPTIONS = PipelineOptions(8, num_threads=1)
@@ -82,9 +84,8 @@ def test_images_that_pillow_has_decoded_do_not_count(asked: Asked, files: list[n
 def test_where_no_engines_decode_progressive_images_alone_get_more_threads(
     found: str, asked: Asked, files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    buffer = io.BytesIO()
-    Image.open(io.BytesIO(files[0].tobytes())).save(buffer, "JPEG", progressive=True)
-    some = [*files[1:4], np.frombuffer(buffer.getvalue(), np.uint8)]
+    progressive = encoded(Image.open(io.BytesIO(files[0].tobytes())), "JPEG", progressive=True)
+    some = [*files[1:4], np.frombuffer(progressive, np.uint8)]
     server, other = new_server(), new_server()
     before = server.pipeline
     monkeypatch.setattr(jpeg_engines, "_engines", {None: found})

@@ -1,4 +1,4 @@
-"""wrap() exchanges what it must in a copy, and leaves the user's dataset and everything else alone."""
+"""wrap() replaces only the transforms and loaders it must, in a copy of the user's dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 from timm.data import AugMixDataset, ImageDataset, create_dataset, create_transform
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, random_split
+from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.datasets.folder import pil_loader
@@ -54,17 +54,7 @@ def test_the_original_stays_and_the_copy_of_its_class_hands_out_bytes_and_drawn_
     assert wrap(wrapped).transform is wrapped.transform
 
 
-def test_what_stands_in_subsets_and_concatenations_is_wrapped_at_any_depth(folder: ImageFolder) -> None:
-    folder.transform = TRANSFORM
-    part, _ = random_split(folder, [8, 40])
-    nested = Subset(ConcatDataset([folder, part]), [3, 50])
-    wrapped = wrap(nested)
-    assert all(isinstance(wrapped[k][0], LazyTensor) for k in range(2))
-    assert type(nested[0][0]) is torch.Tensor
-    assert len(plans_in(wrapped)) == 1
-
-
-def test_a_subset_with_ways_of_its_own_is_left_alone(folder: ImageFolder) -> None:
+def test_a_subset_with_its_own_getitem_is_left_alone(folder: ImageFolder) -> None:
     class Own(Subset[Any]):
         def __getitem__(self, index: Any) -> Any:
             image, target = super().__getitem__(index)
@@ -82,7 +72,7 @@ def own_loader(path: str) -> Image.Image:
     return Image.new("RGB", (8, 8), "red")
 
 
-def test_a_loader_of_the_users_own_is_called_and_torchvisions_is_exchanged_wherever_it_was_given(
+def test_a_custom_loader_is_called_and_torchvisions_is_replaced_wherever_it_was_given(
     folder: ImageFolder,
 ) -> None:
     for loader, start in ((own_loader, b"P6\n8 8\n255\n\xff\x00\x00"), (pil_loader, None)):
@@ -94,7 +84,7 @@ def test_a_loader_of_the_users_own_is_called_and_torchvisions_is_exchanged_where
 
 
 class Photographs(Dataset[Any]):
-    """The README's dataset of one's own."""
+    """The README's custom dataset."""
 
     def __init__(self, paths: list[str], transform: Any) -> None:
         self.paths, self.transform = paths, transform
@@ -127,7 +117,7 @@ class Slotted(Photographs):
     __slots__ = ("paths", "transform")
 
 
-def test_a_dataset_of_ones_own_opens_images_undecoded_and_has_a_transform_that_can_be_set(folder: ImageFolder) -> None:
+def test_a_custom_dataset_opens_images_undecoded_and_needs_a_settable_transform(folder: ImageFolder) -> None:
     paths = [path for path, _ in folder.samples]
     for transform in (TRANSFORM, compile_transforms(TRANSFORM)):
         wrapped = wrap(Photographs(paths, transform))
@@ -144,11 +134,11 @@ class Sounds(Dataset[Any]):
 
 
 @pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(3)), Sounds(), [1, 2, 3]], ids=type)
-def test_what_holds_no_images_is_given_back_as_it_is(dataset: Any) -> None:
+def test_datasets_without_images_are_returned_unchanged(dataset: Any) -> None:
     assert wrap(dataset) is dataset and plans_in(dataset) == {}
 
 
-def test_a_folder_without_a_transform_is_given_back_and_a_users_callable_refused(folder: ImageFolder) -> None:
+def test_a_folder_without_a_transform_is_returned_and_a_custom_callable_is_refused(folder: ImageFolder) -> None:
     assert wrap(folder) is folder
     folder.transform = to_grey
     with raises(UnsupportedTransformError, position="transform", transform=f"{__name__}.to_grey"):

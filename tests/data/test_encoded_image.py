@@ -1,8 +1,7 @@
-"""What stays encoded and what Pillow decodes."""
+"""Which images stay encoded and which Pillow decodes."""
 
 from __future__ import annotations
 
-import io
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -10,17 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 from torchvision.datasets.folder import default_loader
 
 from proxyloader import EncodedImage, ImageError, InputError
 from proxyloader.data import encoded_image
 from proxyloader.make_dataset import photograph
 
-from ..odd_formats import ODD_FORMATS
+from ..odd_formats import ODD_FORMATS, encoded
 from ..outcomes import raises
 
 PHOTO = photograph(0, size=(90, 61))
+JPEG = encoded(PHOTO, "JPEG")
 STAY_ENCODED = {
     *("odd_422.jpg", "odd_444.jpg", "odd_grey.jpg", "odd_orientation_6.jpg", "odd_progressive.jpg"),
     *("odd_restart_intervals.jpg", "odd_thumbnail.jpg", "odd_two_pictures.jpg", "odd_zeros_behind.jpg"),
@@ -44,19 +44,13 @@ def test_an_image_has_the_size_and_pixels_that_pillow_gives_it(
             assert most < 1 << 20 or image.data.startswith(b"P6") == (name not in STAY_ENCODED)
 
 
-def plain_jpeg(image: Image.Image = PHOTO) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG")
-    return buffer.getvalue()
+@pytest.mark.parametrize(("size", "stays"), [((8, 8), True), ((7, 90), False), ((90, 1), False)])
+def test_slivers_are_decoded_by_pillow(size: tuple[int, int], stays: bool) -> None:
+    image = EncodedImage.from_bytes(encoded(PHOTO.resize(size), "JPEG"))
+    assert (image.width, image.height) == size and image.data.startswith(b"\xff\xd8") == stays
 
 
-@pytest.mark.parametrize(("size", "encoded"), [((8, 8), True), ((7, 90), False), ((90, 1), False)])
-def test_slivers_are_decoded_by_pillow(size: tuple[int, int], encoded: bool) -> None:
-    image = EncodedImage.from_bytes(plain_jpeg(PHOTO.resize(size)))
-    assert (image.width, image.height) == size and image.data.startswith(b"\xff\xd8") == encoded
-
-
-def test_pictures_are_of_rgb_alone_which_says_how_to_convert_them_and_the_file_is_not_to_blame() -> None:
+def test_only_rgb_pictures_are_taken_and_the_error_says_how_to_convert() -> None:
     with pytest.raises(InputError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
         EncodedImage.from_pil(PHOTO.convert("L"))
     image = EncodedImage.from_pil(PHOTO, "a.png")
@@ -99,7 +93,7 @@ NO_IMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", NO_IMAGES)
-def test_what_is_no_image_is_refused_without_being_read_to_its_end(name: str, tmp_path: Path) -> None:
+def test_files_that_are_no_images_are_refused_without_being_read_to_the_end(name: str, tmp_path: Path) -> None:
     make, reason = NO_IMAGES[name]
     path = tmp_path / "a.jpg"
     make(path)
@@ -116,25 +110,25 @@ def test_what_is_no_image_is_refused_without_being_read_to_its_end(name: str, tm
 
 
 BEHIND = {
-    "a gigabyte of zeros": sparse(plain_jpeg(), 1 << 30),
-    "some megabytes of zeros": sparse(plain_jpeg(), 5 << 20),
-    "a film": lambda path: path.write_bytes(plain_jpeg() + np.random.default_rng(0).bytes(5 << 20)),
-    "another picture": lambda path: path.write_bytes(plain_jpeg() * 2 + b"\0"),
+    "a gigabyte of zeros": sparse(JPEG, 1 << 30),
+    "some megabytes of zeros": sparse(JPEG, 5 << 20),
+    "a film": lambda path: path.write_bytes(JPEG + np.random.default_rng(0).bytes(5 << 20)),
+    "another picture": lambda path: path.write_bytes(JPEG * 2 + b"\0"),
 }
 
 
 @pytest.mark.parametrize("name", BEHIND)
-def test_of_a_jpeg_with_something_behind_it_the_jpeg_alone_travels(name: str, tmp_path: Path) -> None:
+def test_data_behind_a_jpeg_is_dropped(name: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     BEHIND[name](path)
     image = EncodedImage.open(path)
-    assert image.data == plain_jpeg()
+    assert image.data == JPEG
     assert np.array_equal(np.asarray(image.decoded()), np.asarray(default_loader(str(path))))
     if path.stat().st_size < encoded_image.MOST_READ_BYTES:
-        assert EncodedImage.from_bytes(path.read_bytes()).data == plain_jpeg()
+        assert EncodedImage.from_bytes(path.read_bytes()).data == JPEG
 
 
-def test_a_jpeg_whose_end_is_not_found_is_read_by_pillow_as_far_as_it_needs_it(tmp_path: Path) -> None:
+def test_pillow_reads_a_jpeg_without_an_end_as_far_as_it_needs(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
-    sparse(plain_jpeg()[:1000], 10 << 30)(path)
+    sparse(JPEG[:1000], 10 << 30)(path)
     assert np.array_equal(np.asarray(EncodedImage.open(path).decoded()), np.asarray(default_loader(str(path))))

@@ -1,4 +1,4 @@
-"""An image that is decoded late is Pillow's in all that can be seen, and is decoded where its pixels are used."""
+"""A lazily decoded image behaves like Pillow's in every visible way, and is decoded when its pixels are used."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from torchvision.transforms import functional as F
 
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import encoded_in, late_image, transformed_in
+from proxyloader.make_dataset import photograph
 
 from ..faults import in_thread
+from ..odd_formats import encoded
 from ..undecoded import opened_late
 
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
 
+PHOTO = photograph(0, size=(61, 43))
+
+
+def jpeg(mode: str = "RGB", **options: Any) -> bytes:
+    return encoded(PHOTO.convert(mode), "JPEG", quality=90, **options)
+
+
 def outcome(do: Callable[[], Any]) -> Any:
-    """What it returns, as it can be compared, or the error."""
+    """A comparable form of the result, or the error."""
     try:
         return seen(do())
     except Exception as error:
         return type(error), str(error)
 
 
-def jpeg(mode: str = "RGB", size: tuple[int, int] = (61, 43), **options: Any) -> bytes:
-    shape = (size[1] // 2, size[0] // 2, 3)[: 3 if mode == "RGB" else 2]
-    small = Image.fromarray(np.random.default_rng(0).integers(0, 256, shape, np.uint8), mode)
-    file = io.BytesIO()
-    small.resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90, **options)
-    return file.getvalue()
-
-
 def seen(value: Any) -> Any:
-    """What can be compared: an image with all that a user sees of it."""
+    """A comparable form of a value; of an image, everything that a user can see."""
     if isinstance(value, Image.Image):
         return value.mode, value.size, value.tobytes(), value.format, sorted(map(str, value.info)), value.readonly
     if isinstance(value, np.ndarray):
@@ -127,7 +128,7 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_gives_what_it_gives_of_pillows_image(name: str, mode: str) -> None:
+def test_an_operation_gives_the_result_of_pillows_image(name: str, mode: str) -> None:
     data = jpeg(mode)
     assert seen(OPERATIONS[name](late(data))) == seen(OPERATIONS[name](Image.open(io.BytesIO(data))))
 
@@ -183,7 +184,7 @@ class TestWhatIsDecoded:
         ],
         ids=["as opened", "converted", "converted and copied", "transposed by EXIF", "loaded, and looked at"],
     )
-    def test_nothing_is_where_no_pixel_is_used(self, use: Callable[[Any], Any]) -> None:
+    def test_is_nothing_if_no_pixel_is_used(self, use: Callable[[Any], Any]) -> None:
         data = jpeg()
         encoded = encoded_in(use(late(data)))
         assert encoded is not None and encoded.data == data and encoded.size == (61, 43)
@@ -198,7 +199,7 @@ class TestWhatIsDecoded:
         converted = late(jpeg(mode)).convert("RGB")
         assert encoded_in(converted) is not None and seen(converted) == seen(stock.convert("RGB"))
 
-    def test_an_image_that_was_changed_is_no_longer_its_file_and_its_copies_are(self) -> None:
+    def test_a_changed_image_no_longer_stands_for_its_file_but_its_copies_do(self) -> None:
         image = late(jpeg())
         copied, converted = image.copy(), image.convert("RGB")
         for changed in (image, converted):
@@ -207,9 +208,8 @@ class TestWhatIsDecoded:
         assert encoded_in(copied) is not None and copied.getpixel((0, 0)) != (1, 2, 3)
 
     @pytest.mark.parametrize("kind", ["PNG", "CMYK", "several pictures", "tiny"])
-    def test_what_dali_would_decode_in_another_way_is(self, kind: str) -> None:
-        file = io.BytesIO()
-        image = Image.open(io.BytesIO(jpeg(size=(4, 4) if kind == "tiny" else (61, 43))))
+    def test_is_what_dali_would_decode_differently(self, kind: str) -> None:
+        file, image = io.BytesIO(), PHOTO.resize((4, 4)) if kind == "tiny" else PHOTO
         if kind == "several pictures":
             image.save(file, "MPO", save_all=True, append_images=[image.rotate(90)])
         else:
@@ -219,11 +219,8 @@ class TestWhatIsDecoded:
         assert seen(opened) == seen(stock)
         assert getattr(opened, "n_frames", 1) == getattr(stock, "n_frames", 1)
 
-    def test_an_image_that_travels_uncompressed_is_read_as_that(self) -> None:
-        picture = Image.open(io.BytesIO(jpeg()))
-        file = io.BytesIO()
-        picture.save(file, "PNG")
-        assert late_image(EncodedImage.from_bytes(file.getvalue())).tobytes() == picture.tobytes()
+    def test_an_uncompressed_image_is_read_as_such(self) -> None:
+        assert late_image(EncodedImage.from_bytes(encoded(PHOTO, "PNG"))).tobytes() == PHOTO.tobytes()
 
 
 class TestFiles:
@@ -245,7 +242,7 @@ class TestFiles:
         assert np.array_equal(np.asarray(left), np.asarray(converted))
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-    def test_the_errors_are_pillows_and_come_where_pillows_come(self, tmp_path: Path) -> None:
+    def test_errors_equal_pillows_and_occur_at_the_same_place(self, tmp_path: Path) -> None:
         data = jpeg()
         cut = data[: len(data) // 2]
 
@@ -269,9 +266,7 @@ class TestFiles:
                 found = outcome(used)
             assert found == outcome(used)
 
-    def test_files_that_are_cut_off_and_the_limit_of_pixels_are_as_pillow_is_told(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_truncated_files_and_the_pixel_limit_follow_pillows_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         cut = jpeg()[:-200]
         monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
         image = late(cut).convert("RGB")

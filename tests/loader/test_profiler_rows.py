@@ -65,3 +65,13 @@ def test_a_loader_that_torch_loads_has_torchs_row_and_unprofiled_nothing_is_reco
     with profile(activities=[ProfilerActivity.CPU]):
         assert isinstance(row("proxyloader.anything"), profiler.record_function)
     assert not isinstance(row("proxyloader.anything"), profiler.record_function)
+
+
+@pytest.mark.gpu
+def test_under_emit_nvtx_a_loader_has_ranges_and_gives_the_same_batches(photos: Path) -> None:
+    loader = proxyloader.DataLoader(ImageFolder(str(photos), TRANSFORM), 16, num_workers=1)
+    expected = list(loader)
+    with profiler.emit_nvtx():
+        assert isinstance(row("proxyloader.anything"), profiler.record_function)
+        found = list(loader)
+    assert [torch.equal(ours, theirs) for (ours, _), (theirs, _) in zip(found, expected, strict=True)] == [True] * 3

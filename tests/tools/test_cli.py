@@ -1,4 +1,4 @@
-"""The command line: what it says, how it ends. Its verbs' own work is tested with the modules that do it."""
+"""The command line: its messages and exit statuses. The modules of the verbs have tests of their own."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from proxyloader.make_dataset import MANIFEST
 from proxyloader.tools import cli, explain
 from proxyloader.tools.cli import main
 
+from .. import scripts
 from ..faults import await_true
 from ..limits import WAIT_S
 
 VERBS = ("demo", "diagnose", "doctor", "explain", "make-dataset")
-COMMAND = (sys.executable, "-m", "proxyloader")
 NO_DEVICE = "argument --device: {!r} must be cuda, cuda:N or cpu"
 NO_SIZE = "argument --size: {!r} is not a size in pixels such as 500x375"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent.parent)}
@@ -41,13 +41,6 @@ def exits(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int | str | N
     with pytest.raises(SystemExit) as exit:
         main(argv)
     return exit.value.code, *capsys.readouterr()
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 class TestHelp:
@@ -79,22 +72,15 @@ class TestHelp:
         lines = [line.split() for line in text.splitlines() if line.startswith("  proxyloader ")]
         assert len(lines) == examples and all(cli._parser().parse_args(line[1:]).runs for line in lines)
 
-    def test_help_and_usage_errors_wait_for_no_torch(self) -> None:
+    def test_help_and_usage_errors_do_not_import_torch(self) -> None:
         code = (
             "import sys, proxyloader.tools.cli\n"
             "try: proxyloader.tools.cli.main(sys.argv[1:])\n"
             "except SystemExit: print(sorted({'torch', 'numpy', 'rich', 'nvidia.dali'} & set(sys.modules)))"
         )
         for argv in (["demo", "--help"], ["demo", "--images", "many"]):
-            run = subprocess.run(
-                [sys.executable, "-c", code, *argv],
-                env=ENVIRONMENT,
-                capture_output=True,
-                text=True,
-                timeout=WAIT_S,
-                check=True,
-            )
-            assert run.stdout.splitlines()[-1] == "[]"
+            done = scripts.run(code, *argv, timeout_s=WAIT_S, afresh=True)
+            assert done.returncode == 0 and done.stdout.splitlines()[-1] == "[]"
 
 
 class TestUsageErrors:
@@ -105,6 +91,8 @@ class TestUsageErrors:
             (("demo", "--images", "many"), "argument --images: must be an integer >= 1, got 'many'"),
             (("demo", "--images", "0"), "argument --images: must be an integer >= 1, got '0'"),
             (("demo", "--workers", "-1"), "argument --workers: must be an integer >= 0, got '-1'"),
+            (("doctor", "--limit", "0"), "argument --limit: must be an integer >= 1, got '0'"),
+            (("doctor", "--limit", "nan"), "argument --limit: must be an integer >= 1, got 'nan'"),
             *[
                 (("demo", "--device", text), NO_DEVICE.format(text))
                 for text in ("gpu", "cuda:", "cuda:x", "cuda:1000", "")
@@ -116,23 +104,20 @@ class TestUsageErrors:
         ],
         ids=str,
     )
-    def test_an_option_or_a_verb_that_is_none(
+    def test_an_invalid_option_or_verb(
         self, capsys: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
     ) -> None:
         status, _, said = exits(capsys, *argv)
         assert status == 2 and said.endswith(f"error: {message}\n")
 
-    def test_an_unknown_verb_is_answered_with_the_known_ones_and_an_unknown_option_with_the_usage_of_its_verb(
+    def test_an_unknown_verb_lists_the_verbs_and_an_unknown_option_shows_the_usage(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
         status, _, said = exits(capsys, "train")
         assert status == 2 and all(verb in said.splitlines()[-1] for verb in ("'train'", *VERBS))
         status, _, said = exits(capsys, "demo", "--foo")
-        assert (
-            status == 2
-            and said.startswith("usage: proxyloader demo [-h]")
-            and "error: unrecognized arguments: --foo" in said
-        )
+        assert status == 2 and said.startswith("usage: proxyloader demo [-h]")
+        assert "error: unrecognized arguments: --foo" in said
 
 
 class TestFailures:
@@ -209,16 +194,15 @@ class TestMakeDataset:
 
 
 class TestAsAProcess:
-    def test_ctrl_c_ends_it_and_its_children_without_a_word(self, tmp_path: Path) -> None:
+    def test_ctrl_c_ends_it_and_its_children_silently(self, tmp_path: Path) -> None:
         argv = ("make-dataset", str(tmp_path), "--images", "100000", "--size", "48x36", "--processes", "2")
         process = subprocess.Popen(
-            [*COMMAND, *argv],
+            [sys.executable, "-m", "proxyloader", *argv],
             env=ENVIRONMENT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=interruptible,
         )
         # By then both children are at work: one that is interrupted while it imports says so.
         await_true(lambda: len(list(tmp_path.glob("*/*.jpg"))) >= 1000)
@@ -227,9 +211,4 @@ class TestAsAProcess:
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=WAIT_S)
         assert (process.returncode, out, err) == (130, "", "")
-        await_true(lambda: not any(map(is_alive, children)))
-
-
-def interruptible() -> None:
-    """A shell starts a job in the background with Ctrl-C ignored, which its children inherit."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+        await_true(lambda: not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import re
@@ -19,14 +18,11 @@ from proxyloader.make_dataset import make_dataset, photograph
 from proxyloader.tools import cli
 from proxyloader.tools.verify import Finding, verify
 
+from ..odd_formats import encoded
+
 IMAGES = 60
+BLANK = Image.new("RGB", (9, 9))
 EACH = 2
-
-
-def encoded(format: str, image: Image.Image | None = None) -> bytes:
-    buffer = io.BytesIO()
-    (image or Image.new("RGB", (9, 9))).save(buffer, format)
-    return buffer.getvalue()
 
 
 def overwritten(block: bytes) -> Callable[[bytes], bytes]:
@@ -39,7 +35,7 @@ DAMAGE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "without its last bytes": ("truncated", lambda data: data[:-2]),
     "empty": ("truncated", lambda data: b""),
     "a page of a website": ("foreign", lambda data: b"<html>404 Not Found</html>"),
-    "a PNG": ("foreign", lambda data: encoded("PNG")),
+    "a PNG": ("foreign", lambda data: encoded(BLANK, "PNG")),
     "a lost block": ("damaged", overwritten(bytes(4096))),
     "another file's block": ("damaged", overwritten(bytes(random.Random(0).choices(range(255), k=2048)))),
     "a block missing": ("damaged", lambda data: data[: len(data) // 2] + data[len(data) // 2 + 1024 :]),
@@ -90,10 +86,10 @@ def test_the_command_writes_the_sound_paths_and_a_copy_without_the_others(
 
 def test_images_of_other_kinds_are_sound(tmp_path: Path) -> None:
     for name, format in (("a.png", "PNG"), ("b.webp", "WEBP"), ("c.JPEG", "JPEG"), ("e.jpg", "MPO")):
-        (tmp_path / name).write_bytes(encoded(format))
+        (tmp_path / name).write_bytes(encoded(BLANK, format))
     Image.new("CMYK", (40, 40)).save(tmp_path / "f.jpg")
     Image.new("L", (40, 40)).save(tmp_path / "g.jpg", progressive=True)
-    (tmp_path / "h.jpg").write_bytes(encoded("JPEG") + b"more")
+    (tmp_path / "h.jpg").write_bytes(encoded(BLANK, "JPEG") + b"more")
     Image.fromarray(np.full((40, 40), 200, np.uint16)).save(tmp_path / "i.png")
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "features.h5").write_text("no image either, with a suffix that Pillow knows")
@@ -114,7 +110,7 @@ def test_values_that_convert_makes_white_are_named(
 
 def test_what_is_no_readable_image_is_named_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "gone.jpg").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "a.png").write_bytes(encoded("PNG", photograph(0, size=(40, 30)))[:1500])
+    (tmp_path / "a.png").write_bytes(encoded(photograph(0, size=(40, 30)), "PNG")[:1500])
     (tmp_path / "._a.png").write_bytes(bytes.fromhex("0005160700020000") + b"Mac OS X        " + bytes(60))
     os.mkfifo(tmp_path / "pipe.jpg")
     found = {"a.png": "truncated", "._a.png": "foreign", "gone.jpg": "unreadable", "pipe.jpg": "unreadable"}
@@ -152,6 +148,6 @@ def test_what_is_not_possible_is_said(
     for folder in ("empty", "full", "other"):
         (tmp_path / folder).mkdir()
     for folder in ("full", "other"):
-        (tmp_path / folder / "a.png").write_bytes(encoded("PNG"))
+        (tmp_path / folder / "a.png").write_bytes(encoded(BLANK, "PNG"))
     assert cli.main(["verify", *(each.format(root=tmp_path) for each in arguments)]) == 1
     assert message.format(root=tmp_path) in capsys.readouterr().err

@@ -88,7 +88,7 @@ def transforms(draw: st.DrawFn) -> Any:
 
 
 @given(transform=transforms(), seed=st.integers(0, 99))
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_transforms_may_follow_upon_each_other(transform: Any, seed: int, device: str) -> None:
     files = lossless("landscape", "small", "tiny", "grey")
     assert_alike(transform, device, files, bound=A_LEVEL_IN_THE_MEAN, seed=seed)

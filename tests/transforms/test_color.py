@@ -55,8 +55,6 @@ SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "one pixel w
 
 TO_LEVELS = [v2.ToImage(), v2.ToDtype(torch.float32)]
 
-each_channels = pytest.mark.parametrize("channels", [1, 3])
-
 
 @pytest.fixture(scope="module")
 def colors() -> Images:
@@ -87,7 +85,7 @@ GREYS: dict[str, tuple[Callable[[Any, int], list[Any]], Bound]] = {
 
 
 @both_versions
-@each_channels
+@pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("steps", "bound"), GREYS.values(), ids=GREYS)
 def test_grayscale(version: Any, channels: int, steps: Any, bound: Bound, colors: Images, device: str) -> None:
     assert_alike(v1.Compose(steps(version, channels)), device, images() | colors, bound=bound)
@@ -152,8 +150,6 @@ DONE_OR_NOT = {
 }
 """Arguments, and what is not exact."""
 
-each_done_or_not = pytest.mark.parametrize("name", DONE_OR_NOT)
-
 
 def one_of(version: Any, name: str, kind: str, p: float) -> Any:
     arguments, _ = DONE_OR_NOT[name]
@@ -165,7 +161,7 @@ def one_of(version: Any, name: str, kind: str, p: float) -> Any:
 class TestDoneOrNot:
     @both_versions
     @each_kind
-    @each_done_or_not
+    @pytest.mark.parametrize("name", DONE_OR_NOT)
     @pytest.mark.parametrize("grey", [False, True], ids=["", "grey"])
     def test_pixels(self, version: Any, kind: str, name: str, grey: bool, device: str) -> None:
         if kind == "float" and name in ("RandomPosterize", "RandomEqualize"):

@@ -1,4 +1,4 @@
-"""Objects of the user's own that hold transforms and call them, such as TwoCropsTransform."""
+"""Custom objects that hold transforms and call them, such as TwoCropsTransform."""
 
 from __future__ import annotations
 
@@ -13,13 +13,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, InputError, UnsupportedTransformError, compile_transforms, explain
-from proxyloader.data.compiled_transform import (
-    CompiledTransform,
-    WorkerTransform,
-    compile_for_loader,
-    compiled_in,
-    left_to_torchvision,
-)
+from proxyloader.data.compiled_transform import compile_for_loader, compiled_in
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.transforms.nested import find_nested, replace_nested
 
@@ -90,7 +84,7 @@ HOLDERS = [TwoCrops(CROP), MultiCrop(), Module(), OneOfTwo(), Twice(), TwoCrops(
 
 
 @pytest.mark.parametrize("holder", HOLDERS, ids=lambda holder: type(holder).__name__)
-def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) -> None:
+def test_their_code_calls_the_compiled_transforms_in_the_same_order(holder: Any) -> None:
     """So the numbers that are drawn are those that torchvision draws, and so is what comes out."""
     data = compare.images("landscape")["landscape"]
     compare.seed_all(2)
@@ -109,7 +103,7 @@ def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) 
         assert torch.equal(b, a)
 
 
-def test_the_original_and_what_is_compiled_already_stay() -> None:
+def test_the_original_and_compiled_transforms_are_kept() -> None:
     for holder in HOLDERS:
         before = find_nested(holder)
         compiled = compile_transforms(holder)
@@ -136,16 +130,6 @@ def test_a_transform_is_named_by_where_it_is_held() -> None:
     assert list(find_nested(two)) == [".transform"]
 
 
-def test_left_to_torchvision_they_get_decoded_images() -> None:
-    holder = TwoCrops(FLIP)
-    left = left_to_torchvision(holder)
-    assert isinstance(left, WorkerTransform) and left.transform is holder
-    mixed = MultiCrop()
-    mixed.pair = TwoCrops(compile_transforms(FLIP))
-    kinds = [type(each) for each in find_nested(left_to_torchvision(mixed)).values()]
-    assert kinds == [WorkerTransform, WorkerTransform, WorkerTransform, CompiledTransform]
-
-
 class Wrong(TwoCrops):
     def __init__(self) -> None:
         super().__init__(CROP)
@@ -163,7 +147,7 @@ class Wrong(TwoCrops):
     ],
     ids=["part of a transform", "refused inside", "parts in a list", "inside a Compose", "function"],
 )
-def test_what_cannot_be_called_so_is_refused_by_its_place(transform: Any, position: str, code: str) -> None:
+def test_unsupported_nesting_is_refused_with_its_position(transform: Any, position: str, code: str) -> None:
     with raises(UnsupportedTransformError, code=code, position=position):
         compile_transforms(transform)
 
@@ -173,7 +157,7 @@ class Chained(TwoCrops):
         return self.transform(self.transform(image))
 
 
-def test_one_transform_upon_another_is_torchvisions_in_a_loader_and_refused_where_the_user_compiled_them() -> None:
+def test_chained_transforms_are_torchvisions_in_a_loader_and_refused_if_compiled_by_the_user() -> None:
     data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
     with raises(InputError, code="wrong-input"):
         compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(data))
@@ -184,7 +168,7 @@ def test_one_transform_upon_another_is_torchvisions_in_a_loader_and_refused_wher
     assert all(torch.equal(a, b) for a, b in draws)
 
 
-def test_the_explanation_has_the_rows_of_each_and_what_comes_out() -> None:
+def test_the_explanation_has_the_rows_and_the_output_of_each() -> None:
     rows = explain(MultiCrop()).rows
     outputs = [row.transform for row in rows if row.position == "output"]
     assert outputs == ["float32 (3, 20, 20)", "float32 (3, 24, 24)", "uint8 (3, 15, 15)", "uint8 (3, 15, 15)"]

@@ -15,7 +15,6 @@ from timm.data import transforms as timm_transforms
 from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError, explain
-from proxyloader.tools.cli import main
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import BICUBIC, BILINEAR, EXACT, Bound, Images, assert_alike, composed, images, lossless
@@ -38,34 +37,41 @@ def training(**settings: Any) -> Any:
     return create_transform(**{"input_size": 64, "is_training": True} | settings)
 
 
-def evaluation(**settings: Any) -> Any:
-    return create_transform(**{"input_size": 64, "is_training": False} | settings)
+TRAINING: list[dict[str, Any]] = [
+    {},
+    {"interpolation": "random"},
+    {"interpolation": "bicubic", "scale": (0.3, 1.0), "ratio": (0.5, 2.0)},
+    {"no_aug": True},
+    {"no_aug": True, "interpolation": "bicubic", "normalize": False},
+    {"hflip": 0.0, "vflip": 0.7, "mean": MEAN, "std": STD},
+    {"color_jitter": (0.3, 0.2, 0.4, 0.1), "hflip": 1.0},
+    {"color_jitter": 0.4, "color_jitter_prob": 0.6, "grayscale_prob": 0.3, "gaussian_blur_prob": 0.5},
+    {"color_jitter": None, "use_prefetcher": True},
+    {"color_jitter": None, "normalize": False},
+    {"input_size": (3, 48, 96), "interpolation": "random", "color_jitter": None},
+    {"train_crop_mode": "rkrc", "color_jitter": None},
+    {"train_crop_mode": "rkrr", "color_jitter": None, "interpolation": "random"},
+    {"train_crop_mode": "rkrr", "scale": (0.5, 1.5), "ratio": (0.5, 2.0), "color_jitter": None},
+    {"re_prob": 0.7, "re_mode": "const", "re_count": 3, "color_jitter": None},
+    {"re_prob": 0.7, "re_mode": "rand", "re_count": 2, "color_jitter": None},
+    {"re_prob": 0.7, "re_mode": "pixel", "re_count": 3, "color_jitter": None},
+]
+EVALUATION: list[dict[str, Any]] = [
+    {},
+    {"interpolation": "bicubic", "crop_pct": 0.95},
+    {"crop_mode": "squash", "crop_pct": 1.0},
+    {"crop_mode": "border", "crop_pct": 1.0},
+    {"crop_mode": "border", "crop_pct": 0.8, "interpolation": "bicubic", "mean": MEAN, "std": STD},
+    {"crop_mode": "border", "interpolation": "random"},
+    {"input_size": (3, 48, 96)},
+    {"crop_border_pixels": 4},
+    {"use_prefetcher": True},
+    {"normalize": False},
+]
 
 
-class TestTraining:
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"interpolation": "random"},
-            {"interpolation": "bicubic", "scale": (0.3, 1.0), "ratio": (0.5, 2.0)},
-            {"no_aug": True},
-            {"no_aug": True, "interpolation": "bicubic", "normalize": False},
-            {"hflip": 0.0, "vflip": 0.7, "mean": MEAN, "std": STD},
-            {"color_jitter": (0.3, 0.2, 0.4, 0.1), "hflip": 1.0},
-            {"color_jitter": 0.4, "color_jitter_prob": 0.6, "grayscale_prob": 0.3, "gaussian_blur_prob": 0.5},
-            {"color_jitter": None, "use_prefetcher": True},
-            {"color_jitter": None, "normalize": False},
-            {"input_size": (3, 48, 96), "interpolation": "random", "color_jitter": None},
-            {"train_crop_mode": "rkrc", "color_jitter": None},
-            {"train_crop_mode": "rkrr", "color_jitter": None, "interpolation": "random"},
-            {"train_crop_mode": "rkrr", "scale": (0.5, 1.5), "ratio": (0.5, 2.0), "color_jitter": None},
-            {"re_prob": 0.7, "re_mode": "const", "re_count": 3, "color_jitter": None},
-            {"re_prob": 0.7, "re_mode": "rand", "re_count": 2, "color_jitter": None},
-            {"re_prob": 0.7, "re_mode": "pixel", "re_count": 3, "color_jitter": None},
-        ],
-        ids=str,
-    )
+class TestCreateTransform:
+    @pytest.mark.parametrize("settings", TRAINING + [{"is_training": False} | each for each in EVALUATION], ids=str)
     def test_gives_the_same_pixels(self, settings: dict[str, Any], device: str) -> None:
         assert_alike(training(**settings), device, files(), bound=RESIZED, times=3)
 
@@ -77,27 +83,6 @@ class TestTraining:
     def test_with_automatic_augmentation(self, policy: str, interpolation: str, device: str) -> None:
         transform = training(auto_augment=policy, interpolation=interpolation, re_prob=0.3, re_mode="pixel")
         assert_alike(transform, device, files(), bound=AUGMENTED, times=4)
-
-
-class TestEvaluation:
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {},
-            {"interpolation": "bicubic", "crop_pct": 0.95},
-            {"crop_mode": "squash", "crop_pct": 1.0},
-            {"crop_mode": "border", "crop_pct": 1.0},
-            {"crop_mode": "border", "crop_pct": 0.8, "interpolation": "bicubic", "mean": MEAN, "std": STD},
-            {"crop_mode": "border", "interpolation": "random"},
-            {"input_size": (3, 48, 96)},
-            {"crop_border_pixels": 4},
-            {"use_prefetcher": True},
-            {"normalize": False},
-        ],
-        ids=str,
-    )
-    def test_gives_the_same_pixels(self, settings: dict[str, Any], device: str) -> None:
-        assert_alike(evaluation(**settings), device, files(), bound=RESIZED)
 
 
 class TestEachClass:
@@ -203,7 +188,7 @@ class TestRefusals:
         error = refused(training(naflex=True))
         assert (error.code, error.position) == ("unsupported-class", "transform.transforms[0]")
         assert error.transform == "timm.data.naflex_transforms.RandomResizedCropToSequence"
-        assert refused(evaluation(patchify=True)).transform == "timm.data.naflex_transforms.Patchify"
+        assert refused(training(is_training=False, patchify=True)).transform == "timm.data.naflex_transforms.Patchify"
         error = refused(training(interpolation="box"))
         assert (error.position, error.argument) == ("transform.transforms[0]", "interpolation")
         assert error.transform == "timm.data.transforms.RandomResizedCropAndInterpolation"
@@ -254,11 +239,6 @@ class TestExplanation:
     @pytest.mark.parametrize("policy", ["original", "augmix-m3", "3a"])
     def test_of_every_augmentation_is_given(self, policy: str) -> None:
         assert not explain(training(auto_augment=policy)).refused
-
-    def test_of_a_name_on_the_command_line(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["explain", "timm.data.transforms_factory:create_transform"]) == 0
-        printed = capsys.readouterr().out
-        assert "timm.data.transforms.MaybeToTensor()" in printed.replace("\n", "") or "MaybeToTensor" in printed
 
 
 def test_timm_is_imported_for_its_own_transforms_only() -> None:

@@ -26,8 +26,6 @@ from proxyloader.make_dataset import photograph
 from proxyloader.transforms.registry import COMPOSES, CONTAINERS, RULES, plan_for
 from proxyloader.transforms.unsupported import REFUSED, REFUSED_TIMM
 
-from ..compare import both_versions
-
 NOT_TRANSFORMS = {"AutoAugmentPolicy", "InterpolationMode", "Transform"}
 
 NEWER_THAN_THE_OLDEST_TORCHVISION = {"ClampKeyPoints", "SanitizeKeyPoints", "SetClampingMode"}
@@ -295,19 +293,14 @@ OF_BOTH_VERSIONS: list[tuple[str, tuple[Any, ...], dict[str, Any], list[Any], st
 """A class, its arguments, what is before it, and how it is refused."""
 
 
-@both_versions
-@pytest.mark.parametrize(("name", "given", "named", "before", "code", "argument"), OF_BOTH_VERSIONS)
-def test_what_has_no_equal_is_refused(
-    version: Any, name: str, given: Any, named: Any, before: list[Any], code: str, argument: str
-) -> None:
-    error = refused(v1.Compose([*before, getattr(version, name)(*given, **named), v2.ToImage()]))
-    assert (error.code, error.argument, error.position) == (code, argument, f"transform.transforms[{len(before)}]")
-    assert error.transform == (f"v2.{name}" if version is v2 else name)
-
-
 @pytest.mark.parametrize(
     ("before", "transform", "code", "argument"),
     [
+        *(
+            (before, getattr(version, name)(*given, **named), code, argument)
+            for version in (torchvision.transforms, v2)
+            for name, given, named, before, code, argument in OF_BOTH_VERSIONS
+        ),
         *((PIL, v2.Pad(2, fill=fill), SETTING, "fill") for fill in ((1, 2), {"others": 3}, True)),
         *((FLOATS, each, PLACE, "") for each in (v1.ToTensor(), v1.PILToTensor())),
         (PIL, v1.ConvertImageDtype(torch.float32), PLACE, ""),
@@ -334,9 +327,7 @@ def test_what_has_no_equal_is_refused(
         (PIL, v1.RandomOrder([]), SETTING, "transforms"),
     ],
 )
-def test_what_one_version_has_without_an_equal_is_refused(
-    before: list[Any], transform: Any, code: str, argument: str
-) -> None:
+def test_what_has_no_equal_is_refused(before: list[Any], transform: Any, code: str, argument: str) -> None:
     error = refused(v1.Compose([v1.Pad(1), *before, transform, v2.ToImage()]))
     assert (error.code, error.argument) == (code, argument)
     assert error.position == f"transform.transforms[{len(before) + 1}]"

@@ -42,6 +42,9 @@ each_warp = pytest.mark.parametrize(
         pytest.param("RandomRotation", {"degrees": 180}, id="rotation"),
         pytest.param("RandomRotation", {"degrees": (20, 70), "expand": True}, id="rotation that expands"),
         pytest.param("RandomRotation", {"degrees": 30, "center": (3, 5)}, id="rotation about a point"),
+        pytest.param(
+            "RandomRotation", {"degrees": 170, "center": (3, 5), "expand": True}, id="about a point, and it expands"
+        ),
         pytest.param("RandomAffine", {"degrees": 40}, id="affine, degrees"),
         pytest.param("RandomAffine", {"degrees": 0, "translate": (0.3, 0.2)}, id="affine, translate"),
         pytest.param("RandomAffine", {"degrees": 0, "scale": (0.5, 1.7)}, id="affine, scale"),

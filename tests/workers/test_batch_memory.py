@@ -1,4 +1,4 @@
-"""Files that are read into the slot of their batch: what refers to them later has bytes of its own."""
+"""Files are read directly into the slot of their batch; images that are kept get bytes of their own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset
 
-from ..faults import in_fork, in_thread
+from ..faults import in_thread
 
 SLOT_BYTES = 1 << 20
 
@@ -44,7 +44,7 @@ def path(photos: Path) -> Path:
     return min(photos.rglob("*.jpg"))
 
 
-def test_a_file_is_read_into_it(memory: np.ndarray, path: Path) -> None:
+def test_a_file_is_read_into_the_batch_memory(memory: np.ndarray, path: Path) -> None:
     image = EncodedImage.open(str(path))
     assert not isinstance(image.buffer, bytes) and image.buffer == path.read_bytes()
     array = np.frombuffer(image.buffer, np.uint8)
@@ -55,7 +55,7 @@ def test_a_file_is_read_into_it(memory: np.ndarray, path: Path) -> None:
     assert batch_memory.offset_of(np.zeros(8, np.uint8)) is None
 
 
-def test_what_is_kept_and_nothing_else_is_copied_when_the_batch_is_sent(
+def test_only_kept_images_are_copied_when_the_batch_is_sent(
     memory: np.ndarray, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied, leave_memory = [], EncodedImage.leave_memory
@@ -69,19 +69,7 @@ def test_what_is_kept_and_nothing_else_is_copied_when_the_batch_is_sent(
     assert np.array_equal(np.asarray(kept.decoded()), np.asarray(of_pillow.convert("RGB")))
 
 
-def test_a_fork_gives_all_images_bytes_of_their_own(memory: np.ndarray, path: Path) -> None:
-    image = EncodedImage.open(str(path))
-
-    def look() -> None:
-        memory[:] = 0
-        assert image.data == path.read_bytes() and isinstance(EncodedImage.open(str(path)).buffer, bytes)
-
-    assert in_fork(look) == 0
-    memory[:] = 0
-    assert image.data == path.read_bytes()
-
-
-def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> None:
+def test_an_image_in_batch_memory_behaves_like_any_other(memory: np.ndarray, path: Path) -> None:
     image, same = EncodedImage.open(str(path)), EncodedImage.from_bytes(path.read_bytes(), str(path))
     for other in (copy.copy(image), copy.deepcopy(image), pickle.loads(pickle.dumps(image)), image):
         assert other == same and hash(other) == hash(same) and repr(other) == repr(same)
@@ -90,7 +78,7 @@ def test_an_image_in_it_is_like_any_other(memory: np.ndarray, path: Path) -> Non
         image.pixels  # noqa: B018
 
 
-def test_where_it_is_full_between_batches_and_in_other_threads_files_are_read_elsewhere(path: Path) -> None:
+def test_files_are_read_elsewhere_if_it_is_full_or_inactive_and_in_other_threads(path: Path) -> None:
     size = path.stat().st_size
     batch_memory.begin(np.zeros(2 * size, np.uint8))
     images = [in_thread(lambda: EncodedImage.open(str(path)))]
@@ -99,17 +87,6 @@ def test_where_it_is_full_between_batches_and_in_other_threads_files_are_read_el
     batch_memory.end()
     images.append(EncodedImage.open(str(path)))
     assert all(image.data == path.read_bytes() for image in images) and isinstance(images[-1].buffer, bytes)
-
-
-def test_a_file_that_grows_while_it_is_read_is_whole(
-    memory: np.ndarray, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "grows.jpg"
-    file.write_bytes(path.read_bytes()[:100])
-    status = file.stat()
-    file.write_bytes(path.read_bytes())
-    monkeypatch.setattr("os.fstat", lambda descriptor: status)
-    assert EncodedImage.open(str(file)).data == path.read_bytes()
 
 
 def folder_of(root: Path, files: list[bytes]) -> ImageFolder:
@@ -126,7 +103,7 @@ def with_comment(data: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("one_size", [True, False])
 @pytest.mark.parametrize("slot_bytes", [4096, SLOT_BYTES])
-def test_a_batch_arrives_as_it_was_read(photos: Path, tmp_path: Path, one_size: bool, slot_bytes: int) -> None:
+def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool, slot_bytes: int) -> None:
     files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
     if one_size:
         files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
@@ -140,7 +117,7 @@ def test_a_batch_arrives_as_it_was_read(photos: Path, tmp_path: Path, one_size: 
         assert [part.tobytes() for part in batch.inputs(run, arena)[0]] == files
 
 
-def test_files_that_are_not_sent_take_little_of_a_slot(photos: Path, tmp_path: Path) -> None:
+def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_path: Path) -> None:
     files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
     arena, folder = Arena(1, SLOT_BYTES), folder_of(tmp_path, files)
     dataset: Any = wrap(folder)
@@ -162,7 +139,7 @@ class ReadThere(ImageFolder):
         return image, batch_memory.used_bytes > 0
 
 
-def test_a_worker_reads_its_batches_into_it_but_for_the_first(photos: Path) -> None:
+def test_a_worker_reads_all_batches_but_the_first_into_its_slot(photos: Path) -> None:
     dataset = ReadThere(str(photos), transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()]))
     loader = DataLoader(dataset, len(dataset) - 1, num_workers=1, device="cpu")
     assert [bool(is_there.all()) for _, is_there in loader] == [False, True]  # at first it knows no size

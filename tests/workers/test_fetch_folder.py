@@ -1,4 +1,4 @@
-"""A batch of an ImageFolder that is read at once is the batch that is fetched sample by sample."""
+"""Reading the files of an ImageFolder batch together gives the same batch as fetching its samples one by one."""
 
 from __future__ import annotations
 
@@ -20,14 +20,10 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, EncodedImage, ImageError, wrap
 from proxyloader._random_state import states_now
 from proxyloader.data.dataset import plans_in
-from proxyloader.data.placeholders import ProxySample
-from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.fetch_folder import FolderFetcher
-from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import PassedSamples
 
-from ..outcomes import outcomes, raises
-from ..undecoded import image_calls_in
+from ..outcomes import outcomes
 
 TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
 JITTER = transforms.Compose([transforms.RandomCrop(40), transforms.ColorJitter(0.4), transforms.ToTensor()])
@@ -48,56 +44,13 @@ def by_sample(folder: ImageFolder) -> Own:
 
 
 def mixed(samples: list[Any]) -> Any:
-    """A collate_fn that draws, and uses the images."""
+    """A collate_fn that draws random numbers and computes with the images."""
     images, labels = default_collate(samples)
     return images * torch.rand(1) + images.flip(0), labels
 
 
-def states() -> list[Any]:
-    """Of torch's, NumPy's and Python's generators."""
-    of_torch, (_, keys, *rest), of_python = states_now(beside_torch=True)
-    return [of_torch.tolist(), keys.tolist(), rest, of_python]
-
-
-def inputs_of(samples: list[Any]) -> list[tuple[bytes, list[float], Any]]:
-    """The file, the drawn numbers and the class of each sample."""
-    calls = [image_calls_in([sample])[0] for sample in samples]
-    return [(call.inputs[0].tobytes(), call.inputs[1].tolist(), label) for call, (_, label) in zip(calls, samples)]
-
-
-@pytest.mark.parametrize("transform", [TRAIN, JITTER])
-@pytest.mark.parametrize(("seed", "is_in_worker"), [(None, False), (None, True), (3, True)])
-@pytest.mark.parametrize("is_for_torch", [True, False])
-@pytest.mark.parametrize("indices", [INDICES, list(np.array(INDICES)), list(torch.tensor(INDICES))], ids=str)
-@pytest.mark.parametrize(
-    "part_of", [lambda each: each, lambda each: Subset(Subset(each, list(range(20, 2, -1))), range(1, 11))]
-)
-def test_samples_are_those_that_are_fetched_one_by_one(
-    folder: ImageFolder,
-    transform: Any,
-    seed: int | None,
-    is_in_worker: bool,
-    is_for_torch: bool,
-    indices: list[Any],
-    part_of: Callable[[Any], Any],
-) -> None:
-    folder.transform = transform
-    dataset = wrap(part_of(folder))
-    request = BatchRequest(0, 2, indices, True, None)
-    torch.manual_seed(1)
-    wanted, wanted_states = inputs_of(Fetcher(dataset, seed=seed)(request).samples), states()
-    torch.manual_seed(1)
-    folders = FolderFetcher(plans_in(dataset) if is_for_torch else (), None, is_in_worker)
-    assert folders(dataset, indices) is not None, "samples are fetched one by one, and nothing is gained"
-    torch.manual_seed(1)
-    fetched = Fetcher(dataset, seed=seed, folders=folders)(request)
-    assert inputs_of(fetched.samples) == wanted and fetched.indices == indices
-    assert {isinstance(image, ProxySample) for image, _ in fetched.samples} == {is_for_torch}
-    assert states() == wanted_states
-
-
 def assert_alike(folder: ImageFolder, part_of: Callable[[Any], Any] = lambda each: each, **options: Any) -> list[Any]:
-    """Two epochs are those of samples that are fetched one by one, with their errors and draws.
+    """Two epochs equal those with samples fetched one by one, including errors and random numbers.
 
     Returns:
         Their batches and errors.
@@ -124,18 +77,32 @@ FIVE = v2.Compose([v2.FiveCrop(48), v2.ToImage(), v2.ToDtype(torch.float32, scal
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
 
+def part_of_a_part(folder: ImageFolder) -> Any:
+    return Subset(Subset(folder, list(range(20, 2, -1))), range(1, 16))
+
+
+SHUFFLED = {"batch_size": 7, "shuffle": True}
+
+
 @pytest.mark.parametrize(
-    ("transform", "more"),
-    [(TRAIN, {}), (JITTER, {}), (FIVE, {}), (TRAIN, {"collate_fn": mixed}), (TRAIN, {"translate": "all"})],
+    ("transform", "options"),
+    [
+        *((transform, SHUFFLED) for transform in (TRAIN, JITTER, FIVE)),
+        *((transform, SHUFFLED | {"translate": "all"}) for transform in (TRAIN, JITTER)),
+        (TRAIN, SHUFFLED | {"collate_fn": mixed}),
+        *((transform, SHUFFLED | {"part_of": part_of_a_part, "translate": "all"}) for transform in (TRAIN, JITTER)),
+        (JITTER, {"batch_sampler": [np.array(INDICES)], "translate": "all"}),
+    ],
 )
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("seed", [None, 4])
-def test_batches_are_those_that_are_fetched_sample_by_sample(
-    folder: ImageFolder, transform: Any, num_workers: int, seed: int | None, more: dict[str, Any]
+def test_batches_equal_those_fetched_sample_by_sample(
+    folder: ImageFolder, transform: Any, num_workers: int, seed: int | None, options: dict[str, Any]
 ) -> None:
     folder.transform = transform
-    found = assert_alike(folder, batch_size=7, shuffle=True, num_workers=num_workers, seed=seed, **more)
-    assert len(found) == 2 * 7 + 1 and not any(isinstance(each, Exception) for each in found)
+    found = assert_alike(folder, num_workers=num_workers, seed=seed, **options)
+    batches = 1 if "batch_sampler" in options else 3 if "part_of" in options else 7
+    assert len(found) == 2 * batches + 1 and not any(isinstance(each, Exception) for each in found)
 
 
 class AtOnce(ImageFolder):
@@ -148,7 +115,7 @@ class FetchesAhead(ImageFolder):
 
 
 class Looked(list[Any]):
-    """Samples of a user's own, which may draw or raise where they are looked at."""
+    """A user's own sequence of samples, whose items may draw random numbers or raise."""
 
 
 def with_samples(root: str, kind: Callable[[Any], Any]) -> ImageFolder:
@@ -183,7 +150,7 @@ def changed(root: str) -> ImageFolder:
         changed,
     ],
 )
-def test_another_dataset_is_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
+def test_other_datasets_are_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
     dataset = dataset_of(str(photos))
     plans = {} if isinstance(dataset, TensorDataset) else plans_in(dataset)
     assert FolderFetcher(plans, None)(dataset, INDICES) is None
@@ -191,39 +158,27 @@ def test_another_dataset_is_fetched_sample_by_sample(photos: Path, dataset_of: C
 
 @pytest.fixture
 def damaged(photos: Path, tmp_path: Path) -> ImageFolder:
-    """``photos``, of which number 3 is cut in the middle, and number 7 is not there."""
+    """``photos``, of which number 3 is cut in the middle, number 5 has lost a block, and number 7 is not there."""
     root = Path(shutil.copytree(photos, tmp_path / "set"))
     dataset = ImageFolder(str(root), JITTER)
-    cut, missing = (Path(dataset.samples[number][0]) for number in (3, 7))
+    cut, zeroed, missing = (Path(dataset.samples[number][0]) for number in (3, 5, 7))
     cut.write_bytes(cut.read_bytes()[:2000])
+    data = zeroed.read_bytes()
+    zeroed.write_bytes(data[: len(data) // 2] + bytes(512) + data[len(data) // 2 + 512 :])
     missing.unlink()
     return dataset
 
 
-@pytest.mark.parametrize("bad", [3, 7])
-def test_a_file_that_is_not_sound_is_met_where_it_is_met_without_us(damaged: ImageFolder, bad: int) -> None:
-    dataset, passed = wrap(damaged), PassedSamples(48)
-    before = states()
-    assert FolderFetcher(plans_in(dataset), passed)(dataset, [0, 1, bad, 2]) is None
-    assert states() == before
-    left = []
-    for folders in (None, FolderFetcher(plans_in(dataset), passed)):
-        torch.manual_seed(2)
-        with raises(ImageError, index=bad, path=dataset.samples[bad][0]):
-            Fetcher(dataset, passed=passed, folders=folders)(BatchRequest(0, 0, [0, 1, bad, 2], True, None))
-        left.append(states())
-    assert left[0] == left[1]
-
-
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 @WORKERS
-def test_batches_without_bad_files_are_the_same_too(damaged: ImageFolder, on_error: Any, num_workers: int) -> None:
-    *_, errors = assert_alike(damaged, batch_size=5, num_workers=num_workers, on_error=on_error)
+def test_damaged_files_give_the_same_batches_and_errors(damaged: ImageFolder, on_error: Any, num_workers: int) -> None:
+    *found, errors = assert_alike(damaged, batch_size=2, num_workers=num_workers, on_error=on_error, translate="all")
     assert {*errors} == {3, 7}
+    assert sum(isinstance(each, ImageError) for each in found) == (4 if on_error == "raise" else 0)
 
 
 @WORKERS
-def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, num_workers: int) -> None:
+def test_a_failing_transform_gives_the_same_errors(folder: ImageFolder, num_workers: int) -> None:
     # It draws, ahead in a worker, and then takes more from the sides than some images have.
     pad = transforms.Pad(-60)
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), pad, transforms.ToTensor()])
@@ -233,7 +188,7 @@ def test_a_transform_that_fails_fails_as_without_us(folder: ImageFolder, num_wor
 
 @pytest.mark.parametrize("part_of", [lambda each: each, lambda each: Subset(each, range(40))])
 @WORKERS
-def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
+def test_an_index_out_of_range_is_raised_after_the_draws_of_earlier_samples(
     folder: ImageFolder, num_workers: int, part_of: Callable[[Any], Any]
 ) -> None:
     folder.transform = JITTER
@@ -241,23 +196,25 @@ def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
     assert type(error) is IndexError
 
 
-def test_what_is_sound_is_known_later_and_several_sizes_are_refused_as_without_us(folder: ImageFolder) -> None:
+def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder) -> None:
     folder.transform = TRAIN
     dataset, passed = wrap(folder), PassedSamples(48)
     folders = FolderFetcher(plans_in(dataset), passed)
-    assert folders(dataset, INDICES) is not None and passed.has_all(INDICES) and not passed.has_all([1])
+    for indices in (INDICES, list(np.array(INDICES)), list(torch.tensor(INDICES))):
+        assert folders(dataset, indices) is not None, "samples are fetched one by one, and nothing is gained"
+    assert passed.has_all(INDICES) and not passed.has_all([1])
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     dataset = wrap(folder)
-    folders, before = FolderFetcher(plans_in(dataset), None), states()
+    folders = FolderFetcher(plans_in(dataset), None)
     assert folders(dataset, [0]) is not None
-    after = states()
-    assert folders(dataset, list(range(48))) is None and states() == after != before
+    before = states_now(beside_torch=True)
+    assert folders(dataset, list(range(48))) is None and str(states_now(beside_torch=True)) == str(before)
     with pytest.raises(RuntimeError, match="the images of a batch must be of one size to be stacked"):
         list(DataLoader(folder, 48, translate="all", device="cpu"))
 
 
 @pytest.mark.parametrize("kind", [tuple, torch.Tensor])
-def test_a_function_of_the_users_for_samples_or_tensors_gets_them(
+def test_a_custom_collate_function_for_a_type_receives_real_tensors(
     folder: ImageFolder, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def collated(samples: Any, *, collate_fn_map: Any = None) -> Any:
@@ -270,25 +227,8 @@ def test_a_function_of_the_users_for_samples_or_tensors_gets_them(
     assert samples is not None and all(isinstance(image, torch.Tensor) for image, _ in samples)
 
 
-def test_a_damaged_file_that_pillow_decodes_is_read_with_the_others(photos: Path, tmp_path: Path) -> None:
-    root = Path(shutil.copytree(photos, tmp_path / "set"))
-    dataset = ImageFolder(str(root), JITTER)
-    path = Path(dataset.samples[3][0])
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2] + bytes(512) + data[len(data) // 2 + 512 :])
-    wrapped, passed = wrap(dataset), PassedSamples(48)
-    samples = FolderFetcher(plans_in(wrapped), passed)(wrapped, [2, 3, 4])
-    assert samples is not None
-    torch.manual_seed(2)
-    one_by_one = Fetcher(wrapped, passed=PassedSamples(48))
-    wanted = inputs_of(one_by_one(BatchRequest(0, 0, [2, 3, 4], True, None)).samples)
-    torch.manual_seed(2)
-    assert inputs_of(FolderFetcher(plans_in(wrapped), passed)(wrapped, [2, 3, 4]) or []) == wanted
-    assert wanted[1][0].startswith(b"P6") and not passed.has_all([3])
-
-
 @WORKERS
-def test_what_is_drawn_with_in_inference_mode_draws_outside_of_it_too(folder: ImageFolder, num_workers: int) -> None:
+def test_generators_used_in_inference_mode_work_outside_of_it(folder: ImageFolder, num_workers: int) -> None:
     folder.transform = TRAIN
     with torch.inference_mode():
         list(DataLoader(folder, 8, device="cpu"))

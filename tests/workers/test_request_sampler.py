@@ -1,13 +1,14 @@
-"""Requests lend slots, and an epoch can be taken up anywhere: the same indices as those that were left."""
+"""Resuming an epoch: the remaining indices are those of the interrupted one."""
 
 from __future__ import annotations
 
 import copy
 import itertools
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,23 +17,18 @@ from torch.utils.data import (
     BatchSampler,
     DistributedSampler,
     RandomSampler,
-    SequentialSampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
 
-from proxyloader.data.sharded_sampler import ShardedSampler
+from proxyloader import DataLoader
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.loader_state import LoaderState
-from proxyloader.workers.request_sampler import BatchRequest, RequestSampler
-
-
-def requests_for(sampler: Any, arena: Arena | None = None, seed: int | None = None, batched: bool = True) -> Any:
-    return RequestSampler(sampler, batched, arena, seed)
+from proxyloader.workers.request_sampler import RequestSampler
 
 
 def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None = None) -> list[Any]:
-    """Walk through what is left, as a loop does, or through the first few batches of it."""
+    """Iterate over the remaining batches like a training loop, or over the first ``at_most`` of them."""
     requests.begin(progress)
     found: list[Any] = []
     for request in requests:
@@ -44,12 +40,13 @@ def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None
     return found
 
 
-def test_a_sampler_lends_a_slot_with_each_request_those_unanswered_to_the_next_epoch() -> None:
-    requests = requests_for([[1, 2], [3], [4]], Arena(2, 1))
-    found = list(requests)
-    assert found == [BatchRequest(k, 0, i, True, s, 1) for k, (i, s) in enumerate([([1, 2], 0), ([3], 1), ([4], None)])]
+def through_a_checkpoint(progress: LoaderState, seed: int | None) -> LoaderState:
+    return LoaderState.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed, 20))), seed, 20)
+
+
+def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
     arena = Arena(2, 1)
-    requests = requests_for([[1], [2], [3]], arena)
+    requests = RequestSampler([[1], [2], [3]], True, arena)
     first = next(iter(requests))
     requests.answered(first.number)
     arena.give_back(first.slot)
@@ -57,59 +54,35 @@ def test_a_sampler_lends_a_slot_with_each_request_those_unanswered_to_the_next_e
         assert [request.slot for request in requests] == [1, 0, None]
 
 
-@pytest.mark.parametrize(("in_order", "ready"), [(True, False), (False, True)])
-def test_in_order_only_the_oldest_batch_counts_as_ready(in_order: bool, ready: bool) -> None:
-    arena = Arena(3, 1)
-    requests = requests_for([[1], [2], [3]], arena)
-    list(requests)
-    assert not requests.has_ready_batch(in_order)
-    arena.mark_ready(1)
-    assert requests.has_ready_batch(in_order) is ready
-    arena.mark_ready(0)
-    assert requests.has_ready_batch(in_order)
-
-
-def through_a_checkpoint(progress: LoaderState, seed: int | None) -> LoaderState:
-    return LoaderState.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed, 20))), seed, 20)
-
-
 class OwnBatchSampler(BatchSampler): ...
 
 
-SAMPLERS = {
-    "sequential": lambda: SequentialSampler(range(23)),
-    "shuffled": lambda: RandomSampler(range(23)),
-    "with replacement": lambda: RandomSampler(range(23), replacement=True, num_samples=50),
-    "weighted": lambda: WeightedRandomSampler([1.0] * 23, 31),
-    "a random subset": lambda: SubsetRandomSampler(range(3, 20)),
-    "of a generator": lambda: RandomSampler(range(23), generator=torch.Generator().manual_seed(5)),
-    "dealt out": lambda: DistributedSampler(range(47), num_replicas=2, rank=1),
-    "a list": lambda: list(range(0, 40, 2)),
+DATA: Any = range(23)
+
+ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "with replacement": lambda: {"batch_size": 4, "sampler": RandomSampler(DATA, replacement=True, num_samples=50)},
+    "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 23, 31)},
+    "a random subset": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler(range(3, 23))},
+    "a list": lambda: {"batch_size": 4, "sampler": list(range(0, 23, 2))},
+    "own class": lambda: {"batch_sampler": OwnBatchSampler(RandomSampler(DATA), 4, False)},
+    "a list of batches": lambda: {"batch_sampler": [[1, 2], [3], [4, 5, 6]]},
+    "no batches": lambda: {"batch_size": None, "shuffle": True},
 }
 
 
 @pytest.mark.parametrize("seed", [None, 3], ids=["", "seed"])
-@pytest.mark.parametrize("kind", [BatchSampler, OwnBatchSampler, None], ids=["batches", "own class", "no batches"])
-@pytest.mark.parametrize("make", SAMPLERS.values(), ids=SAMPLERS.keys())
-@pytest.mark.parametrize("stop", [1, 2, 5])
-def test_after_a_checkpoint_exactly_the_indices_that_were_left_come(
-    make: Any, kind: Any, stop: int, seed: int | None
-) -> None:
-    def made() -> RequestSampler:
-        sampler = make() if kind is None else kind(make(), 4, False)
-        return RequestSampler(sampler, kind is not None, None, seed)
-
-    torch.manual_seed(1)
-    whole = indices(made(), LoaderState())
-    torch.manual_seed(1)
-    progress = LoaderState()
-    begun = indices(made(), progress, stop)
-    torch.manual_seed(77)  # another process
-    resumed = through_a_checkpoint(progress, seed)
-    assert (resumed.epoch, resumed.batches) == (0, stop)
-    left = indices(made(), resumed)
-    assert begun + left == whole
-    assert resumed.batches == len(whole)
+@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
+def test_a_resumed_epoch_has_the_remaining_samples(order: Callable[[], Any], seed: int | None) -> None:
+    for stop in (1, 2):
+        torch.manual_seed(1)
+        whole = [np.ravel(batch).tolist() for batch in DataLoader(DATA, seed=seed, **order())]
+        torch.manual_seed(1)
+        begun = DataLoader(DATA, seed=seed, **order())
+        assert [np.ravel(batch).tolist() for batch in itertools.islice(begun, stop)] == whole[:stop]
+        torch.manual_seed(77)  # another process
+        resumed = DataLoader(DATA, seed=seed, **order())
+        resumed.load_state_dict(pickle.loads(pickle.dumps(begun.state_dict())))
+        assert [np.ravel(batch).tolist() for batch in resumed] == whole[stop:]
 
 
 @given(
@@ -122,7 +95,7 @@ def test_after_a_checkpoint_exactly_the_indices_that_were_left_come(
     drop_last=st.booleans(),
 )
 @settings(max_examples=200)
-def test_with_another_number_of_processes_they_share_what_was_left(
+def test_another_number_of_processes_shares_the_remaining_samples(
     samples: int, before: int, after: int, batch: int, new_batch: int, steps: int, drop_last: bool
 ) -> None:
     def sampler(ranks: int, rank: int, batch: int) -> RequestSampler:
@@ -146,7 +119,7 @@ def test_with_another_number_of_processes_they_share_what_was_left(
 
 
 class Stateful:
-    """A sampler that says where it is, as those of torchdata do, and goes on from there."""
+    """A sampler with a state, like those of torchdata."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -182,7 +155,7 @@ class OfStatefulIterators:
 
 @pytest.mark.parametrize("kind", [Stateful, OfStatefulIterators], ids=["sampler", "iterator"])
 @pytest.mark.parametrize("batched", [True, False], ids=["batches", "no batches"])
-def test_a_sampler_or_iterator_with_a_state_goes_on_from_that_of_the_last_batch(kind: Any, batched: bool) -> None:
+def test_a_stateful_sampler_or_iterator_resumes_after_the_last_batch(kind: Any, batched: bool) -> None:
     def made() -> RequestSampler:
         return RequestSampler(BatchSampler(kind(), 4, False) if batched else kind(), batched)
 
@@ -193,39 +166,6 @@ def test_a_sampler_or_iterator_with_a_state_goes_on_from_that_of_the_last_batch(
     requests.answered(drawn[0].number)
     requests.handed_out(drawn[0], progress)
     assert indices(made(), through_a_checkpoint(progress, None)) == whole[1:]
-
-
-class IndexByIndex:
-    """A sampler that is its own iterator, and begins anew when it is asked for one."""
-
-    indices: Sequence[Any] = range(10)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.left = list(self.indices)
-        return self
-
-    def __next__(self) -> Any:
-        if not self.left:
-            raise StopIteration
-        return self.left.pop(0)
-
-
-WHOLE = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-
-class OnceAsked(IndexByIndex):
-    """A batch sampler of this kind."""
-
-    indices = WHOLE
-
-
-def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> None:
-    assert indices(RequestSampler(IndexByIndex(), False), LoaderState()) == list(range(10))
-    for made in (OnceAsked, lambda: BatchSampler(IndexByIndex(), 4, False)):
-        assert indices(RequestSampler(made(), True), LoaderState()) == WHOLE
-        progress = LoaderState()
-        indices(RequestSampler(made(), True), progress, 1)
-        assert indices(RequestSampler(made(), True), through_a_checkpoint(progress, None)) == WHOLE[1:]
 
 
 @pytest.mark.parametrize(
@@ -239,49 +179,13 @@ def test_a_batch_sampler_that_is_its_own_iterator_is_asked_for_one_once() -> Non
         (LoaderState(batches=2).state_dict(3, 20, "shuffled"), "which was shuffled, and this loader's is unshuffled"),
     ],
 )
-def test_what_is_no_state_of_such_a_loader_is_refused(state: Any, message: str) -> None:
+def test_an_invalid_state_is_refused(state: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LoaderState.from_state_dict(state, 3, 20, "unshuffled")
+    between_epochs = LoaderState(3).state_dict(3, 20, "shuffled")
+    assert LoaderState.from_state_dict(between_epochs, 3, 20, "unshuffled") == LoaderState(3)
 
 
-def test_between_epochs_a_state_goes_on_in_another_order() -> None:
-    state = LoaderState(3).state_dict(3, 20, "shuffled")
-    assert LoaderState.from_state_dict(state, 3, 20, "unshuffled") == LoaderState(3)
-
-
-def test_a_state_from_before_the_first_batch_holds_the_order_that_was_drawn() -> None:
-    torch.manual_seed(1)
-    requests, progress = requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), LoaderState()
-    requests.begin(progress)
-    ahead = [request.indices for request in requests]  # as workers are asked for before the loop has had one
-    assert progress.batches == 0
-    resumed = through_a_checkpoint(progress, None)
-    assert indices(requests_for(BatchSampler(RandomSampler(range(20)), 3, False)), resumed) == ahead
-
-
-def test_a_state_of_one_process_is_taken_up_by_several() -> None:
-    progress = LoaderState()
-    done = indices(requests_for(BatchSampler(SequentialSampler(range(24)), 4, False)), progress, 2)
-    left: list[int] = []
-    for rank in range(2):
-        dealt = DistributedSampler(range(24), 2, rank, shuffle=False)
-        resumed = through_a_checkpoint(copy.deepcopy(progress), None)
-        left += itertools.chain(*indices(requests_for(BatchSampler(dealt, 4, False)), resumed))
-    assert sorted([*itertools.chain(*done), *left]) == list(range(24))
-
-
-def test_the_start_of_an_epoch_is_taken_up_without_what_was_noted_of_another_kind_of_sampler() -> None:
-    sharded = ShardedSampler(range(20), 2, 1, shuffle=True)
-    progress = LoaderState(3)
-    indices(requests_for(BatchSampler(sharded, 4, False)), progress, 0)  # which has drawn its order
-    assert progress.sampler_state == {"epoch": 3, "dealt": sharded.shard_spec, "taken": []}
-    assert progress.random_states
-    assert progress.resume_for(sharded) is progress
-    assert progress.resume_for(None) == progress.resume_for(ShardedSampler(range(20), 3, 1)) == LoaderState(3)
-    fresh = requests_for(BatchSampler(Stateful(), 4, False))  # type: ignore[arg-type]
-    assert indices(fresh, progress.resume_for(None)) == WHOLE
-
-
-def test_batches_that_a_sampler_makes_as_it_goes_become_lists() -> None:
-    found = indices(requests_for([(k for k in range(2)), (5, 6)]), LoaderState())
+def test_batches_from_a_generator_become_lists() -> None:
+    found = indices(RequestSampler([(k for k in range(2)), (5, 6)], True), LoaderState())
     assert found == [[0, 1], (5, 6)]

@@ -1,8 +1,7 @@
-"""Samples whose JPEGs are sound are remembered; damaged ones are checked again, and Pillow decodes them."""
+"""Samples whose JPEGs passed the checks are remembered; damaged ones are checked again and decoded by Pillow."""
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import shutil
 import threading
@@ -27,6 +26,7 @@ from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.scan_checks import PassedSamples, checking
 
 from ..limits import WAIT_S
+from ..odd_formats import encoded
 from ..undecoded import image_calls_in
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
@@ -67,7 +67,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def test_what_has_passed_is_kept_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passed_samples_are_kept_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
     passed = PassedSamples(10)
     for index in (3, np.int64(4), torch.tensor(5), 9):
         passed.add([index])
@@ -92,7 +92,7 @@ def add_2(passed: PassedSamples) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-def test_what_a_worker_finds_is_known_to_all(method: Any) -> None:
+def test_all_processes_know_what_a_worker_has_checked(method: Any) -> None:
     passed = PassedSamples(3)
     passed.add([1])
     process = multiprocessing.get_context(method).Process(target=add_2, args=(passed,))
@@ -118,7 +118,7 @@ class Threads(Lists):
 
 
 @pytest.mark.parametrize("kind", [ImageFolder, Lists, Threads])
-def test_sound_samples_are_checked_in_the_first_epoch_alone(
+def test_sound_samples_are_checked_only_in_the_first_epoch(
     kind: type[ImageFolder], damaged_folder: ImageFolder, checked: Counter[str]
 ) -> None:
     fetcher = Fetcher(wrap(kind(damaged_folder.root, TRANSFORM)), passed=PassedSamples(48))
@@ -131,10 +131,8 @@ def test_sound_samples_are_checked_in_the_first_epoch_alone(
 
 
 @pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
-def test_other_files_for_an_index_that_has_passed_must_not_raise_in_pillow_either(progressive: bool) -> None:
-    file = io.BytesIO()
-    photograph(1, size=(64, 48)).save(file, "JPEG", progressive=progressive)
-    sound = file.getvalue()
+def test_a_different_file_at_a_passed_index_is_still_checked_for_errors_of_pillow(progressive: bool) -> None:
+    sound = encoded(photograph(1, size=(64, 48)), "JPEG", progressive=progressive)
     at = sound.find(b"\xff\xc4") + 5
     bad = sound[:at] + b"\xff" * 16 + sound[at + 16 :]  # counts of Huffman codes that cannot be
     passed = PassedSamples(1)
@@ -144,7 +142,7 @@ def test_other_files_for_an_index_that_has_passed_must_not_raise_in_pillow_eithe
         assert EncodedImage.of_jpeg(bad) is None and EncodedImage.of_jpeg(sound[:-40]) is None
 
 
-def test_batches_of_ones_own_replacements_and_images_without_a_loader_are_checked(damaged_folder: ImageFolder) -> None:
+def test_custom_batches_replacements_and_images_outside_a_loader_are_checked(damaged_folder: ImageFolder) -> None:
     class Whole(Lists):
         def __getitems__(self, indices: list[int]) -> Any:
             return default_collate(super().__getitems__(indices))
@@ -155,22 +153,12 @@ def test_batches_of_ones_own_replacements_and_images_without_a_loader_are_checke
     for passed in (PassedSamples(48), None):
         index, sample = Fetcher(wrap(damaged_folder), "replace", passed=passed).next_readable(4, 0, [])
         assert index == 5 and is_by_pillow(sample) is (passed is not None)
-    file = io.BytesIO()
-    photograph(0, size=(290, 161)).save(file, "JPEG")
-    data, transform = file.getvalue(), compile_transforms(TRANSFORM)
+    data, transform = encoded(photograph(0, size=(290, 161)), "JPEG"), compile_transforms(TRANSFORM)
     for content, by_pillow in ((data, False), (with_a_lost_block(data), True)):
         assert is_by_pillow((transform(EncodedImage.from_bytes(content)), 0)) is by_pillow
 
 
-def test_what_cannot_be_read_has_not_passed(damaged_folder: ImageFolder) -> None:
-    passed = PassedSamples(48)
-    Path(damaged_folder.samples[1][0]).write_bytes(b"")
-    fetched = Fetcher(wrap(damaged_folder), "skip", passed=passed)(BATCHES[0])
-    assert [each.index for each in fetched.unreadable] == [1]
-    assert [passed.has_all([k]) for k in range(6)] == [True, False, True, True, True, False]
-
-
-def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder: ImageFolder) -> None:
+def test_two_loading_threads_do_not_mix_up_their_images(damaged_folder: ImageFolder) -> None:
     at_once = threading.Barrier(2)
 
     class Meet(ImageFolder):
@@ -194,7 +182,7 @@ def test_two_threads_that_load_do_not_mistake_each_others_images(damaged_folder:
             assert [is_by_pillow(sample) for sample in fetched.samples] == [k == 5 and each for k in request.indices]
 
 
-def test_how_files_are_checked_is_forgotten_behind_the_dataset() -> None:
+def test_the_mode_of_checking_is_reset_after_the_dataset() -> None:
     passed = PassedSamples(1)
     passed.add([0])
     for table, how in ((passed, (True, True)), (None, (False, False)), (PassedSamples(1), (False, True))):
@@ -206,7 +194,7 @@ def test_how_files_are_checked_is_forgotten_behind_the_dataset() -> None:
 
 
 @pytest.mark.parametrize("check_scans", [True, False])
-def test_zeros_are_searched_for_where_a_gpu_decodes(monkeypatch: pytest.MonkeyPatch, check_scans: bool) -> None:
+def test_zeros_are_searched_for_if_a_gpu_decodes(monkeypatch: pytest.MonkeyPatch, check_scans: bool) -> None:
     loader = DataLoader(list(range(8)), 4, check_scans=check_scans, device="cpu")
     iter(loader)
     assert loader._passed is None
@@ -219,7 +207,7 @@ def test_zeros_are_searched_for_where_a_gpu_decodes(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_damaged_scans_show_what_pillow_makes_of_them_in_every_epoch(
+def test_damaged_scans_are_decoded_as_by_pillow_in_every_epoch(
     damaged_folder: ImageFolder, device: str, workers: int
 ) -> None:
     stock = torch.stack([image for image, _ in damaged_folder])
