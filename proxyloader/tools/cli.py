@@ -261,7 +261,7 @@ def _explain(parser: Parser) -> None:
 
 VERBS: dict[Callable[[Parser], None], tuple[str, str]] = {
     _demo: (".demo", "demo"),
-    _diagnose: (".diagnose.command", "diagnose_script"),
+    _diagnose: (".diagnose", "diagnose_script"),
     _bench: (".bench.command", "bench"),
     _doctor: (".doctor", "doctor"),
     _verify: (".verify", "verify"),

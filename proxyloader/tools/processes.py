@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
 from typing import TypeVar
 
@@ -60,3 +60,14 @@ def ctrl_c_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and its descendants, also of those that have exited. Requires psutil."""
+    import psutil
+
+    this, seconds = psutil.Process(), 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):  # it exits meanwhile
+            seconds += sum(process.cpu_times()[:4])
+    return seconds

@@ -23,7 +23,7 @@ import psutil
 import torch
 import torchvision
 
-from ..processes import ctrl_c_held_back
+from ..processes import cpu_seconds, ctrl_c_held_back
 from .cases import CASES, OURS, Loops, case_of, loops_of
 from .config import BenchConfig, Tuning
 
@@ -216,7 +216,7 @@ def measure(seconds: float) -> Figures:
     if case_of(_name).runs_ahead:
         loop()
     _wait_for_gpu()
-    cpu, loop_cpu, started = _cpu_s(), time.process_time(), time.perf_counter()
+    cpu, loop_cpu, started = cpu_seconds(), time.process_time(), time.perf_counter()
     while not images or time.perf_counter() - started < seconds:
         asked, at = time.perf_counter(), len(waits)
         batches = iter(next(_loops))
@@ -226,7 +226,7 @@ def measure(seconds: float) -> Figures:
             asked = time.perf_counter()
         pauses.append(waits[at])
     _wait_for_gpu()
-    wall, cpu, loop_cpu = time.perf_counter() - started, _cpu_s() - cpu, time.process_time() - loop_cpu
+    wall, cpu, loop_cpu = time.perf_counter() - started, cpu_seconds() - cpu, time.process_time() - loop_cpu
     return {
         "images_per_s": images / wall,
         "cpu_ms_per_image": 1e3 * cpu / images,
@@ -269,12 +269,3 @@ def _training(setting: BenchConfig) -> Callable[[Any], None]:
 def _wait_for_gpu() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-
-
-def _cpu_s() -> float:
-    """Return the CPU time of this process and its children, in seconds."""
-    total = 0.0
-    for each in [psutil.Process(), *psutil.Process().children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):  # a worker of a dropped loader may end meanwhile
-            total += sum(each.cpu_times()[:2])
-    return total
