@@ -146,10 +146,9 @@ def _bench(parser: Parser) -> None:
     parser.add_argument("--channels-last", action="store_true", help="use channels-last batches")
     augment_help = "also run torch and proxyloader with each of these augmentations after the flip"
     _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+", choices=AUGMENTATIONS)
-    datasets_help = "also run torch and proxyloader with these datasets: OwnDataset, HuggingFace"
-    _option(parser, "--datasets", "NAME", str, datasets_help, [], nargs="+", choices=("OwnDataset", "HuggingFace"))
-    model_help = "torchvision model to train on the batches, and on synthetic ones for reference, such as resnet50"
-    _option(parser, "--model", "NAME", str, model_help, "none")
+    datasets_help = "also run torch and proxyloader with each of these datasets"
+    _option(parser, "--datasets", None, str, datasets_help, [], nargs="+", choices=("OwnDataset", "HuggingFace"))
+    _option(parser, "--model", "NAME", str, "torchvision model to train on the batches, such as resnet50", "none")
     workers_help = "numbers of workers to try (default: 4, 8, 16, and a quarter, half and all of the cores)"
     _option(parser, "--workers", "N", _non_negative, workers_help, nargs="+")
     threads_help = "numbers of DALI threads to try (default: as --workers; without a GPU also one more than cores)"

@@ -112,9 +112,9 @@ def explain(transform: Callable[..., Any]) -> Explanation:
     """
     holder = type(transform).__name__ if is_holder(transform) else ""
     nested = find_nested(transform) if holder else {"": transform}
-    wholes = [translate(each, f"transform{at}") for at, each in nested.items()]
-    slow = any(step.slow_on_cpu for whole in wholes for step in iter_steps(whole.steps))
-    return Explanation(tuple(row for whole in wholes for row in _explain_whole(whole)), slow, holder)
+    roots = [translate(each, f"transform{at}") for at, each in nested.items()]
+    slow = any(step.slow_on_cpu for root in roots for step in iter_steps(root.steps))
+    return Explanation(tuple(row for root in roots for row in _explain_root(root)), slow, holder)
 
 
 def explain_named(name: str) -> int:
@@ -124,20 +124,20 @@ def explain_named(name: str) -> int:
     return 1 if explanation.refused else 0
 
 
-def _explain_whole(whole: Part) -> Iterator[Row]:
+def _explain_root(root: Part) -> Iterator[Row]:
     """Yield the rows of all parts, and of the output if all parts are translated."""
     build, device_id = _import_build(), 0 if torch.cuda.is_available() else None
-    parts = list(whole.on_the_way())
+    parts = list(root.on_the_way())
     steps = tuple(step for part in parts for step in part.steps)
     # Operators of each step, and then of the output.
     operators = iter(build.operators_of(steps, device_id) if build and steps else [[]])
     for part in parts:
         names = tuple(dict.fromkeys(name for _ in part.steps for name in next(operators))) if build else None
         yield from _explain_part(part, names, device_id)
-    if any(part.refusal for part in whole):  # the output is unknown
+    if any(part.refusal for part in root):  # the output is unknown
         return
     try:
-        state = plan_of(whole.steps).output
+        state = plan_of(root.steps).output
     except UnsupportedTransformError as error:
         yield Row("output", "a PIL image", refusal=str(error))
         return

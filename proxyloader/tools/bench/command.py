@@ -44,7 +44,6 @@ def bench(**options: Any) -> int:
         for name, case in CASES.items():
             console.print(f"[bold]{name}[/bold]: {(case.loops.__doc__ or '').splitlines()[0]}")
         return 0
-    check(args)
     setting = make_setting(args)
     ranges = make_ranges(args, setting)
     names = _select(case_names(setting), args.only)
@@ -104,18 +103,14 @@ def _select(names: list[str], only: list[str] | None) -> list[str]:
     return [name for name in names if not only or name in only or name.split(WITH)[0] in only]
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise ValueError if options contradict each other, or ``--out`` is not a file of results."""
+def make_setting(args: argparse.Namespace) -> BenchConfig:
+    """Return the settings, with the defaults for this machine. Raise ValueError if options contradict each other."""
     if args.data and (args.images or args.size != "imagenet"):
         raise ValueError("--images and --size cannot be used with --data")
     if args.out.suffix == ".png":
         raise ValueError(f"--out must be a JSON Lines file, as the plot is written next to it, got {args.out}")
     if args.out.is_file() and args.out.stat().st_size:
         report.read_last(args.out)
-
-
-def make_setting(args: argparse.Namespace) -> BenchConfig:
-    """Return the settings, with the defaults for this machine."""
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu, is_large = device == "cuda", args.size == "camera"
     if on_gpu and not torch.cuda.is_available():
