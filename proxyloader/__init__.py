@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTransformError as UnsupportedTransformError
     from .loader.dataloader import DataLoader as DataLoader
     from .loader.stats import LoaderStats as LoaderStats
-    from .tools.diagnose.command import diagnose as diagnose
-    from .tools.diagnose.command import diagnosis as diagnosis
+    from .tools.diagnose import diagnose as diagnose
+    from .tools.diagnose import diagnosis as diagnosis
     from .tools.explain import explain as explain
 
 __version__ = "0.1.0"
@@ -60,8 +60,8 @@ _HOMES = {
     "UnsupportedTransformError": "errors",
     "World": "data.sharded_sampler",
     "compile_transforms": "data.compiled_transform",
-    "diagnose": "tools.diagnose.command",
-    "diagnosis": "tools.diagnose.command",
+    "diagnose": "tools.diagnose",
+    "diagnosis": "tools.diagnose",
     "explain": "tools.explain",
     "pipelines": "pipelines",
     "wrap": "data.dataset",

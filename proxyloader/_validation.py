@@ -7,10 +7,6 @@ from typing import Any
 
 
 def check_int(name: str, value: Any, least: int, other: str = "") -> None:
-    """Check the argument ``name``. ``other`` says what else is allowed, for the message.
-
-    Raises:
-        ValueError: the value is not an integer, or is less than ``least``.
-    """
+    """Raise ValueError unless an argument is an integer >= ``least``. ``other`` lists further allowed values."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} must be an integer >= {least}{other}, got {value!r}")

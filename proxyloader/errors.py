@@ -6,17 +6,15 @@
     │   ├── MissingImageError (FileNotFoundError)
     │   ├── ForeignImageError (PIL.UnidentifiedImageError)
     │   └── LargeImageError (PIL.Image.DecompressionBombError)
-    ├── InputError (ValueError)                  the proxy was called with something DALI cannot take
-    ├── PipelineError (RuntimeError)             DALI failed on a batch whose images are all sound
-    └── MissingDaliError (ImportError)           DALI is needed and not installed
+    ├── InputError (ValueError)                  DALI does not accept an input of the proxy
+    ├── PipelineError (RuntimeError)             DALI failed on a batch of sound images
+    └── MissingDaliError (ImportError)           DALI is required, but not installed
 
-There is one class for each decision that a caller can take. The exception beside each is the one that torchvision,
-Pillow, torch or DALI raise in the same place, so an ``except`` around a training loop or in a dataset still works.
+Each class corresponds to one decision of a caller. The second base class, in parentheses, is what torchvision, Pillow,
+torch or DALI raise in the same situation, so existing ``except`` clauses still work. The subclasses of ImageError are
+in ``data/bad_samples.py``, as this module does not require Pillow.
 
-The classes under ImageError are in ``data/bad_samples.py``, as Pillow may not be installed where this is imported.
-
-Messages may change from one version to the next. Codes and fields do not. Both are preserved when an exception is
-passed from a worker process to the main process.
+Messages may change between versions; codes and fields do not. All survive the way from a worker to the main process.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ class ProxyLoaderError(Exception):
 
     Attributes:
         CODES: the codes of the class with their meanings. The first is the default.
-        code: one of the codes. It does not change when the message is reworded.
+        code: one of the codes. It is stable, unlike the message.
     """
 
     CODES: ClassVar[dict[str, str]] = {
@@ -46,7 +44,7 @@ class ProxyLoaderError(Exception):
         self.code = code or next(iter(self.CODES))
 
     def at(self: E, where: str, **fields: Any) -> E:
-        """Return a copy of the error with ``where`` before its message, and with the given fields replaced."""
+        """Return a copy of the error with ``where`` in front of its message, and with the given fields replaced."""
         located = copy.copy(self)
         located.args = (f"{where}: {self}",)
         for name, value in fields.items():
@@ -55,14 +53,13 @@ class ProxyLoaderError(Exception):
 
 
 class UnsupportedTransformError(ProxyLoaderError, ValueError):
-    """A torchvision transform, or a use of one, that is not translated.
+    """A torchvision transform, or a use of one, that cannot be translated.
 
     Attributes:
-        position: position of the refused part, such as ``transform.transforms[2]``; "" if the error is not about a
-            part.
-        transform: class of that part as users write it, such as ``v2.Resize``; "" if the error is not about a part.
-        argument: name of the refused argument; "" if the error is not about an argument.
-        reason: why it is refused and what to do, without the rest of the message.
+        position: position of the part, such as ``transform.transforms[2]``; "" if the error is not about a part.
+        transform: class of the part, such as ``v2.Resize``; "" if the error is not about a part.
+        argument: name of the unsupported argument; "" if the error is not about an argument.
+        reason: the reason and an alternative, without the rest of the message.
     """
 
     CODES = {
@@ -83,13 +80,13 @@ class UnsupportedTransformError(ProxyLoaderError, ValueError):
 
 
 class ImageError(ProxyLoaderError, OSError):
-    """An image that Pillow cannot read either: missing, empty, truncated, too large, or not an image.
+    """An image that Pillow cannot read, either: missing, empty, truncated, too large, or not an image.
 
     Attributes:
         index: index of the sample in the dataset; None if unknown.
         path: path of the file; "" if there is none.
         reason: what is wrong, without the rest of the message.
-        errno: error number of the system if it could not read the file; otherwise None.
+        errno: error number if the system could not read the file; otherwise None.
     """
 
     CODES = {
@@ -115,12 +112,12 @@ class ImageError(ProxyLoaderError, OSError):
 
     @property
     def filename(self) -> str | None:
-        """The path of a file that the system could not read; otherwise None, as of other errors of Pillow's."""
+        """Path of a file that the system could not read; otherwise None, as in errors of Pillow."""
         return self.path or None if self.errno is not None else None
 
     @property
     def strerror(self) -> str | None:  # type: ignore[override]
-        """What the system says of ``errno``; None if that is None."""
+        """Message of the system for ``errno``, or None."""
         return None if self.errno is None else os.strerror(self.errno)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -128,7 +125,7 @@ class ImageError(ProxyLoaderError, OSError):
 
 
 class InputError(ProxyLoaderError, ValueError):
-    """An input of a transform or of ``server.proxy`` that does not fit the pipeline or the other samples of its batch.
+    """An input of a transform or of ``server.proxy`` that does not match the pipeline or the rest of the batch.
 
     Attributes:
         index: index of the sample in the dataset; None if unknown, or if the error is about a batch.
@@ -151,10 +148,10 @@ class InputError(ProxyLoaderError, ValueError):
 
 
 class PipelineError(ProxyLoaderError, RuntimeError):
-    """A failure of the DALI pipeline, with DALI's own message, or a pipeline that cannot be used.
+    """A failure of a DALI pipeline, with DALI's message, or a pipeline that cannot be used.
 
     Attributes:
-        indices: indices in the dataset of the samples of the batch; None if unknown.
+        indices: dataset indices of the samples in the batch; None if unknown.
     """
 
     CODES = {

@@ -1,4 +1,4 @@
-"""Dataset of synthetic photos: an ImageFolder of JPEGs that resemble photos in look and file size."""
+"""Synthetic photos: an ImageFolder of JPEGs with the appearance and file size of photos."""
 
 from __future__ import annotations
 
@@ -40,19 +40,18 @@ def make_dataset(
     """Write a dataset for ``torchvision.datasets.ImageFolder``: ``root/class_000/img_000000.jpg`` and so on.
 
     A complete dataset is left unchanged, and an interrupted one is completed. The same arguments and versions of NumPy
-    and Pillow give the same bytes, for any number of processes. A larger ``images`` starts with the same files. A
-    network learns the classes in a few epochs.
+    and Pillow give the same bytes, for any number of processes. A dataset with more ``images`` starts with the same
+    files. A network learns the classes in a few epochs.
 
     With several processes, scripts need ``if __name__ == "__main__":``, as with ``multiprocessing``.
 
     Args:
         root: folder of the dataset. It is created if it does not exist.
-        images: number of photos, as 4:2:0 JPEGs of about 100 KB each at the default size. Labels are assigned in turn.
-        size: (width, height) of most photos, in pixels. Others are in portrait format, square, or up to 10 % larger or
-            smaller.
+        images: number of photos, as 4:2:0 JPEGs of about 100 KB each at the default size. Labels alternate.
+        size: (width, height) of most photos, in pixels. Others are portraits, square, or up to 10 % larger or smaller.
         classes: number of classes. Only the first ``images`` classes get a folder.
         seed: random seed.
-        progressive: share of progressive JPEGs; about 0.2 on the web.
+        progressive: share of progressive JPEGs, about 0.2 on the web.
         processes: number of processes. None: one per core, or fewer for a small dataset.
         progress: whether to show a progress bar if stderr is a terminal.
 
@@ -61,7 +60,7 @@ def make_dataset(
 
     Raises:
         ValueError: an argument is out of range.
-        FileExistsError: ``root`` contains other files, or a dataset made with other arguments.
+        FileExistsError: ``root`` contains other files, or a dataset with other arguments.
     """
     for name, value, least in (("images", images, 1), ("classes", classes, 1), ("seed", seed, 0)):
         check_int(name, value, least)

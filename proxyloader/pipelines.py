@@ -46,30 +46,28 @@ Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
 
 Device = Literal["cpu", "gpu", "mixed"]
 
-READER = ("random_shuffle", "shard_id", "num_shards", "pad_last_batch", "stick_to_shard")
-"""Arguments forwarded to ``fn.readers.file``, in the order in which ``_read`` takes them."""
+READER_ARGUMENTS = ("random_shuffle", "shard_id", "num_shards", "pad_last_batch", "stick_to_shard")
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
-TRANSLATION = 150 / 331
-"""Maximum translation of AutoAugment and RandAugment, as a share of the image size, as in torchvision."""
+MAX_TRANSLATION = 150 / 331  # share of the image size, as in torchvision
 
 AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "autoaugment": ("auto_augment", {"max_translate_rel": TRANSLATION}),
-    "randaugment": ("rand_augment", {"n": 2, "m": 9, "max_translate_rel": TRANSLATION}),
+    "autoaugment": ("auto_augment", {"max_translate_rel": MAX_TRANSLATION}),
+    "randaugment": ("rand_augment", {"n": 2, "m": 9, "max_translate_rel": MAX_TRANSLATION}),
     "trivialaugment": ("trivial_augment_wide", {}),
 }
-"""Functions of ``nvidia.dali.auto_aug``, and their non-default arguments."""
+"""Functions of ``nvidia.dali.auto_aug`` with their non-default arguments."""
 
 
 def from_workers() -> tuple[Any, ...]:
-    """Return the input of a ``ProxyServer``: encoded images, (bytes,) uint8 each. Labels stay with the workers."""
+    """Return the input of a ``ProxyServer``: encoded images, (bytes,) uint8 each. Workers keep the labels."""
     return (fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8),)
 
 
 @contextlib.contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Re-raise the original errors of a pipeline function, which DALI wraps in graphs with conditionals."""
+    """Raise the original error of a pipeline function, which DALI wraps if conditionals are enabled."""
     try:
         yield
     except Exception as error:
@@ -234,15 +232,15 @@ def _numbers(values: Any) -> list[float]:
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[Any]]:
-    """Add the source to the graph, with the arguments ``READER``. Return the encoded images and its other outputs."""
+    """Add the source to the graph, with ``READER_ARGUMENTS``. Return the encoded images and its other outputs."""
     if file_root is not None and source != "files":
         raise ValueError(f"file_root requires source='files', got source={source!r}")
     if source == "files":
         if file_root is None:
             raise ValueError("source='files' requires file_root, a folder with file_root/class/image.jpg")
-        if not os.path.isdir(file_root):  # DALI's error does not say that it is missing
+        if not os.path.isdir(file_root):  # DALI's error does not say so
             raise FileNotFoundError(f"file_root {os.fspath(file_root)!r} is not a folder")
-        arguments = dict(zip(READER, reader, strict=True))
+        arguments = dict(zip(READER_ARGUMENTS, reader, strict=True))
         source = functools.partial(fn.readers.file, file_root=os.fspath(file_root), name="Reader", **arguments)
     elif source == "proxy":
         source = from_workers
@@ -268,9 +266,8 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
 
 
 def _decode_crop(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
-    """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image.
-
-    Each is faster on its device (``benchmarks/results/parts.jsonl``)."""
+    """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image, which is faster on each
+    (``benchmarks/results/parts.jsonl``)."""
     check_int("size", size, 1)
     _check_range("area", area, 1.0)
     _check_range("aspect_ratio", aspect_ratio, math.inf)
@@ -291,7 +288,7 @@ def _augment(images: Any, augmentation: str | None, size: int) -> Any:
     function, settings = AUGMENTATIONS[augmentation]
     if "max_translate_rel" in settings:
         settings = {**settings, "shape": (size, size)}
-    # DALI's policies call operators by deprecated names, and its warnings bypass the filters.
+    # DALI's policies use deprecated operator names, and its warnings bypass the filters.
     with warnings.catch_warnings(record=True) as caught:
         images = automatic_augmentation(function)(images, **settings)
     for each in caught:
@@ -318,5 +315,5 @@ def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str
 
 
 def _with_outputs(images: Any, others: list[Any], device: Device | None) -> Any:
-    """Return the outputs of a pipeline: the images and the other outputs of the reader, on the same device."""
+    """Return the images and the other outputs of the reader, on the same device."""
     return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images

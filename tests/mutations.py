@@ -281,7 +281,7 @@ the doctor takes any pixels for right
     tools/doctor.py:decoders | and each['levels_off'] <= each['bound'] =>
     tools/test_doctor.py
 a diagnosis takes a disk that is waited for for a loader that computes
-    tools/diagnose/verdict.py:bound_of | max(loader.disk_share, figures.waiting or 0) > 0.5 => False
+    tools/diagnose.py:find_bound | or (figures.waiting or 0) < 0.5 => or True
     tools/test_diagnose.py
 """
 

@@ -1,4 +1,4 @@
-"""CheckpointedLoader: the next epoch, and ``state_dict`` at any point of an epoch. Main process."""
+"""CheckpointedLoader: epochs and ``state_dict`` of a loader. Main process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
     _pool: WorkerPool | None
     _next_epoch: LoaderState
     _loader_state: LoaderState | None
-    """State of the epoch that was begun last, or None."""
+    """State of the latest epoch, or None."""
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, as with ``DistributedSampler``. By default the loader counts epochs."""
@@ -34,20 +34,19 @@ class CheckpointedLoader(TorchDataLoader[T]):
             self._begin(LoaderState(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the loop: the epoch, the number of batches returned, and the state behind the order.
+        """Return the position of the loop: epoch, number of batches returned, and the states that determine the order.
 
-        It may be called at any time, also at each step. The state can be pickled, and saved with ``torch.save``. The
-        contract is that of ``torchdata.stateful_dataloader.StatefulDataLoader``.
+        Can be called at any time, even in every step. The state can be pickled and saved with ``torch.save``. It has
+        the semantics of ``torchdata.stateful_dataloader.StatefulDataLoader``.
 
         Raises:
-            ValueError: the loader has ``in_order=False`` and is in the middle of an epoch, so the remaining batches are
-                not known.
+            ValueError: in the middle of an epoch with ``in_order=False``, as the remaining batches are unknown.
         """
         begun = self._loader_state
         if begun is not None and begun.batches and not begun.finished and not self.in_order and self.num_workers > 1:
             raise ValueError(
-                "with in_order=False the loader cannot say which batches of this epoch are left; "
-                "call state_dict between epochs, or use in_order=True"
+                "with in_order=False the remaining batches of an epoch are unknown; call state_dict between epochs, or "
+                "use in_order=True"
             )
         here = self._between_epochs() if begun is None or begun.finished else self._in_epoch(begun)
         depends_on_workers = isinstance(self.dataset, IterableDataset) or bool(here.worker_states)
@@ -69,7 +68,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
 
     def _between_epochs(self) -> LoaderState:
         here, before = self._upcoming.copied(), self._loader_state
-        if here.resumes:  # a state was loaded, and its epoch has not begun
+        if here.resumes:  # a state was loaded, and its epoch has not started
             return here
         sampler = of_samples(self._own_sampler)
         note_the_order_to_come(here, sampler, self.seed, "iter")
@@ -95,23 +94,22 @@ class CheckpointedLoader(TorchDataLoader[T]):
 
     @property
     def _generator_of_seeds(self) -> torch.Generator | None:
-        """The user's generator, from which torch draws the seeds of workers; None if it is also the sampler's."""
-        generator = self.generator if isinstance(self.generator, torch.Generator) else None  # torch refuses others
+        """The user's generator, from which torch draws worker seeds; None if the sampler uses it, too."""
+        generator = self.generator if isinstance(self.generator, torch.Generator) else None  # torch rejects others
         return None if generator is own_generator(of_samples(self._own_sampler)) else generator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Let the next iteration continue where ``state_dict`` was called, with the remaining batches.
+        """Resume in the next iteration where ``state_dict`` was called, with the remaining batches.
 
-        The remaining samples and their order are always restored. Their random numbers are restored if both loaders
-        have the same ``seed``. The number of workers may then differ. With ``num_shards`` or a ``DistributedSampler``
-        the number of processes may differ: those of now share what those of before have left. From a custom batch
-        sampler the earlier batches are drawn and discarded. So are the earlier batches of an IterableDataset, which
-        needs the same number of workers.
+        The remaining samples and their order are always restored; their random numbers, if both loaders have the same
+        ``seed``. In this case, the number of workers may differ. With ``num_shards`` or a ``DistributedSampler``, the
+        number of processes may differ: they share the remaining samples. A custom batch sampler is advanced past the
+        earlier batches, and so is an IterableDataset, which needs the same number of workers.
 
         Raises:
-            ValueError: the argument is no such state, or the state of a loader with another seed or another number of
-                samples; or the state is from the middle of an epoch, and the order (``shuffle``, ``num_shards`` or
-                none) or, for an IterableDataset, the number of workers differs.
+            ValueError: the argument is not such a state, or comes from a loader with a different seed or number of
+                samples; or it is from the middle of an epoch, and the order (``shuffle``, ``num_shards`` or none) or,
+                for an IterableDataset, the number of workers differs.
         """
         here = self.seed, self._dataset_length, self._order, self.num_workers
         saved = LoaderState.from_state_dict(state_dict, *here)

@@ -1,4 +1,4 @@
-"""The command line, the demo, the benchmark, and their data. No other folder imports them."""
+"""The command line and its verbs. Nothing below imports this folder."""
 
 __all__ = ["cli", "diagnose", "explain", "processes"]
 """Modules that other folders may import."""

@@ -1,8 +1,4 @@
-"""``proxyloader demo``: compare this loader and torch's on this machine.
-
-Both load the same images with the same seed. The demo compares their batches, measures their speeds, writes a contact
-sheet of the same batch of both, and trains a small network for a few steps.
-"""
+"""``proxyloader demo``: compare this loader with torch's on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import importlib.util
 import logging
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -29,17 +26,15 @@ from .._cores import usable_cores
 from ..loader.dataloader import DataLoader
 from ..make_dataset import make_dataset
 from .bench.config import CROP_PX, MEAN, STD, transform_with
-from .files import check_can_be_written, photographs_of, writable_cache_folder
+from .files import check_can_be_written, photograph_folder, writable_cache_folder
 from .processes import ProgressBar
 
 SEED = 0
 TIMED_EPOCHS = 3
 COMPARED_IMAGES = 512
-PROMISED_MEAN, PROMISED_PERCENTILE = 0.5, 2.0
-"""Bounds of the difference between batches, in levels of 255: mean and 99.9th percentile."""
+MAX_MEAN, MAX_PERCENTILE = 0.5, 2.0  # documented mean and 99.9th percentile of the difference, in levels of 255
 SHEET_COLUMNS = 8
-GAIN = 32
-"""Factor by which the contact sheet amplifies differences."""
+GAIN = 32  # factor by which the contact sheet amplifies differences
 
 
 def demo(
@@ -52,14 +47,13 @@ def demo(
     steps: int = 30,
     out: Path | None = None,
 ) -> int:
-    """Run the demo and return the exit status: 1 if batches differ by more than documented. ``proxyloader demo
-    --help`` explains the arguments."""
+    """Run the demo. Return the exit status: 1 if the batches differ by more than documented."""
     chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
         raise ValueError(f"device {device} is not available: torch sees {count} CUDA device(s)")
     sheet = out or writable_cache_folder() / "demo.png"
     check_can_be_written(sheet)
-    root = data or make_dataset(photographs_of("demo", images), images=images)
+    root = data or make_dataset(photograph_folder("demo", images), images=images)
     images = min(images, len(ImageFolder(str(root))))
     workers = min(usable_cores(), 16) if workers is None else workers
     batch_size = batch_size or (256 if chosen.type == "cuda" else 64)
@@ -67,21 +61,21 @@ def demo(
     _print("Decoded on", _decoder(chosen))
     _print("Images", f"{images:,} of {root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
-    kept = ", persistent_workers=True" * (workers > 0)
-    _print("Both loaders", f"batch_size={batch_size}, num_workers={workers}{kept}, shuffle=True, the same seed")
+    persistent = ", persistent_workers=True" * (workers > 0)
+    _print("Both loaders", f"batch_size={batch_size}, num_workers={workers}{persistent}, shuffle=True, the same seed")
     threads, log = torch.get_num_threads(), logging.getLogger("proxyloader")
     level = log.level
-    torch.set_num_threads(1)  # as in torch's workers: threads of small operations mostly wait for each other
+    torch.set_num_threads(1)  # as in torch's workers
     try:
-        as_promised = _compare(_dataset(root, images), batch_size, chosen, sheet, options)
+        is_close = _compare(_dataset(root, images), batch_size, chosen, sheet, options)
         if steps:
-            log.setLevel(logging.ERROR)  # the reason for it is printed with the loss
+            log.setLevel(logging.ERROR)  # the backend is printed with the loss
             _train(root, images, batch_size, chosen, steps, options)
     finally:
         torch.set_num_threads(threads)
         log.setLevel(level)
     _print("Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
-    return 0 if as_promised else 1
+    return 0 if is_close else 1
 
 
 def _print(title: str, text: str, style: str = "") -> None:
@@ -103,8 +97,8 @@ def _dataset(root: Path, images: int, crop_px: int = CROP_PX) -> Any:
 
 
 def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, options: dict[str, Any]) -> bool:
-    """Compare both loaders, print their speeds and differences, and return whether those are as documented."""
-    # With many workers, one pass over few images would end before all of them are busy.
+    """Compare both loaders, print their speeds and differences, and return whether these are as documented."""
+    # Repeated, as with many workers a pass over few images would end before all of them are busy.
     dataset: Any = ConcatDataset([subset] * min(max(options["num_workers"] // 2, 1), 8))
     arguments = {"batch_size": batch_size, "pin_memory": device.type == "cuda", **options}
     loaders = [StockLoader(dataset, **arguments), DataLoader(dataset, device=device, **arguments)]
@@ -128,10 +122,9 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
         try:
             for images, labels in epoch(loaders[0], SEED):
                 if len(kept) * batch_size < COMPARED_IMAGES:
-                    kept.append((_levels(images).round().to(torch.uint8), labels))  # exact, as the files have 8 bits
+                    kept.append((_levels(images).round().to(torch.uint8), labels))  # exact: JPEGs have 8 bits
         except (OSError, Image.DecompressionBombError):
-            for _ in epoch(loaders[1], SEED):  # whose error names the file
-                pass
+            deque(epoch(loaders[1], SEED), maxlen=0)  # raises an error that names the file
             raise
         count, labels_equal, worst = 0, True, torch.zeros(3)
         for number, (images, labels) in enumerate(epoch(loaders[1], SEED)):
@@ -146,24 +139,21 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
         speeds = [[speed(loader, seed) for loader in loaders] for seed in range(TIMED_EPOCHS)]
     stock, ours = (sorted(each) for each in zip(*speeds))
     ratio = statistics.median(ours) / statistics.median(stock)
-    _print("Speed", f"{_in_words(stock)} torch.utils.data.DataLoader")
-    _print("", f"{_in_words(ours)} proxyloader.DataLoader, {ratio:.1f} times as fast")
+    names = ("torch.utils.data.DataLoader", f"proxyloader.DataLoader, {ratio:.1f} times as fast")
+    for title, name, each in zip(("Speed", ""), names, (stock, ours)):
+        spread = f"({each[0]:,.0f} to {each[-1]:,.0f})"
+        _print(title, f"{statistics.median(each):>6,.0f} images/s {spread:<18} {name}")
     _print("", f"medians of {TIMED_EPOCHS} epochs (slowest to fastest), in turns, after one to warm up", "dim")
     _print("Labels", f"{'all equal' if labels_equal else 'NOT EQUAL'}; {count:,} images compared")
     mean, percentile, largest = worst.tolist()
     off = f"{mean:.2f} in the mean, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
     _print("Pixels", f"differ by {off} (worst batch)")
-    as_promised = labels_equal and mean <= PROMISED_MEAN and percentile <= PROMISED_PERCENTILE
-    if not as_promised:
-        promise = f"equal labels, and at most {PROMISED_MEAN} in the mean and {PROMISED_PERCENTILE} at the percentile"
-        _print("FAILED", f"documented are {promise}. Please report this, with all of the above", "bold red")
+    is_close = labels_equal and mean <= MAX_MEAN and percentile <= MAX_PERCENTILE
+    if not is_close:
+        bounds = f"equal labels, and at most {MAX_MEAN} in the mean and {MAX_PERCENTILE} at the percentile"
+        _print("FAILED", f"documented are {bounds}. Please report this, with all of the above", "bold red")
     _print("Contact sheet", str(sheet))
-    return as_promised
-
-
-def _in_words(speeds: list[float]) -> str:
-    spread = f"({speeds[0]:,.0f} to {speeds[-1]:,.0f})"
-    return f"{statistics.median(speeds):>6,.0f} images/s {spread:<18}"
+    return is_close
 
 
 def _levels(images: torch.Tensor) -> torch.Tensor:
@@ -173,11 +163,7 @@ def _levels(images: torch.Tensor) -> torch.Tensor:
 
 
 def _contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
-    """Return a picture of three rows with captions: the images of torch's loader, of this one, and the differences.
-
-    Args:
-        theirs, ours: (N, 3, H, W), 0 to 255.
-    """
+    """Return an image of three captioned rows: torch's images, ours, and the differences. (N, 3, H, W), 0 to 255."""
     theirs, ours = theirs.float().cpu(), ours.cpu()
     difference = (ours - theirs).abs()
     rows = {
@@ -198,12 +184,12 @@ def _contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
 
 
 def _train(root: Path, images: int, batch_size: int, device: torch.device, steps: int, options: dict[str, Any]) -> None:
-    """Train a ResNet-18, and print its loss. Without a GPU the crops are small, so that it takes only seconds."""
+    """Train a ResNet-18 and print its loss. On a CPU, the crops are small, so that this takes only seconds."""
     on_gpu = device.type == "cuda"
     crop_px, batch_size = (CROP_PX, batch_size) if on_gpu else (64, min(batch_size, 32))
     torch.manual_seed(SEED)
     loader: Any = DataLoader(_dataset(root, images, crop_px), batch_size, device=device, **options)
-    loads = loader.backend
+    backend = loader.backend
     model = resnet18(num_classes=len(ImageFolder(str(root)).classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses: list[float] = []
@@ -220,5 +206,5 @@ def _train(root: Path, images: int, batch_size: int, device: torch.device, steps
     first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
     loss_fell = f"loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
     _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {loss_fell}")
-    if not loads.startswith("DALI"):
-        _print("", f"its small crops are not made by DALI, but by {loads}", "dim")
+    if not backend.startswith("DALI"):
+        _print("", f"its small crops are not made by DALI, but by {backend}", "dim")

@@ -1,7 +1,7 @@
-"""``proxyloader doctor``: examine the machine and the installed packages.
+"""``proxyloader doctor``: check the machine and the installed packages.
 
-Whatever may crash or hang runs in a child process with a time limit. The child prints a line of JSON per answer, so
-answers that precede a crash are kept.
+Checks that may crash or hang run in a child process with a timeout. The child prints one line of JSON per fact, so the
+facts before a crash are kept.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from packaging.version import Version
 from .. import __version__
 
 Facts = dict[str, Any]
-Answers = tuple[list[Facts], str]
-"""Answers of a child process, and why it failed or ""."""
+Answer = tuple[list[Facts], str]  # facts from a child process, and why it failed or ""
 
 FORMATS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 90},
@@ -34,48 +33,47 @@ FORMATS: dict[str, dict[str, Any]] = {
     "progressive JPEG": {"quality": 90, "progressive": True},
     **{name: {"format": name, "lossless": True} for name in ("PNG", "BMP", "TIFF", "WebP")},
 }
-"""What is decoded, and how it is made. The JPEG engines take the first."""
+"""Formats that are decoded, and how the images are encoded. JPEG engines support the first."""
 
 JPEG_BOUNDS = {"cpu": 0, "engines": 3, "cuda": 3}
-"""Maximum difference from Pillow in levels of 255, by decoder (docs/fidelity.md). Other formats are exact."""
+"""Maximum difference from Pillow in levels of 255, by decoder (docs/fidelity.md). Other formats match exactly."""
 
 INSTALL = {
     "torch": ("2.6", "pip install -U 'torch>=2.6' torchvision, built for the driver's CUDA (pytorch.org)"),
     "torchvision": ("0.21", "pip install -U 'torchvision>=0.21' and the matching torch"),
     "DALI": ("1.53", "pip uninstall all nvidia-dali packages, then pip install -U nvidia-dali-cuda120"),
 }
-"""The oldest version that is supported, and how to install a newer one."""
+"""The oldest supported version, and how to upgrade."""
 
-SHM_BYTES = 2 << 30
-"""Worker tensors may not fit in less. A batch of 256 float images of 224 px takes 154 MB, and workers prefetch two."""
+SHM_BYTES = 2 << 30  # a batch of 256 float images of 224 px takes 154 MB, and each worker prefetches two
 
 
 class Finding(NamedTuple):
-    """A line of the report."""
+    """A line of the report. Without a remedy, its status is "ok"."""
 
     name: str
-    status: str
     found: str
-    remedy: str
+    remedy: str = ""
+    severity: str = "warn"
 
-
-def finding(name: str, found: str, remedy: str = "", severity: str = "warn") -> Finding:
-    """Return a line of the report. Without a remedy all is well."""
-    return Finding(name, severity if remedy else "ok", found, remedy)
+    @property
+    def status(self) -> str:
+        return self.severity if self.remedy else "ok"
 
 
 def doctor(as_json: bool, limit: int) -> int:
-    """Print the report and return the exit status: 1 if a check failed. Each child may take ``limit`` seconds."""
+    """Print the report. Return the exit status: 1 if a check failed. ``limit`` is the timeout of a child process."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    findings = list(examine(Machine({}, limit)))
+    findings = list(run_checks(Machine({}, limit)))
     counts = {status: sum(each.status == status for each in findings) for status in ("ok", "warn", "fail")}
     if as_json:
         worst = [status for status in counts if counts[status]][-1]
         report: Facts = {"proxyloader": __version__, "system": platform.platform(), "status": worst}
-        report["findings"] = [each._asdict() for each in findings]
+        keys = ("name", "status", "found", "remedy")
+        report["findings"] = [{key: getattr(each, key) for key in keys} for each in findings]
         print(json.dumps(report, indent=2))
     else:
         table, console = Table(box=None, show_header=False, pad_edge=False), Console()
@@ -84,35 +82,36 @@ def doctor(as_json: bool, limit: int) -> int:
             text = f"{each.found}\n-> {each.remedy}" if each.remedy else each.found
             table.add_row(Text(each.status, style), each.name, Text(text))
         console.print(table)
-        console.print("\n{ok} ok, {warn} to look at, {fail} failed".format(**counts), highlight=False)
+        console.print("\n{ok} ok, {warn} with warnings, {fail} failed".format(**counts), highlight=False)
     return int(counts["fail"] > 0)
 
 
 CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxyloader.tools import doctor; doctor.answer()"
 
 
-def ask(question: str, limit_s: float) -> Answers:
-    """Ask a question in a child process, and kill it if it exceeds the limit."""
+def ask(question: str, timeout_s: float) -> Answer:
+    """Run a question in a child process, and kill the process after the timeout."""
     command = [sys.executable, "-c", CHILD, json.dumps(sys.path), *question.split()]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        facts, output = child.communicate(timeout=limit_s)
+        facts, errors = child.communicate(timeout=timeout_s)
         status = child.returncode
         failure = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     except subprocess.TimeoutExpired as expired:
-        facts, output = expired.stdout or b"", expired.stderr or b""
-        failure = f"timed out after {limit_s:g} s (--limit S allows more)"
+        facts, errors = expired.stdout or b"", expired.stderr or b""
+        failure = f"timed out after {timeout_s:g} s (--limit S allows more)"
     finally:
         child.kill()
-        with suppress(subprocess.TimeoutExpired):  # a hanging driver may keep it
+        with suppress(subprocess.TimeoutExpired):  # a hanging driver can keep it alive
             child.communicate(timeout=5.0)
-    said = output.decode(errors="replace").rstrip().rpartition("\n")[2][:300]
-    told = [json.loads(line) for line in facts.splitlines(keepends=True) if line.endswith(b"\n")]  # the last may be cut
-    return told, "" if failure == "exit status 0" else f"{failure}: {said}".removesuffix(": ")
+    last_line = errors.decode(errors="replace").rstrip().rpartition("\n")[2][:300]
+    lines = [line for line in facts.splitlines(keepends=True) if line.endswith(b"\n")]  # the last one may be cut off
+    failure = "" if failure == "exit status 0" else f"{failure}: {last_line}".removesuffix(": ")
+    return [json.loads(line) for line in lines], failure
 
 
 def answer() -> None:
-    """Answer the question of the command line in a child process. Whatever libraries print goes to stderr."""
+    """Answer the question on the command line, in a child process. Output of libraries goes to stderr."""
     facts, (question, *arguments) = os.fdopen(os.dup(1), "w", buffering=1), sys.argv[2:]
     os.dup2(2, 1)
     for each in globals()[f"_{question}"](*arguments):
@@ -120,7 +119,7 @@ def answer() -> None:
 
 
 def _driver() -> Iterator[Facts]:
-    """Yield the driver, then each GPU, including those hidden from CUDA."""
+    """Yield facts about the driver, then about each GPU, including those hidden from CUDA."""
     import pynvml
 
     try:
@@ -143,7 +142,7 @@ def _driver() -> Iterator[Facts]:
 
 
 def _torch() -> Iterator[Facts]:
-    """Yield the build, then each visible GPU after running a kernel on it."""
+    """Yield facts about the build, then about each visible GPU, after running a kernel on it."""
     import torch
 
     error, cuda = "", torch.version.cuda
@@ -184,118 +183,118 @@ def _DALI() -> Iterator[Facts]:
 
 
 def _pictures(engine: str, device: str) -> Iterator[Facts]:
-    """Yield the largest difference from Pillow for each format, or DALI's ``error``."""
+    """Yield the maximum difference from Pillow for each format, or the ``error`` of DALI."""
     import numpy as np
 
     from ..dali import jpeg_engines
 
     pipeline, device_id = None, None if engine == "cpu" else int(device)
-    for number, (name, how) in enumerate(FORMATS.items()):
-        # Two different pictures, as a failing decoder may return an earlier picture. The sides differ, too.
-        files, expected = zip(*[jpeg_engines.known_picture(2 * number + k, (256, 192), **how) for k in range(2)])
+    for number, (name, options) in enumerate(FORMATS.items()):
+        # Two different images, as a failing decoder may return an earlier one. The sides differ, too.
+        files, expected = zip(*[jpeg_engines.known_picture(2 * number + k, (256, 192), **options) for k in range(2)])
         facts: Facts = {"format": name, "bound": JPEG_BOUNDS[engine] if "JPEG" in name else 0, "error": ""}
         try:
             pipeline = pipeline or jpeg_engines.decoder(device_id, float(engine == "engines"))
             pipeline.build()
-            # The engines keep separate memory for single images and batches.
-            found = [image for count in (1, 2) for image in jpeg_engines.decode(pipeline, [*files[:count]])]
-            off = [np.abs(image - right) for image, right in zip(found, (expected[0], *expected))]
+            # The engines use separate memory for single images and batches.
+            decoded = [image for count in (1, 2) for image in jpeg_engines.decode(pipeline, [*files[:count]])]
+            off = [np.abs(image - reference) for image, reference in zip(decoded, (expected[0], *expected))]
             facts["levels_off"] = int(max(map(np.max, off)))
             facts["by_engines"] = bool(max(map(np.mean, off)) < jpeg_engines.MOST_LEVELS)
         except (RuntimeError, MemoryError, ValueError) as error:  # ValueError: wrong shape
             text, pipeline = " ".join(str(error).split()), None
-            facts["error"] = (text.partition("encountered: ")[2] or text)[:300]  # without the pipeline's trace
+            facts["error"] = (text.partition("encountered: ")[2] or text)[:300]  # without the trace of the pipeline
         yield facts
 
 
 class Machine:
-    """What the checks look at: answers of child processes, installed packages, and the files of the system."""
+    """What the checks inspect: answers of child processes, installed packages, and system files."""
 
-    def __init__(self, answers: dict[str, Answers], limit_s: float, root: Path = Path("/")) -> None:
-        self.answers, self.limit_s, self.root = answers, limit_s, root
-        found = importlib.metadata.distributions()
-        self.packages = {(each.name or "").lower().replace("_", "-"): each.version for each in found}
+    def __init__(self, answers: dict[str, Answer], timeout_s: float, root: Path = Path("/")) -> None:
+        self.answers, self.timeout_s, self.root = answers, timeout_s, root
+        distributions = importlib.metadata.distributions()
+        self.packages = {(each.name or "").lower().replace("_", "-"): each.version for each in distributions}
 
-    def answer(self, question: str) -> Answers:
+    def ask(self, question: str) -> Answer:
         if question not in self.answers:
-            self.answers[question] = ask(question, self.limit_s)
+            self.answers[question] = ask(question, self.timeout_s)
         return self.answers[question]
 
     def facts(self, question: str) -> Facts:
-        """Return the first answer to a question, or {}."""
-        return next(iter(self.answer(question)[0]), {})
+        """Return the first fact, or {} if there is none."""
+        return next(iter(self.ask(question)[0]), {})
 
-    def builds(self, prefix: str) -> list[str]:
-        """Return the installed packages that begin so, with their versions."""
+    def versions(self, prefix: str) -> list[str]:
+        """Return the installed packages with a prefix, with their versions."""
         found = self.packages.items()
         return [f"{name} {version}" for name, version in found if name.startswith(prefix) and "plugin" not in name]
 
     @property
     def gpus(self) -> list[Facts]:
-        """The GPUs that torch sees, with what the driver knows of them."""
-        known = {gpu["uuid"].removeprefix("GPU-"): gpu["engines"] for gpu in self.answer("driver")[0][1:]}
-        return [{**gpu, "engines": known.get(gpu["uuid"], "unknown engines")} for gpu in self.answer("torch")[0][1:]]
+        """The GPUs that torch can see, with what NVML reports about their engines."""
+        engines = {gpu["uuid"].removeprefix("GPU-"): gpu["engines"] for gpu in self.ask("driver")[0][1:]}
+        return [{**gpu, "engines": engines.get(gpu["uuid"], "unknown engines")} for gpu in self.ask("torch")[0][1:]]
 
 
-def examine(machine: Machine) -> Iterator[Finding]:
-    """Yield the findings of all checks."""
+def run_checks(machine: Machine) -> Iterator[Finding]:
     for check in (packages, environment, gpus, decoders, *([limits] if sys.platform == "linux" else [])):
         yield from check(machine)
 
 
 def packages(machine: Machine) -> Iterator[Finding]:
-    yield finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    (facts, failure), newest = machine.answer("driver"), machine.facts("driver").get("cuda")
-    if failure or newest is None:
+    yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    (facts, failure), driver_cuda = machine.ask("driver"), machine.facts("driver").get("cuda")
+    if failure or driver_cuda is None:
         found = f"cannot be queried: {failure}" if failure else "none; images are decoded on the CPU"
-        yield finding("driver", found, failure and "Run nvidia-smi. Reboot after a driver update")
+        yield Finding("driver", found, failure and "Run nvidia-smi. Reboot after a driver update")
     else:
-        found = f"{facts[0]['version']} for CUDA {newest}, {len(facts) - 1} GPU(s)"
-        yield finding("driver", found, "" if newest >= 12 else "Install driver 525.60 or later, for CUDA 12", "fail")
-    builds = machine.builds("nvidia-dali-")
+        remedy = "" if driver_cuda >= 12 else "Install driver 525.60 or later, for CUDA 12"
+        found = f"{facts[0]['version']} for CUDA {driver_cuda}, {len(facts) - 1} GPU(s)"
+        yield Finding("driver", found, remedy, "fail")
     for name, (oldest, _) in INSTALL.items():
-        told, cuda = machine.facts(name), machine.facts(name).get("cuda")
-        problems = [] if told else [f"cannot be imported: {machine.answer(name)[1]}"]
-        if told and Version(told["version"]).release < Version(oldest).release:
+        (facts, failure), cuda = machine.ask(name), machine.facts(name).get("cuda")
+        builds = machine.versions("nvidia-dali-") if name == "DALI" else []
+        parts = [*builds] or [each["version"] for each in facts[:1]]
+        parts += [f"built for CUDA {cuda}"] if cuda else []
+        problems = [] if facts else [f"cannot be imported: {failure}"]
+        if facts and Version(facts[0]["version"]).release < Version(oldest).release:
             problems.append(f"{oldest} is required")
-        if cuda and newest and int(cuda) > int(newest):
-            problems.append(f"the driver supports CUDA {newest}")
-        if name == "DALI" and len(builds) > 1:
+        if cuda and driver_cuda and int(cuda) > int(driver_cuda):
+            problems.append(f"the driver supports CUDA {driver_cuda}")
+        if len(builds) > 1:
             problems.append("these packages install the same files")
-        versions = [*builds] if name == "DALI" and builds else [told["version"]] if told else []
-        found = "; ".join([*versions, *([f"built for CUDA {cuda}"] if cuda else []), *problems])
         first = "torch" if name == "DALI" and not machine.facts("torch") else name  # DALI's plugin imports it
-        yield finding(name, found, INSTALL[first][1] if problems else "", "fail")
-    if told := machine.facts("DALI"):
-        found = ", ".join(machine.builds("nvidia-nvimgcodec-")) or "no package of its own"
-        remedy = "" if told["codec"] else f"pip install 'nvidia-nvimgcodec-cu{told['cuda']}[all]'"
-        yield finding("nvImageCodec", f"{found}; DALI cannot load it" if remedy else found, remedy, "fail")
+        yield Finding(name, "; ".join(parts + problems), INSTALL[first][1] if problems else "", "fail")
+    if facts:  # of DALI
+        found = ", ".join(machine.versions("nvidia-nvimgcodec-")) or "no package of its own"
+        remedy = "" if facts[0]["codec"] else f"pip install 'nvidia-nvimgcodec-cu{facts[0]['cuda']}[all]'"
+        yield Finding("nvImageCodec", f"{found}; DALI cannot load it" if remedy else found, remedy, "fail")
 
 
 def environment(machine: Machine) -> Iterator[Finding]:
-    """Versions and variables that work, but slow down loading."""
+    """Check versions and variables that slow down loading."""
     pillow = machine.packages.get("pillow") or machine.packages["pillow-simd"]
     if Version(pillow).release < (11,):
-        yield finding("Pillow", f"{pillow} decodes JPEGs itself where a dataset opens them", "pip install 'pillow>=11'")
+        yield Finding("Pillow", f"{pillow} decodes the JPEGs that a dataset opens", "pip install 'pillow>=11'")
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     few = not queues.isdecimal() or int(queues) < 8
     found = f"{queues}: the decoder and the model wait for each other" if few else queues
-    yield finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" if few else "")
+    yield Finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" if few else "")
 
 
 def gpus(machine: Machine) -> Iterator[Finding]:
-    known, hidden = machine.answer("driver")[0][1:], os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if machine.facts("torch") and not machine.gpus:
-        if not known:
-            yield finding("GPU", "none; images are decoded on the CPU", "docker run --gpus all; see nvidia-smi")
+        if not machine.ask("driver")[0][1:]:
+            yield Finding("GPU", "none; images are decoded on the CPU", "docker run --gpus all; see nvidia-smi")
         elif hidden is not None:
-            yield finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
+            yield Finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
         else:
-            yield finding("GPU", f"torch cannot use it: {machine.facts('torch')['error']}", INSTALL["torch"][1], "fail")
+            yield Finding("GPU", f"torch cannot use it: {machine.facts('torch')['error']}", INSTALL["torch"][1], "fail")
     for index, gpu in enumerate(machine.gpus):
         found = f"{gpu['name']}, {gpu['engines']}"
         found += f"; torch cannot use it: {gpu['error']}" if gpu["error"] else ""
-        yield finding(f"GPU {index}", found, INSTALL["torch"][1] if gpu["error"] else "", "fail")
+        yield Finding(f"GPU {index}", found, INSTALL["torch"][1] if gpu["error"] else "", "fail")
 
 
 def decoders(machine: Machine) -> Iterator[Finding]:
@@ -305,7 +304,7 @@ def decoders(machine: Machine) -> Iterator[Finding]:
             names["engines", index] = f"decoding by the engines of GPU {index}"
             names["cuda", index] = f"decoding by CUDA of GPU {index}"
     for (engine, index), name in names.items() if machine.facts("DALI") else []:
-        facts, failure = machine.answer(f"pictures {engine} {index}")
+        facts, failure = machine.ask(f"pictures {engine} {index}")
         right = [each["format"] for each in facts if not each["error"] and each["levels_off"] <= each["bound"]]
         bad = [each for each in facts if each["format"] not in right]
         parts = [f"correct pixels: {', '.join(right)}"] if right else []
@@ -322,8 +321,8 @@ def decoders(machine: Machine) -> Iterator[Finding]:
         elif engine == "engines" and not facts[0]["by_engines"]:
             found = f"CUDA decodes instead; {found}"
             if machine.gpus[index]["engines"] != "no JPEG engines":
-                remedy = "Give containers the driver capability video. End other processes that decode on this GPU"
-        yield finding(name, found, remedy, severity)
+                remedy = "Give containers the driver capability video. Stop other processes that decode on this GPU"
+        yield Finding(name, found, remedy, severity)
 
 
 def limits(machine: Machine) -> Iterator[Finding]:
@@ -331,15 +330,14 @@ def limits(machine: Machine) -> Iterator[Finding]:
 
     shm, remedy = machine.root / "dev/shm", "Start containers with --shm-size=8g or --ipc=host"
     size, _, free = shutil.disk_usage(shm) if shm.exists() else (0, 0, 0)
-    remedy = f"{remedy}, or delete files of ended processes" if free < SHM_BYTES else ""
-    yield finding("/dev/shm", f"{free >> 20:,} of {size >> 20:,} MB free", remedy)
+    remedy = f"{remedy}, or delete files of finished processes" if free < SHM_BYTES else ""
+    yield Finding("/dev/shm", f"{free >> 20:,} of {size >> 20:,} MB free", remedy)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    found = "unlimited" if most == resource.RLIM_INFINITY else f"at most {most}"
-    few = 0 <= most < 1024  # Linux's default. A loader opens 4 files per worker, CUDA and tensors more
+    few = 0 <= most < 1024  # the default of Linux. A loader opens 4 files per worker, CUDA and tensors more
     remedy = "ulimit -n 65536, docker run --ulimit nofile=65536, or LimitNOFILE= in systemd" if few else ""
-    yield finding("open files", found, remedy)
+    yield Finding("open files", "unlimited" if most == resource.RLIM_INFINITY else f"at most {most}", remedy)
     cores, quota, remedy = os.sched_getaffinity(0), float("inf"), ""
-    with suppress(OSError, ValueError):  # without a quota it has no such file, or says "max"
+    with suppress(OSError, ValueError):  # no such file, or "max": there is no quota
         used, period = (machine.root / "sys/fs/cgroup/cpu.max").read_text().split()
         quota = int(used) / int(period)
     found = f"{len(cores)} of {os.cpu_count()} usable"
@@ -347,6 +345,6 @@ def limits(machine: Machine) -> Iterator[Finding]:
         few_cores = sorted(cores)[: max(1, int(quota))]
         found += f"; a cgroup quota of {quota:g} throttles threads started for {len(cores)} cores"
         remedy = f"Raise the quota, or use taskset -c {','.join(map(str, few_cores))} and num_workers={len(few_cores)}"
-    yield finding("cores", found, remedy)
+    yield Finding("cores", found, remedy)
     if machine.gpus:
-        yield finding("NUMA", "nvidia-smi topo -m shows the cores near each GPU")
+        yield Finding("NUMA", "nvidia-smi topo -m shows the cores near each GPU")

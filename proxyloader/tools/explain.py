@@ -1,4 +1,4 @@
-"""``explain``: the random numbers, DALI operators and accuracy of each part of a transform."""
+"""``explain``: random numbers, DALI operators and accuracy of each part of a transform."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ from ..transforms.plan import EXACT, Branch, ConstantParams, Step, Tolerance, it
 from ..transforms.registry import Part, is_holder, translate
 from .files import as_text
 
-LONGEST = 120
-"""Maximum length of the ``repr`` of a transform."""
+MAX_REPR = 120  # maximum length of the ``repr`` of a transform
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,8 @@ class Row:
     Attributes:
         position: such as ``transform.transforms[1]``. The last row is ``output``, if the whole transform is translated.
         transform: its ``repr`` in one line.
-        drawn: the random numbers of each image, and the function that draws them.
-        operators: names in ``fn`` of the DALI operators that it adds to the graph. None: unknown, without DALI.
+        drawn: random numbers that are drawn per image, and the function that draws them.
+        operators: names in ``fn`` of the DALI operators that it adds to the graph. None: unknown, as DALI is missing.
         closeness: maximum difference from torchvision's pixels, in levels of 255.
         refusal: why it is not translated, and an alternative; "" if it is. Later rows are computed as if without it.
     """
@@ -52,11 +51,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Translation of all parts of a transform, in the order of their application. ``str()`` returns a table.
+    """Translation of all parts of a transform, in the order in which they are applied. ``str()`` returns a table.
 
     Attributes:
-        rows: one row for each part.
-        slow_on_cpu: whether loaders without a GPU leave the whole transform to torchvision, which is faster there.
+        rows: one row per part.
+        slow_on_cpu: whether loaders without a GPU run the whole transform in torchvision, which is faster.
         holder: class name of an object that calls the transforms itself, or "".
     """
 
@@ -66,7 +65,7 @@ class Explanation:
 
     @property
     def refused(self) -> tuple[Row, ...]:
-        """The rows of parts that are not translated."""
+        """Rows of the parts that are not translated."""
         return tuple(row for row in self.rows if row.refusal)
 
     def __rich__(self) -> Table:
@@ -92,13 +91,11 @@ class Explanation:
             return "No transform: DataLoader loads such a dataset as torch.utils.data.DataLoader does."
         if self.refused:
             return (
-                f"{len(self.refused)} part(s) are not translated. Those that use pixels run in the workers, with all "
-                "that precedes them. Tensor operations are recorded. Later rows are shown as if without them."
+                f"{len(self.refused)} part(s) are not translated. If they use pixels, they run in the workers, with "
+                "all preceding parts. Tensor operations are recorded. Later rows are shown as if without them."
             )
         views = f" {self.holder} calls its transforms itself; each call gives an image." if self.holder else ""
-        on_cpu = (
-            " Without a GPU, torchvision runs in the workers, where some parts are faster." if self.slow_on_cpu else ""
-        )
+        on_cpu = " Without a GPU, torchvision runs in the workers, which is faster." if self.slow_on_cpu else ""
         return f"It is translated.{views}{on_cpu}"
 
 
@@ -106,85 +103,76 @@ def explain(transform: Callable[..., Any]) -> Explanation:
     """Explain how each part of a torchvision transform is translated. ``print`` the result for a table.
 
     Args:
-        transform: the ``transform`` of a dataset: a Compose (v1 or v2), which may be nested, a single transform, or an
-            object with transforms in its attributes.
+        transform: transform of a dataset: a Compose (v1 or v2), possibly nested, a single transform, or an object with
+            transforms in its attributes.
 
     Returns:
-        An Explanation with a row for each part. Parts that are not translated have a row with the reason, and raise no
-        error.
+        An Explanation with one row per part. Parts that are not translated do not raise an error; their rows give the
+        reason.
     """
     holder = type(transform).__name__ if is_holder(transform) else ""
-    held = find_nested(transform) if holder else {"": transform}
-    wholes = [translate(each, f"transform{at}") for at, each in held.items()]
-    slow = any(step.slow_on_cpu for whole in wholes for step in iter_steps(whole.steps))
-    return Explanation(tuple(row for whole in wholes for row in _rows_of(whole)), slow, holder)
+    nested = find_nested(transform) if holder else {"": transform}
+    roots = [translate(each, f"transform{at}") for at, each in nested.items()]
+    slow = any(step.slow_on_cpu for root in roots for step in iter_steps(root.steps))
+    return Explanation(tuple(row for root in roots for row in _explain_root(root)), slow, holder)
 
 
 def explain_named(name: str) -> int:
-    """Print the table of a transform by its name, and return the exit status: 1 if a part is not translated."""
+    """Print the table of a named transform. Return the exit status: 1 if a part is not translated."""
     explanation = explain(find(name))
     Console().print(explanation)
     return 1 if explanation.refused else 0
 
 
-def _rows_of(whole: Part) -> Iterator[Row]:
-    """Yield the rows of all parts, and of the output if all are translated."""
-    device_id = 0 if torch.cuda.is_available() else None
-    parts = list(whole.on_the_way())
-    *operators, of_output = _operators([part.steps for part in parts], device_id)
-    for part, names in zip(parts, operators):
-        yield from _rows(part, names, device_id)
-    if not any(part.refusal for part in whole):  # otherwise the output is not known
-        yield _output(whole, of_output)
+def _explain_root(root: Part) -> Iterator[Row]:
+    """Yield the rows of all parts, and of the output if all parts are translated."""
+    build, device_id = _import_build(), 0 if torch.cuda.is_available() else None
+    parts = list(root.on_the_way())
+    steps = tuple(step for part in parts for step in part.steps)
+    # Operators of each step, and then of the output.
+    operators = iter(build.operators_of(steps, device_id) if build and steps else [[]])
+    for part in parts:
+        names = tuple(dict.fromkeys(name for _ in part.steps for name in next(operators))) if build else None
+        yield from _explain_part(part, names, device_id)
+    if any(part.refusal for part in root):  # the output is unknown
+        return
+    try:
+        state = plan_of(root.steps).output
+    except UnsupportedTransformError as error:
+        yield Row("output", "a PIL image", refusal=str(error))
+        return
+    height, width = state.size or ("H", "W")
+    images = f"{state.images} images, each " if state.images > 1 else ""
+    shown = f"{images}{state.dtype} ({state.channels}, {height}, {width})"
+    yield Row("output", shown, "", tuple(next(operators)) if build else None, str(EXACT))
 
 
-def _operators(branches: list[Branch], device_id: int | None) -> list[tuple[str, ...] | None]:
-    """Return the operators of each branch, followed by those of the output. Each is None without DALI."""
-    if (build := _build()) is None:
-        return [None] * (len(branches) + 1)
-    steps = [step for branch in branches for step in branch]
-    found = iter(build.operators_of(tuple(steps), device_id) if steps else [[]])
-    joined = [tuple(dict.fromkeys(name for _ in branch for name in next(found))) for branch in branches]
-    return [*joined, tuple(next(found))]
-
-
-def _rows(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
-    """Return the row of a part, and those of the parts that it holds and applies at random."""
-    inside, build = list[Row](), _build()
+def _explain_part(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
+    """Return the row of a part, and those of the parts that it contains and applies at random."""
+    inside, build = list[Row](), _import_build()
     for each in itertools.chain.from_iterable(each.on_the_way() for each in part.inside):
         names = build and tuple(build.operators_of_branch(each.steps, each.state, device_id))
-        inside += _rows(each, names, device_id)
-    shown = _in_one_line(part)
+        inside += _explain_part(each, names, device_id)
+    shown = _one_line(part)
     if part.refusal:
         return [Row(part.position, shown, refusal=part.refusal), *inside]
     if not inside:
         return [Row(part.position, shown, _drawn(_drawing(part.steps)), operators, _closeness(part.steps))]
-    of_those = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
-    its_own = None if operators is None else tuple(name for name in operators if name not in of_those)
-    return [Row(part.position, shown, _drawn(part.steps), its_own, "as what it holds"), *inside]
+    inner = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
+    own = None if operators is None else tuple(name for name in operators if name not in inner)
+    return [Row(part.position, shown, _drawn(part.steps), own, "as its parts"), *inside]
 
 
-def _build() -> Any:
-    """Return the module that knows the operators, or None without DALI."""
+def _import_build() -> Any:
+    """Return the module that knows the operators; None if DALI is missing."""
     try:
         return importlib.import_module("proxyloader.dali.build")
     except MissingDaliError:
         return None
 
 
-def _output(whole: Part, operators: tuple[str, ...] | None) -> Row:
-    try:
-        state = plan_of(whole.steps).output
-    except UnsupportedTransformError as error:
-        return Row("output", "a PIL image", refusal=str(error))
-    height, width = state.size or ("H", "W")
-    shown = f"{state.dtype} ({state.channels}, {height}, {width})"
-    shown = shown if state.images == 1 else f"{state.images} images, each {shown}"
-    return Row("output", shown, "", operators, str(EXACT))
-
-
 def _drawing(steps: Branch) -> Iterator[Step]:
-    """Iterate over steps as ``iter_steps``, but not over the parts of a step with fixed parameters."""
+    """Iterate over steps like ``iter_steps``, except for the inner steps of one with constant parameters."""
     for step in steps:
         yield step
         for branch in (*getattr(step, "branches", ()), step.operations):
@@ -197,7 +185,7 @@ def _drawn(steps: Iterable[Step]) -> str:
 
 
 def _closeness(steps: Branch) -> str:
-    """Return the bound of each kind of step that is not exact, or that all are exact."""
+    """Return the tolerance of each class of step that is not exact."""
     names: dict[Tolerance, list[str]] = {}
     for step in iter_steps(steps):
         if step.closeness not in (None, EXACT) and type(step).__name__ not in names.setdefault(step.closeness, []):
@@ -205,26 +193,25 @@ def _closeness(steps: Branch) -> str:
     return "; ".join(f"{', '.join(kinds)}: {closeness}" for closeness, kinds in names.items()) or str(EXACT)
 
 
-def _in_one_line(part: Part) -> str:
-    """Return the ``repr`` of a transform in one line, or its name if it holds others or has only the default repr."""
+def _one_line(part: Part) -> str:
+    """Return the ``repr`` of a transform in one line, or its name if it contains others or has no ``__repr__``."""
     shown = " ".join(repr(part.transform).split())
     if part.inside or " at 0x" in shown:
         return part.name
     if part.name.startswith(("v2.", "timm.")):
         shown = part.name.removesuffix(type(part.transform).__name__) + shown
-    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+    return shown if len(shown) <= MAX_REPR else f"{shown[: MAX_REPR - 3]}..."
 
 
 def find(name: str) -> Any:
-    """Return a transform by name: ``module:attribute``, torchvision weights, or a torchvision model, for its default
-    weights. Nothing is downloaded. An attribute may also be a function or class that returns a transform when it is
-    called without arguments.
+    """Return a transform by name: ``module:attribute``, torchvision weights, or a torchvision model for its default
+    weights. Nothing is downloaded. A function or class is called without arguments.
 
     Raises:
         ValueError: the name does not exist, or importing or calling it fails.
     """
     if ":" not in name:
-        return _of_weights(name)
+        return _find_weights(name)
     module, _, path = name.partition(":")
     module = module.removeprefix("./").removesuffix(".py").replace("/", ".")  # ./train.py:transform works as well
     if not module.strip(".") or not path:
@@ -234,7 +221,7 @@ def find(name: str) -> Any:
     found = _call(f"importing {module!r}", importlib.import_module, module)
     for attribute in path.split("."):
         if not hasattr(found, attribute):
-            near = _nearest(attribute, [each for each in dir(found) if not each.startswith("_")])
+            near = _suggest(attribute, [each for each in dir(found) if not each.startswith("_")])
             place = ' It must be at module level, not below `if __name__ == "__main__":`' * inspect.ismodule(found)
             raise ValueError(f"{name}: {module!r} has no attribute {attribute!r}.{near}{place}")
         found = getattr(found, attribute)
@@ -242,36 +229,36 @@ def find(name: str) -> Any:
         raise ValueError(f"{name} is a module, not a transform. Name one in it, such as {name}.transform")
     if isinstance(found, torchvision.models.WeightsEnum):
         return found.transforms()
-    makes_one = inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial)
-    return _call(f"calling {path}()", found) if makes_one else found
+    is_factory = inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial)
+    return _call(f"calling {path}()", found) if is_factory else found
 
 
-def _of_weights(name: str) -> Any:
+def _find_weights(name: str) -> Any:
     models = {model: torchvision.models.get_model_weights(model) for model in torchvision.models.list_models()}
     weights = {f"{each.__name__}.{entry}": each[entry] for each in models.values() for entry in each.__members__}
     defaults = {key: each.DEFAULT for model, each in models.items() for key in (model, each.__name__)}
     if found := (weights | defaults).get(name):
         return found.transforms()
-    near = _nearest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])
+    near = _suggest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])
     raise ValueError(f"torchvision has no model or weights {name!r}.{near} Name your own as module:attribute")
 
 
-def _nearest(name: str, known: list[str]) -> str:
+def _suggest(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=3)
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
-def _call(doing: str, call: Callable[..., Any], *arguments: Any) -> Any:
+def _call(action: str, call: Callable[..., Any], *arguments: Any) -> Any:
     """Call user code with an empty command line, and raise its errors as ValueError."""
     ours, sys.argv = sys.argv, sys.argv[:1]
     try:
         return call(*arguments)
     except SystemExit as error:
         raise ValueError(
-            f"{doing} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
+            f"{action} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
             'below `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
-        raise ValueError(f"{doing} failed with {type(error).__name__}: {error}") from error
+        raise ValueError(f"{action} failed with {type(error).__name__}: {error}") from error
     finally:
         sys.argv = ours

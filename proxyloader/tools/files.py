@@ -1,4 +1,4 @@
-"""What the tools write: photographs and pictures in the user's cache folder, files of results, and tables as text."""
+"""Cached photographs, files of results, and tables as text."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ def writable_cache_folder() -> Path:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
         return Path(tempfile.mkdtemp(prefix="proxyloader-"))
     return folder
 
 
-def photographs_of(purpose: str, images: int) -> Path:
-    """Return the cache folder of the photographs of a verb. Those of other formats have other folders."""
-    return writable_cache_folder() / f"{purpose}-v{FORMAT}-{images}"
+def photograph_folder(verb: str, images: int) -> Path:
+    """Return the cache folder for the photographs of a verb, in the current format."""
+    return writable_cache_folder() / f"{verb}-v{FORMAT}-{images}"
 
 
 def check_can_be_written(file: Path) -> None:
-    """Raise OSError before long work if its result cannot be written. An existing file keeps its content."""
+    """Raise OSError if a file cannot be written, before the work for it starts. An existing file is not changed."""
     existed = file.exists()
     file.open("a").close()
     if not existed:
@@ -36,7 +36,7 @@ def check_can_be_written(file: Path) -> None:
 
 
 def as_text(table: Any) -> str:
-    """Return what rich prints, without colors, in lines of at most 120 characters."""
+    """Render a table of rich without colors, in lines of at most 120 characters."""
     from rich.console import Console
 
     text = io.StringIO()

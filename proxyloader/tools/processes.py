@@ -1,4 +1,4 @@
-"""Work that is spread over processes, and its progress bar. Needs neither torch nor DALI."""
+"""Parallel processes, their CPU time, and a progress bar. Needs neither torch nor DALI."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import get_context, resource_tracker
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
-    """A tqdm bar without its monitor thread, which would outlive the bar and make forks unsafe."""
+    """A tqdm bar without a monitor thread, which would outlive the bar and make forks unsafe."""
 
     monitor_interval = 0
 
@@ -25,15 +25,15 @@ class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
 def in_processes(
     name: str, work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int
 ) -> Iterator[Result]:
-    """Yield ``work(item)`` for each item, in order. With one process, this one does the work.
+    """Yield ``work(item)`` for each item, in order. A single process is this one.
 
     Raises:
-        ChildProcessError: a process ended early. The message begins with ``name``.
+        ChildProcessError: a process died. The message starts with ``name``.
     """
     if processes == 1:
         yield from map(work, items)
         return
-    # Not fork: this process may run threads of CUDA, DALI or a DataLoader.
+    # Forking is unsafe, as this process may have threads of CUDA, DALI or a DataLoader.
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
             with ctrl_c_held_back():
@@ -41,22 +41,33 @@ def in_processes(
             yield from results
         except BrokenProcessPool as error:
             raise ChildProcessError(
-                f"{name}: a process ended early. Was it killed for memory? Scripts need "
+                f"{name}: a process died, possibly for lack of memory. Scripts need "
                 '`if __name__ == "__main__":`; from stdin, use processes=1'
             ) from error
         finally:
-            pool.shutdown(cancel_futures=True)  # otherwise Ctrl-C waits for all pending work
+            pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for pending work
 
 
 @contextmanager
 def ctrl_c_held_back() -> Iterator[None]:
-    """Delay Ctrl-C in this process, and block it in processes that are started meanwhile, which this one ends."""
+    """Delay Ctrl-C in this process, and block it in processes that are started in the meantime."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # otherwise the first process starts it, and it unblocks Ctrl-C
+    resource_tracker.ensure_running()  # it unblocks Ctrl-C when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and its descendants, also of those that have exited. Requires psutil."""
+    import psutil
+
+    this, seconds = psutil.Process(), 0.0
+    for process in (this, *this.children(recursive=True)):
+        with suppress(psutil.Error):  # it exits meanwhile
+            seconds += sum(process.cpu_times()[:4])
+    return seconds

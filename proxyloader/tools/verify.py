@@ -1,4 +1,4 @@
-"""``proxyloader verify``: read a data set, and list the image files that are damaged, truncated or of another kind."""
+"""``proxyloader verify``: list the damaged, truncated and foreign image files of a dataset."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ import shutil
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 from rich.console import Console
@@ -27,25 +25,21 @@ from .processes import ProgressBar, in_processes
 Kind = Literal["sound", "damaged", "truncated", "clipped", "foreign", "unreadable"]
 
 MEANINGS: dict[Kind, str] = {
-    "sound": "read to the end without a warning",
-    "damaged": "Pillow decodes it, but a part of the picture is wrong or grey",
+    "sound": "no problem was found",
+    "damaged": "Pillow decodes it, but a part of the image is wrong or gray",
     "truncated": "the end is missing, or Pillow cannot decode it",
-    "clipped": 'convert("RGB") makes its values above 255 white',
-    "foreign": "not an image, or of another format than its name says",
-    "unreadable": "the system cannot read it",
+    "clipped": 'convert("RGB") clips its values above 255 to white',
+    "foreign": "not an image, or in another format than its suffix says",
+    "unreadable": "the file cannot be read",
 }
 
 FILES_PER_TASK = 32
-JPEG_FORMATS = {"JPEG", "MPO"}
-"""Pillow's name for a JPEG of several pictures, as some cameras write, is MPO."""
-
-APPLE_DOUBLE = b"\0\5\x16\7"
-"""Start of the files named "._name.jpg" in which macOS keeps metadata on other file systems."""
+JPEG_FORMATS = {"JPEG", "MPO"}  # Pillow calls a JPEG with several images, as some cameras write, MPO
+APPLE_DOUBLE = b"\0\5\x16\7"  # macOS keeps metadata in such files, named "._name.jpg", on other file systems
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What was found of one file. ``reason`` is "" for a sound file."""
+class Finding(NamedTuple):
+    """The state of a file. ``reason`` is "" for a sound file."""
 
     path: str
     kind: Kind
@@ -55,65 +49,66 @@ class Finding:
 def verify(
     folder: Path, *, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
 ) -> list[Finding]:
-    """Read all image files of a folder to their ends. Print the bad ones and a table, and return the bad ones.
-
-    The files are those with the suffixes that ``ImageFolder`` reads, in all folders below.
+    """Read all image files of a folder and its subfolders, print the bad ones and a summary, and return the bad ones.
 
     Args:
-        folder: root of the data set.
-        processes: number of processes that read. None: one for each usable core.
-        sound: file to write the paths of the sound files to, one in a line.
-        copy: folder for a copy of the data set without the bad files. It has hard links where that is possible.
+        folder: root of the dataset.
+        processes: number of processes. None: one per usable core.
+        sound: file for the paths of the sound files, one per line.
+        copy: folder for a copy of the dataset without the bad files, made of hard links if possible.
 
     Raises:
-        ValueError: the folder has no image files, or ``copy`` is in it.
+        ValueError: the folder has no image files, or contains ``copy``.
         OSError: the folder cannot be read, or a result cannot be written.
     """
     if copy is not None and copy.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{copy}: it is in {folder}, of which it is to be a copy. Give a folder outside of it")
+        raise ValueError(f"{copy}: the copy must be outside of {folder}")
     if copy is not None and copy.exists() and any(copy.iterdir()):
-        raise FileExistsError(f"{copy}: it is not empty. Give a new or an empty folder")
+        raise FileExistsError(f"{copy} is not empty: choose a new or empty folder")
     if sound is not None:
         check_can_be_written(sound)
     paths, console, bad = image_files(folder), Console(soft_wrap=True), list[Finding]()
     with ProgressBar(total=len(paths), desc=folder.name, unit="image", disable=None) as bar:
-        for finding in in_processes(str(folder), look_at, paths, processes or usable_cores(), FILES_PER_TASK):
+        for finding in in_processes(str(folder), check_file, paths, processes or usable_cores(), FILES_PER_TASK):
             bar.update()
             if finding.kind != "sound":
                 bad.append(finding)
                 with bar.external_write_mode():
                     console.print(f"{finding.path}: {finding.kind}: {finding.reason}", markup=False, highlight=False)
-    wrong = {finding.path for finding in bad}
-    sound_paths = [path for path in paths if path not in wrong]
+    bad_paths = {finding.path for finding in bad}
+    sound_paths = [path for path in paths if path not in bad_paths]
     if sound is not None:
         sound.write_text("".join(f"{path}\n" for path in sound_paths))
     if copy is not None:
-        for path in sound_paths:
-            _link(Path(path), copy / Path(path).relative_to(folder))
-    console.print(_table(len(sound_paths), bad))
+        for path in map(Path, sound_paths):
+            _link(path, copy / path.relative_to(folder))
+    counts = Counter[Kind](finding.kind for finding in bad) + Counter(sound=len(sound_paths))
+    table = Table("", "files", "", box=None, show_header=False)
+    for kind in (kind for kind in MEANINGS if counts[kind]):
+        table.add_row(kind, f"{counts[kind]:,}", MEANINGS[kind])
+    console.print(table)
     return bad
 
 
 def image_files(folder: Path) -> list[str]:
-    """Return the paths of all files below a folder that have a suffix which ``ImageFolder`` reads, in order."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS  # not in the processes that read, as it imports torch
+    """Return the sorted paths of all files in a folder and its subfolders that ``ImageFolder`` would load."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS  # imports torch, which the child processes do not need
 
-    found: list[str] = []
+    paths: list[str] = []
     for root, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
         folders.sort()
-        found += [os.path.join(root, name) for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
-    if not found:
-        raise ValueError(f"{folder}: it has no file with the suffix of an image, such as .jpg or .png")
-    return found
+        paths += [os.path.join(root, name) for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
+    if not paths:
+        raise ValueError(f"{folder} has no files with the suffix of an image, such as .jpg or .png")
+    return paths
 
 
-def look_at(path: str) -> Finding:
-    """Read one file to its end, and return what it is."""
+def check_file(path: str) -> Finding:
+    """Read a file to its end."""
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
             return Finding(path, "unreadable", "it is not a regular file")
-        with open(path, "rb") as file:
-            data = file.read()
+        data = Path(path).read_bytes()
     except OSError as error:
         advice = f". {MACHINE}" if is_system_error(error) else ""
         return Finding(path, "unreadable", f"{error.strerror or error}{advice}")
@@ -122,30 +117,30 @@ def look_at(path: str) -> Finding:
     if data.startswith(APPLE_DOUBLE):
         return Finding(path, "foreign", "macOS metadata of another file (AppleDouble), not an image")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, about large pictures and old formats
+        warnings.simplefilter("ignore")  # Pillow warns about large images and old formats
         try:
             with Image.open(io.BytesIO(data)) as image:
-                named, found = Image.registered_extensions()[Path(path).suffix.lower()], str(image.format)
-                if named != found and not {named, found} <= JPEG_FORMATS:
-                    return Finding(path, "foreign", f"its name says {named}, and it is {found}")
-                damage = _damage_of_jpeg(data) if found in JPEG_FORMATS else None
+                expected, found = Image.registered_extensions()[Path(path).suffix.lower()], str(image.format)
+                if expected != found and not {expected, found} <= JPEG_FORMATS:
+                    return Finding(path, "foreign", f"its suffix says {expected}, but it is {found}")
+                damage = _find_jpeg_damage(data) if found in JPEG_FORMATS else None
                 if damage != "":
                     image.load()
-                if image.mode[0] in "IF" and not 0 <= image.getextrema()[0] <= image.getextrema()[1] <= 255:
-                    low, high = image.getextrema()
+                low, high = image.getextrema() if image.mode[0] in "IF" else (0, 255)
+                if low < 0 or high > 255:
                     reason = f'values from {low} to {high} in mode {image.mode!r}, which convert("RGB") clips to 0..255'
                     return Finding(path, "clipped", reason)
         except UnidentifiedImageError:
-            return Finding(path, "foreign", f"{len(data)} bytes in no image format that Pillow knows")
+            return Finding(path, "foreign", "Pillow does not recognize the format")
         except MemoryError:
             raise
-        except Exception as error:  # each format raises its own exceptions
+        except Exception as error:  # plugins raise different exceptions
             return Finding(path, "truncated", f"Pillow cannot decode it: {error}")
     return Finding(path, "damaged", damage) if damage else Finding(path, "sound")
 
 
-def _damage_of_jpeg(data: bytes) -> str | None:
-    """Return what is wrong with a JPEG; "" if nothing is, and None if Pillow must tell."""
+def _find_jpeg_damage(data: bytes) -> str | None:
+    """Return the damage of a JPEG, or "" if it is sound. None: only Pillow can tell."""
     header = read_jpeg_header(data)
     if header is None or not header.as_pillow:
         return None
@@ -161,15 +156,5 @@ def _link(file: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file.resolve(), to)  # not to a symbolic link, which may be relative
-    except OSError:  # another file system, or one without hard links
+    except OSError:  # a different file system, or no support for hard links
         shutil.copy2(file, to)
-
-
-def _table(sound: int, bad: Sequence[Finding]) -> Table:
-    counts: Counter[Kind] = Counter(finding.kind for finding in bad)
-    counts["sound"] = sound
-    table = Table("", "files", "", box=None, show_header=False)
-    for kind, meaning in MEANINGS.items():
-        if counts[kind]:
-            table.add_row(kind, f"{counts[kind]:,}", meaning)
-    return table

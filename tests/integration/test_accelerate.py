@@ -192,7 +192,7 @@ def test_batches_are_skipped_of_a_loader_that_is_not_prepared(photos: Path) -> N
     given = Case(arguments={"shuffle": False}).loader("ours", str(photos))
     loader = data_loader.skip_first_batches(given, 2)
     assert isinstance(loader, proxyloader.DataLoader)
-    assert numbers_of(loader) == numbers_of(given)[2:] and loader._counts._by_dali
+    assert numbers_of(loader) == numbers_of(given)[2:] and loader.stats().images_by_dali
     stream = Case(streams=True).loader("ours", str(photos))
     assert numbers_of(data_loader.skip_first_batches(stream, 2)) == numbers_of(stream)[2:]
 

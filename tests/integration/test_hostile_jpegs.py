@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, EncodedImage, ImageError
 from proxyloader.make_dataset import photograph
-from proxyloader.tools.verify import look_at
+from proxyloader.tools.verify import check_file
 
 from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
 from ..numbered import numbered_image, read_numbers
@@ -198,7 +198,7 @@ def crop_by_pillow(dataset: CroppedByIndex, index: int) -> Pixels | None:
 
 def is_shown_otherwise(path: str) -> bool:
     """Without a marker out of place, a GPU shows damage inside a scan in its own way: docs/errors.md."""
-    return look_at(path).kind == "damaged" and EncodedImage.of_jpeg(Path(path).read_bytes()) is not None
+    return check_file(path).kind == "damaged" and EncodedImage.of_jpeg(Path(path).read_bytes()) is not None
 
 
 def compare_one_by_one(root: Path, files: Sequence[bytes], is_cropped: bool, device: str) -> tuple[list[str], int]:

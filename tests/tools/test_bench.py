@@ -25,10 +25,10 @@ from PIL import Image
 
 from proxyloader.tools import cli
 from proxyloader.tools.bench import config, report, runner
-from proxyloader.tools.bench.cases import CASES, DATASETS, loops_of, names_for, with_defaults
-from proxyloader.tools.bench.command import setting_of, warnings_for
+from proxyloader.tools.bench.cases import CASES, DATASETS, case_names, default_names, make_loops
+from proxyloader.tools.bench.command import find_problems, make_setting
 from proxyloader.tools.bench.config import BenchConfig, Tuning
-from proxyloader.tools.bench.runner import CaseError, CaseProcess, processes_of, run_first_epochs, tune
+from proxyloader.tools.bench.runner import CaseError, CaseProcess, run_first_epochs, start_processes, tune
 from proxyloader.tools.cli import main
 
 from ..faults import children_of
@@ -59,7 +59,7 @@ def recorded(speeds: Mapping[str, Any], **changed: Any) -> Any:
             outcomes[name]["rounds"].append(
                 {"images_per_s": speed, "cpu_ms_per_image": 1.0, "wait_ms_max": 3.0 + speed}
             )
-    return report.record_of(setting("", **changed), ONE, outcomes, "proxyloader bench")
+    return report.make_record(setting("", **changed), ONE, outcomes, "proxyloader bench")
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,7 @@ def test_it_measures_writes_and_compares(
     options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--device", device, "--out", str(out)]
     names = [name for name in NAMES if device == "cuda" or name != "nvidia-example"]
     assert main([*options, "--only", *names]) == 0
-    record = report.last_of(out)
+    record = report.read_last(out)
     assert list(record["cases"]) == [*names, *(f"{name}, by default" for name in names[1:])]
     assert record["machine"]["cores"] >= 1 and record["batch_size"] == 16 and "root" not in record
     for case in record["cases"].values():
@@ -112,11 +112,12 @@ def test_it_measures_writes_and_compares(
     better = tmp_path / "better.jsonl"
     better.write_text(json.dumps(record) + "\n")
     assert main([*options, "--only", "torch", "proxyloader", "--augment", "AugMix", "--compare", str(better)]) == 1
-    assert "proxyloader is at" in capsys.readouterr().out
+    assert "proxyloader has" in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2
     tuned = ["torch", "proxyloader", "torch + AugMix", "proxyloader + AugMix"]
-    assert list(report.last_of(out)["cases"]) == [*tuned, "proxyloader, by default", "proxyloader + AugMix, by default"]
-    assert all(case["images_per_s"] > 0 for case in report.last_of(out)["cases"].values())
+    cases = report.read_last(out)["cases"]
+    assert list(cases) == [*tuned, "proxyloader, by default", "proxyloader + AugMix, by default"]
+    assert all(case["images_per_s"] > 0 for case in cases.values())
 
 
 @pytest.mark.parametrize("name", ["torch", "nvidia-example", "iterator", "proxyloader"])
@@ -130,12 +131,12 @@ def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> No
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_cases_are_the_same_on_each_device(device: str) -> None:
-    assert names_for(setting("", device=device)) == NAMES
+    assert case_names(setting("", device=device)) == NAMES
     added = ["torch + AugMix", "proxyloader + AugMix"]
     trained = setting("", device=device, model="resnet18", added=("AugMix",))
-    assert names_for(trained) == [*NAMES, "synthetic", *added]
+    assert case_names(trained) == [*NAMES, "synthetic", *added]
     with_some = ["upstream-proxy", "nvidia-example", "iterator", "proxyloader", "proxyloader + AugMix"]
-    assert with_defaults([*NAMES, "synthetic", *added]) == [f"{name}, by default" for name in with_some]
+    assert default_names([*NAMES, "synthetic", *added]) == [f"{name}, by default" for name in with_some]
 
 
 @pytest.mark.exhaustive
@@ -152,15 +153,15 @@ def test_a_case_that_fails_says_why_and_the_status_says_so(tmp_path: Path, capsy
         (tmp_path / "data" / "a" / f"{number}.jpg").write_text("no image")
     options = ["bench", "--data", str(tmp_path / "data"), *SMALL, *ON_CPU, *SHORT, "--out", str(tmp_path / "a.jsonl")]
     assert main([*options, "--only", "torch", "iterator"]) == 1
-    cases = report.last_of(tmp_path / "a.jsonl")["cases"]
+    cases = report.read_last(tmp_path / "a.jsonl")["cases"]
     assert "UnidentifiedImageError: " in cases["torch"]["failure"]
     assert "RuntimeError: " in cases["iterator"]["failure"] and "RuntimeError: " in capsys.readouterr().out
 
 
 @WARM
 def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    with processes_of(["a", "b"]) as processes:
-        monkeypatch.setattr(runner, "LIMIT_S", 0.1)
+    with start_processes(["a", "b"]) as processes:
+        monkeypatch.setattr(runner, "TIMEOUT_S", 0.1)
         with pytest.raises(CaseError, match="no answer in 0.1 s"):
             processes["a"].ask(time.sleep, 10 * WAIT_S)
         monkeypatch.undo()
@@ -171,8 +172,8 @@ def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_loop_of_few_batches_is_warned_of(photos: Path) -> None:
     few, enough = (setting(photos, images=images, batch_size=16) for images in (48, 64))
-    assert any("A loop has 3 batches" in warning for warning in warnings_for(few))
-    assert not any("A loop has" in warning for warning in warnings_for(enough))
+    assert any("A loop has 3 batches" in warning for warning in find_problems(few))
+    assert not any("A loop has" in warning for warning in find_problems(enough))
 
 
 # --- tuning ----------------------------------------------------------------------------------------------------------
@@ -183,8 +184,8 @@ def test_a_loop_of_few_batches_is_warned_of(photos: Path) -> None:
 def test_the_fastest_tuning_is_kept_and_each_is_recorded(
     photos: Path, at_most_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runner, "AT_LEAST_S", 0.0)  # only the order of the speeds is looked at
-    monkeypatch.setattr(runner, "AT_MOST_S", at_most_s)
+    monkeypatch.setattr(runner, "MIN_TRIAL_S", 0.0)  # only the order of the speeds is looked at
+    monkeypatch.setattr(runner, "MAX_TRIAL_S", at_most_s)
     told: list[str] = []
     ranges = {"workers": [0, 1], "threads": [1], "hw_decoder_load": [0.65, 1.0]}
     best, trials = tune(setting(photos), "torch", ranges, told.append)
@@ -238,10 +239,10 @@ def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
         pytest.importorskip("datasets")
     found = {}
     for case in ("torch", "proxyloader"):
-        assert f"{case} + {name}" in names_for(setting(photos, added=(name,)))
+        assert f"{case} + {name}" in case_names(setting(photos, added=(name,)))
         for added in ("", f" + {name}"):
             torch.manual_seed(3)
-            batches = list(next(loops_of(case + added, setting(photos))))
+            batches = list(next(make_loops(case + added, setting(photos))))
             found[case + added] = torch.cat([images for images, _ in batches])
             assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted([0, 1, 2, 3] * 12)
     for case, images in found.items():
@@ -251,7 +252,7 @@ def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
 def test_by_default_nothing_is_said_that_has_a_default(photos: Path) -> None:
     loaders = {}
     for name in ("torch", "proxyloader", "iterator"):
-        loops: Any = loops_of(name, setting(photos, by_default=True, persistent_workers=False, tuning=Tuning(1)))
+        loops: Any = make_loops(name, setting(photos, by_default=True, persistent_workers=False, tuning=Tuning(1)))
         next(loops)
         loaders[name] = loops.gi_frame.f_locals.get("loader") or loops.gi_frame.f_locals["batches"]
         loops.close()
@@ -273,7 +274,7 @@ def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
     out = tmp_path / "first_epochs.jsonl"
     options = ["bench", "--data", str(photos), *SMALL, "--rounds", "1", "--device", device, "--out", str(out)]
     assert main([*options, "--first-epochs"]) == 0
-    record = report.last_of(out)
+    record = report.read_last(out)
     assert list(record["cases"]) == NAMES
     assert record["page_cache"] == "warm" and record["passes"] == 1
     for case in record["cases"].values():
@@ -323,8 +324,8 @@ def test_other_loaders_start_with_the_queues_that_cuda_gives_them(
         (["--size", "web"], "--images and --size cannot be used with --data"),
         (["--out", "results.png"], "--out must be a JSON Lines file"),
         (["--only", "synthetic"], "no case 'synthetic' with these options, only 'torch', 'upstream-proxy',"),
-        (["--compare", "{tmp}/empty.jsonl"], "its last line is no record of proxyloader bench"),
-        (["--out", "{tmp}/notes.txt"], "its last line is no record of proxyloader bench"),
+        (["--compare", "{tmp}/empty.jsonl"], "the last line must be a record of proxyloader bench"),
+        (["--out", "{tmp}/notes.txt"], "the last line must be a record of proxyloader bench"),
         (["--out", "{tmp}"], "Is a directory"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -352,7 +353,7 @@ def test_photographs_of_a_size_are_made_as_its_name_says(tmp_path: Path, monkeyp
     options = ["bench", "--size", "web", "--images", "40", *settings, *ON_CPU, *SHORT, "--out", str(out)]
     main([*options, "--only", "torch"])
     files = [path.read_bytes() for path in tmp_path.rglob("*.jpg")]
-    assert len(files) == 40 and report.last_of(out)["size"] == "web"
+    assert len(files) == 40 and report.read_last(out)["size"] == "web"
     assert 2 <= sum("progressive" in Image.open(io.BytesIO(file)).info for file in files) <= 14
 
 
@@ -361,7 +362,7 @@ def test_large_photographs_come_in_smaller_batches_and_fewer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, images: int, batch_size: int
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = setting_of(cli._parser().parse_args(["bench", "--size", size, *ON_CPU]))
+    found = make_setting(cli._parser().parse_args(["bench", "--size", size, *ON_CPU]))
     assert (found.images, found.batch_size) == (images, batch_size)
 
 
@@ -380,11 +381,11 @@ def test_records_have_medians_and_are_compared_by_shares_of_their_own_run() -> N
     assert case["wait_ms_max"] == 33 and case["first_batch_s"] == 0.5 and case["tuning"]["workers"] == 1
 
     before = recorded({"torch": [100], "proxyloader": [200]})
-    assert report.worse_than(before, recorded({"torch": [50], "proxyloader": [100]})) == []
-    worse = report.worse_than(before, recorded({"torch": [100], "proxyloader": [150]}))
-    assert worse == ["proxyloader is at 1.50 of torch, and was at 2.00"]
+    assert report.find_slowdowns(before, recorded({"torch": [50], "proxyloader": [100]})) == []
+    worse = report.find_slowdowns(before, recorded({"torch": [100], "proxyloader": [150]}))
+    assert worse == ["proxyloader has 1.50 times the speed of torch, and had 2.00 times"]
     failed = recorded({"torch": [9], "proxyloader": "ValueError: x"})
-    assert report.worse_than(before, failed) == ["proxyloader failed: ValueError: x"]
+    assert report.find_slowdowns(before, failed) == ["proxyloader failed: ValueError: x"]
 
 
 def test_only_records_of_the_same_settings_and_method_with_cases_in_common_are_compared() -> None:
@@ -392,13 +393,13 @@ def test_only_records_of_the_same_settings_and_method_with_cases_in_common_are_c
     names = ["torch", "proxyloader"]
     report.check_comparable(json.loads(json.dumps(record)), record, names)
     report.check_comparable(record, recorded({}, added=("AugMix",)), names)
-    with pytest.raises(ValueError, match="of other settings: batch_size 16, now 8; dtype float32, now float16. Give"):
+    with pytest.raises(ValueError, match="settings: batch_size 16, now 8; dtype float32, now float16. Use"):
         report.check_comparable(record, recorded({}, batch_size=8, dtype="float16"), names)
     earlier = {name: value for name, value in record.items() if name != "method"}
-    with pytest.raises(ValueError, match=rf"of other settings: method 1, now {record['method']}"):
+    with pytest.raises(ValueError, match=rf"has different settings: method 1, now {record['method']}"):
         report.check_comparable(earlier, record, names)
     for others in (["torch"], ["proxyloader"], ["proxyloader", "iterator"]):
-        with pytest.raises(ValueError, match="proxyloader and another case must be in both runs"):
+        with pytest.raises(ValueError, match="both runs must have proxyloader and another case"):
             report.check_comparable(record, record, others)
 
 

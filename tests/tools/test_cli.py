@@ -22,8 +22,8 @@ from ..faults import await_true
 from ..limits import WAIT_S
 
 VERBS = ("demo", "diagnose", "doctor", "explain", "make-dataset")
-NO_DEVICE = "argument --device: {!r} must be cuda, cuda:N or cpu"
-NO_SIZE = "argument --size: {!r} is not a size in pixels such as 500x375"
+NO_DEVICE = "argument --device: must be cuda, cuda:N or cpu, got {!r}"
+NO_SIZE = "argument --size: must be a size such as 500x375, got {!r}"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(proxyloader.__file__).parent.parent)}
 
 

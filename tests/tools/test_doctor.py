@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from proxyloader.tools.doctor import Machine, ask, examine
+from proxyloader.tools.doctor import Machine, ask, run_checks
 
 from .. import scripts
 from ..faults import await_true
@@ -214,7 +214,7 @@ def found_on(
     }
     machine = Machine(answers, WAIT_S, Path(root))
     machine.packages = {"pillow": "12.0", **(builds or {})}
-    return {each.name: each for each in examine(machine)}
+    return {each.name: each for each in run_checks(machine)}
 
 
 ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {

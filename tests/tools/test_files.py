@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxyloader.tools import files
-from proxyloader.tools.files import check_can_be_written, photographs_of, writable_cache_folder
+from proxyloader.tools.files import check_can_be_written, photograph_folder, writable_cache_folder
 
 
 @pytest.fixture(autouse=True)
@@ -38,9 +38,9 @@ def test_the_cache_is_a_temporary_folder_where_that_cannot_be_written(
 def test_photographs_that_a_verb_keeps_are_in_a_folder_of_their_format(
     cache: Path, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
-    now = photographs_of(verb, 16)
+    now = photograph_folder(verb, 16)
     monkeypatch.setattr(files, "FORMAT", files.FORMAT - 1)
-    assert now.parent == photographs_of(verb, 16).parent == cache and now != photographs_of(verb, 16)
+    assert now.parent == photograph_folder(verb, 16).parent == cache and now != photograph_folder(verb, 16)
 
 
 def test_a_check_leaves_no_file_and_no_other_content(tmp_path: Path) -> None:

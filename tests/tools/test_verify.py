@@ -124,9 +124,9 @@ def test_a_fault_of_the_machine_is_not_called_damage(damaged: tuple[Path, dict[s
     _, kinds = damaged
     script = f"""
 import resource
-from proxyloader.tools.verify import look_at
+from proxyloader.tools.verify import check_file
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-print(look_at({min(kinds)!r}))
+print(check_file({min(kinds)!r}))
 """
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
     assert "kind='unreadable', reason='Too many open files. The file may be sound" in out
@@ -135,10 +135,10 @@ print(look_at({min(kinds)!r}))
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["{root}/empty"], "it has no file with the suffix of an image"),
+        (["{root}/empty"], "{root}/empty has no files with the suffix of an image"),
         (["{root}/missing"], "{root}/missing: No such file or directory"),
-        (["{root}", "--copy", "{root}/copy"], "{root}/copy: it is in {root}, of which it is to be a copy"),
-        (["{root}/full", "--copy", "{root}/other"], "{root}/other: it is not empty"),
+        (["{root}", "--copy", "{root}/copy"], "{root}/copy: the copy must be outside of {root}"),
+        (["{root}/full", "--copy", "{root}/other"], "{root}/other is not empty"),
         (["{root}/full", "--sound", "{root}/missing/sound.txt"], "{root}/missing/sound.txt: No such file or directory"),
     ],
 )

@@ -1,7 +1,7 @@
-"""The ways to load the images, each a function from a setting to loops over batches. Runs in a child process.
+"""Benchmark cases: functions that take settings and yield loops over batches. Run in a child process.
 
-All crop at random, resize to 224, flip and normalize. Those of DALI have its default arguments, except for what is
-tuned and the number of prepared batches.
+All cases crop at random, resize to 224, flip and normalize. DALI pipelines use default arguments, except for tuned ones
+and the number of prefetched batches.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -30,17 +31,16 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 Loops = Iterator[Iterator[Batch]]
 """Endless iterator of loops over batches: images (N, 3, H, W) and labels (N,)."""
 
-PREFETCHED = 3
-"""Number of batches that a DALI pipeline prepares ahead, where it is not DALI's default."""
+PREFETCH_BATCHES = 3  # of a DALI pipeline, unless its default is used
 
 EXAMPLE_CROP: dict[str, Any] = {"random_area": [0.1, 1.0], "random_aspect_ratio": [0.8, 1.25], "num_attempts": 100}
 EXAMPLE_MEMORY: dict[str, Any] = dict(preallocate_width_hint=5980, preallocate_height_hint=6430)
 EXAMPLE_MEMORY |= dict(device_memory_padding=211025920, host_memory_padding=140544512)
-"""Crops of NVIDIA's ImageNet example, and the memory that its GPU decoder allocates for the largest images."""
+"""Crops and GPU memory of the decoder in NVIDIA's ImageNet example."""
 
 
 class OwnDataset(Dataset[Any]):
-    """A dataset as users write it: it opens its files with Pillow, and has its transform under a name of its own."""
+    """A typical custom dataset, which opens files with Pillow and calls its transform."""
 
     def __init__(self, root: str, transform: Any) -> None:
         self.samples, self.augment = ImageFolder(root).samples, transform
@@ -54,73 +54,77 @@ class OwnDataset(Dataset[Any]):
 
 
 def hugging_face(root: str, transform: Any) -> Any:
-    """A dataset of Hugging Face's ``datasets``, with ``set_transform``. A batch is a dict of images and labels."""
+    """Return a Hugging Face dataset with ``set_transform``. A batch is a dict of images and labels."""
     datasets = importlib.import_module("datasets")
     paths, labels = zip(*ImageFolder(root).samples)
     dataset = datasets.Dataset.from_dict({"image": list(paths), "label": list(labels)})
     dataset = dataset.cast_column("image", datasets.Image())
-    dataset.set_transform(functools.partial(_transformed, transform))
+    dataset.set_transform(functools.partial(_transform_rows, transform))
     return dataset
 
 
-def _transformed(transform: Any, rows: dict[str, Any]) -> dict[str, Any]:
+def _transform_rows(transform: Any, rows: dict[str, Any]) -> dict[str, Any]:
     return {"image": [transform(image.convert("RGB")) for image in rows["image"]], "label": rows["label"]}
 
 
 DATASETS: dict[str, Callable[[str, Any], Any]] = {"OwnDataset": OwnDataset, "HuggingFace": hugging_face}
-"""Datasets of other kinds than ImageFolder, by name: functions of the root of an ImageFolder and a transform."""
+"""Functions that make a dataset from the root of an ImageFolder and a transform."""
 
 
 def torch_loader(setting: BenchConfig, added: str = "") -> Loops:
-    """torch's DataLoader, with torchvision's transforms in its workers."""
+    """torch's DataLoader, with torchvision transforms in the workers."""
     pin_memory = setting.on_gpu and not setting.by_default
     return endless(setting, StockLoader(samples(setting, added), pin_memory=pin_memory, **loader_arguments(setting)))
 
 
+def path_to_array(path: str) -> Any:
+    return np.frombuffer(path.encode(), np.uint8)
+
+
 def upstream_proxy(setting: BenchConfig) -> Loops:
-    """DALI's proxy as it is shipped, fed with paths, which DALI reads."""
+    """DALI's own proxy. Workers send paths, and DALI reads the files."""
     pipeline = dali_pipeline(setting, lambda: [fn.io.file.read(fn.external_source(name="images", no_copy=True))])
     server = proxy.DALIServer(pipeline)
     server.start_thread()
-    dataset = repeated(setting, ImageFolder(setting.root, server.proxy, loader=path_as_array))
+    dataset = repeated(setting, ImageFolder(setting.root, server.proxy, loader=path_to_array))
     return endless(setting, proxy.DataLoader(server, dataset, **loader_arguments(setting)))
 
 
 def proxyloader(setting: BenchConfig, added: str = "") -> Loops:
-    """proxyloader.DataLoader: bytes read by workers, crops drawn by torchvision."""
+    """proxyloader.DataLoader."""
     threads, load = ("auto" if each is None else each for each in setting.tuning[1:])
-    how: dict[str, Any] = {"device": setting.device, "num_threads": threads, "hw_decoder_load": load, **setting.format}
-    return endless(setting, DataLoader(samples(setting, added), **how, **loader_arguments(setting)))
+    own: dict[str, Any] = {"device": setting.device, "num_threads": threads, "hw_decoder_load": load, **setting.format}
+    return endless(setting, DataLoader(samples(setting, added), **own, **loader_arguments(setting)))
 
 
 def synthetic(setting: BenchConfig) -> Loops:
-    """One batch of random numbers, again and again: the speed of the model alone."""
+    """The same random batch in each step, to measure the model alone."""
     images = torch.randn(setting.batch_size, 3, CROP_PX, CROP_PX)
-    batch = finished(setting, (images, torch.randint(1000, (setting.batch_size,))))
-    return endless(setting, [batch] * setting.batches)
+    batch = to_device(setting, (images, torch.randint(1000, (setting.batch_size,))))
+    return endless(setting, [batch] * math.ceil(setting.images * setting.passes / setting.batch_size))
 
 
 def samples(setting: BenchConfig, added: str) -> Any:
-    """Return the images with the transform: an ImageFolder with an added augmentation, or one of DATASETS."""
+    """Return an ImageFolder with an optional augmentation, or one of ``DATASETS``."""
     if added in DATASETS:
         return repeated(setting, DATASETS[added](setting.root, transform_with()))
     return repeated(setting, ImageFolder(setting.root, transform_with(added)))
 
 
 def repeated(setting: BenchConfig, once: Any) -> Any:
-    # A Subset is asked for whole batches if the dataset in it is, which Hugging Face's are. A ConcatDataset is not.
+    # Unlike ConcatDataset, Subset forwards __getitems__, which Hugging Face datasets implement.
     return once if setting.passes == 1 else Subset(once, setting.passes * [*range(len(once))])
 
 
 def loader_arguments(setting: BenchConfig) -> dict[str, Any]:
-    """Return the arguments that all loaders with workers have."""
+    """Return the arguments common to all loaders with workers."""
     workers = setting.tuning.workers or 0
     persistent = {"persistent_workers": True} if setting.persistent_workers and workers > 0 else {}
     return {"batch_size": setting.batch_size, "shuffle": True, "num_workers": workers, **persistent}
 
 
-def finished(setting: BenchConfig, batch: Any) -> Batch:
-    """Return the images and labels of a batch on the device and in the format of the setting, if they are not yet."""
+def to_device(setting: BenchConfig, batch: Any) -> Batch:
+    """Move the images and labels of a batch to the device, and convert them to the format of the setting."""
     images, labels = batch.values() if isinstance(batch, dict) else batch
     if images.shape[-1] == 3:
         images = images.permute(0, 3, 1, 2)
@@ -128,17 +132,13 @@ def finished(setting: BenchConfig, batch: Any) -> Batch:
     return images, labels.to(setting.device, non_blocking=True).flatten().long()
 
 
-def path_as_array(path: str) -> Any:
-    return np.frombuffer(path.encode(), np.uint8)
-
-
 def endless(setting: BenchConfig, loader: Any) -> Loops:
     while True:
-        yield (finished(setting, batch) for batch in loader)
+        yield (to_device(setting, batch) for batch in loader)
 
 
 def nvidia_example(setting: BenchConfig) -> Loops:
-    """DALI's file reader and iterator with the graph of NVIDIA's ImageNet example, which decodes crops."""
+    """DALI's file reader and iterator, with the graph of NVIDIA's ImageNet example, which decodes only crops."""
     return iterator(setting, is_example=True)
 
 
@@ -150,15 +150,15 @@ def iterator(setting: BenchConfig, is_example: bool = False) -> Loops:
     batches = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True, last_batch_policy=policy)
     while True:
         passes = itertools.chain.from_iterable(itertools.repeat(batches, setting.passes))
-        yield (finished(setting, batch) for (batch,) in passes)
+        yield (to_device(setting, batch) for (batch,) in passes)
 
 
 def dali_pipeline(setting: BenchConfig, source: Callable[[], Any], is_example: bool = False) -> Any:
-    """Return a pipeline that does to the images of ``source`` what the transform does, as it is usually written."""
+    """Return a typical pipeline that is equivalent to the transform."""
     load = setting.tuning.hw_decoder_load if setting.on_gpu else None
     decoder: dict[str, Any] = {"device": "mixed" if setting.on_gpu else "cpu", "output_type": types.RGB}
     decoder |= {} if load is None else {"hw_decoder_load": load}
-    ahead = {} if setting.by_default else {"exec_dynamic": True, "prefetch_queue_depth": PREFETCHED}
+    ahead = {} if setting.by_default else {"exec_dynamic": True, "prefetch_queue_depth": PREFETCH_BATCHES}
     where = {"num_threads": setting.tuning.threads or usable_cores(), "device_id": 0 if setting.on_gpu else None}
 
     @pipeline_def(batch_size=setting.batch_size, **where, **ahead)  # type: ignore[untyped-decorator,unused-ignore]
@@ -185,8 +185,8 @@ def dali_pipeline(setting: BenchConfig, source: Callable[[], Any], is_example: b
 
 
 class Case(NamedTuple):
-    """A way to load the images, and the fields of ``Tuning`` that it has: users must set the number of workers, the
-    others have a default. If it runs ahead, it prepares batches of the next loop before that begins."""
+    """A way to load the images, and the fields of ``Tuning`` that it supports. If it runs ahead, it prepares batches of
+    the next loop before that starts."""
 
     loops: Callable[..., Loops]
     tuned: tuple[str, ...] = ()
@@ -194,39 +194,35 @@ class Case(NamedTuple):
 
 
 OURS = "proxyloader"
-OF_DALI = ("threads", "hw_decoder_load")
+DALI_SETTINGS = ("threads", "hw_decoder_load")
 
 CASES = {
     "torch": Case(torch_loader, ("workers",)),
-    "upstream-proxy": Case(upstream_proxy, ("workers", *OF_DALI)),
-    "nvidia-example": Case(nvidia_example, OF_DALI, runs_ahead=True),
-    "iterator": Case(iterator, OF_DALI, runs_ahead=True),
-    OURS: Case(proxyloader, ("workers", *OF_DALI), runs_ahead=True),
+    "upstream-proxy": Case(upstream_proxy, ("workers", *DALI_SETTINGS)),
+    "nvidia-example": Case(nvidia_example, DALI_SETTINGS, runs_ahead=True),
+    "iterator": Case(iterator, DALI_SETTINGS, runs_ahead=True),
+    OURS: Case(proxyloader, ("workers", *DALI_SETTINGS), runs_ahead=True),
     "synthetic": Case(synthetic),
 }
-"""By name, in the order of the report."""
+"""Cases by name, in the order of the report."""
 
-WITH = " + "
-"""Separator between the name of a case and the name of an augmentation or a dataset."""
-
-BY_DEFAULT = ", by default"
-"""Suffix of the name of a case in which users set only what they must."""
+WITH = " + "  # between the name of a case and an added augmentation or dataset
+BY_DEFAULT = ", by default"  # suffix of a case that uses default settings where possible
 
 
-def names_for(setting: BenchConfig) -> list[str]:
-    """Return the names of the cases for a setting."""
+def case_names(setting: BenchConfig) -> list[str]:
     names = [name for name in CASES if name != "synthetic" or setting.model != "none"]
     return names + [name + WITH + added for added in setting.added for name in ("torch", OURS)]
 
 
-def with_defaults(names: list[str]) -> list[str]:
-    """Return the names of the same cases with as many defaults as possible, if they have any."""
-    return [name + BY_DEFAULT for name in names if "threads" in case_of(name).tuned]
+def default_names(names: list[str]) -> list[str]:
+    """Return the names of the variants with default settings, for cases that have defaults."""
+    return [name + BY_DEFAULT for name in names if "threads" in find_case(name).tuned]
 
 
-def case_of(name: str) -> Case:
+def find_case(name: str) -> Case:
     return CASES[name.removesuffix(BY_DEFAULT).split(WITH)[0]]
 
 
-def loops_of(name: str, setting: BenchConfig) -> Loops:
-    return case_of(name).loops(setting, *name.removesuffix(BY_DEFAULT).split(WITH)[1:])
+def make_loops(name: str, setting: BenchConfig) -> Loops:
+    return find_case(name).loops(setting, *name.removesuffix(BY_DEFAULT).split(WITH)[1:])

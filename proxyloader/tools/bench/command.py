@@ -1,9 +1,10 @@
-"""The verb ``bench``, from its options to its exit status."""
+"""``proxyloader bench``, from its options to its exit status."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import sys
@@ -13,51 +14,48 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
 from rich.console import Console
 from torchvision.datasets import ImageFolder
 
 from ..._cores import usable_cores
 from ...make_dataset import make_dataset
-from ..files import check_can_be_written, photographs_of
+from ..files import check_can_be_written, photograph_folder
 from . import report
-from .cases import CASES, OURS, WITH, case_of, names_for, with_defaults
+from .cases import CASES, OURS, WITH, case_names, default_names, find_case
 from .config import SIZES, BenchConfig, Tuning, machine
 from .runner import Ranges, run, run_first_epochs, tune
 
 FIRST_EPOCHS = 3
-COUNTS = (4, 8, 16)
-"""Numbers of workers or threads to try, up to the number of cores; all, half and a quarter of the cores are added."""
-
-FEW_BATCHES = 4
-CORES_BESIDE_A_GPU = 8
-"""With fewer cores, workers take longer than decoding on the GPU."""
+COUNTS = (4, 8, 16)  # numbers of workers or threads to try, besides all, half and a quarter of the cores
+MIN_BATCHES = 4  # per loop
+MIN_CORES = 8  # with a GPU. With fewer, the workers are slower than the GPU
 
 
 def bench(**options: Any) -> int:
-    """Measure the cases, print the results, and write the record. Or list the cases.
+    """Run the cases, print the results, and append the record; or list the cases.
 
     Returns:
-        The exit status: 1 if our case or all cases failed, or ours is worse than in the record to compare with; else 0.
+        The exit status: 1 if our case or all cases failed, or ours is slower than in the record to compare with.
     """
     args, console = argparse.Namespace(**options), Console(highlight=False)
     if args.list:
         for name, case in CASES.items():
             console.print(f"[bold]{name}[/bold]: {(case.loops.__doc__ or '').splitlines()[0]}")
         return 0
-    check(args)
-    setting = setting_of(args)
-    ranges = ranges_of(args, setting)
-    names = _chosen(names_for(setting), args.only)
-    earlier = report.last_of(args.compare) if args.compare else None
+    setting = make_setting(args)
+    ranges = make_ranges(args, setting)
+    names = _select(case_names(setting), args.only)
+    earlier = report.read_last(args.compare) if args.compare else None
     if earlier is not None:
-        report.check_comparable(earlier, report.record_of(setting, ranges, {}, ""), names)
+        report.check_comparable(earlier, report.make_record(setting, ranges, {}, ""), names)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_can_be_written(args.out)
     found = machine()
     versions = [f"{name} {found[name]}" for name in ("python", "torch", "torchvision", "dali", "proxyloader")]
     console.print(", ".join([found["gpu"] or "no GPU", f"{found['cores']} cores ({found['cpu']})", *versions]))
-    for warning in warnings_for(setting):
+    for warning in find_problems(setting):
         console.print(f"[bold yellow]! {warning}")
     if not args.data:
         make_dataset(setting.root, images=setting.images, **SIZES[setting.size])
@@ -66,14 +64,14 @@ def bench(**options: Any) -> int:
     def tell(line: str) -> None:
         console.print(f"{time.monotonic() - begin:6.0f} s  {line}", markup=False, soft_wrap=True)
 
-    def default(name: str, **changed: Any) -> BenchConfig:
-        workers = ranges["workers"][-1] if "workers" in case_of(name).tuned else None
+    def default_setting(name: str, **changed: Any) -> BenchConfig:
+        workers = ranges["workers"][-1] if "workers" in find_case(name).tuned else None
         return replace(setting, by_default=True, tuning=Tuning(workers), **changed)
 
     if args.first_epochs:
         for path, _ in ImageFolder(setting.root).samples:
-            Path(path).read_bytes()  # so that the files are in the page cache for all cases
-        settings = {name: default(name, persistent_workers=False) for name in names}
+            Path(path).read_bytes()  # into the page cache
+        settings = {name: default_setting(name, persistent_workers=False) for name in names}
         outcomes = run_first_epochs(settings, args.rounds, FIRST_EPOCHS, tell)
     else:
         tuned = {name: tune(setting, name, ranges, tell) for name in names}
@@ -81,42 +79,38 @@ def bench(**options: Any) -> int:
         outcomes = run(settings, args.rounds, args.seconds, tell)
         for name, (_, trials) in tuned.items():
             outcomes[name] |= {"trials": trials} if trials else {}
-        # The defaults come after these, as the JPEG engines have no room for all at once.
-        settings = {name: default(name) for name in with_defaults(names)}
+        # The defaults run later, as the JPEG engines lack the memory for all cases at once.
+        settings = {name: default_setting(name) for name in default_names(names)}
         outcomes |= run(settings, args.rounds, args.seconds, tell)
-    record = report.record_of(setting, ranges, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
+    record = report.make_record(setting, ranges, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
     if args.first_epochs:
         record |= {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"}
     with args.out.open("a") as file:
         file.write(json.dumps(record) + "\n")
-    console.print(report.table_of(record))
+    console.print(report.make_table(record))
     if not args.first_epochs:
         report.plot(record, args.out.with_suffix(".png"))
-    worse = report.worse_than(earlier, record) if earlier else []
+    worse = report.find_slowdowns(earlier, record) if earlier else []
     console.print(*worse, style="bold red", sep="\n")
     failed = [name for name, outcome in outcomes.items() if "failure" in outcome]
     return 1 if worse or OURS in failed or len(failed) == len(outcomes) else 0
 
 
-def _chosen(names: list[str], only: list[str] | None) -> list[str]:
-    """Return the names that ``only`` selects, with what is added to them."""
+def _select(names: list[str], only: list[str] | None) -> list[str]:
+    """Return the names in ``only``, and those of the cases that add something to them."""
     if unknown := [name for name in only or () if name not in names]:
         raise ValueError(f"no case {unknown[0]!r} with these options, only {', '.join(map(repr, names))}")
     return [name for name in names if not only or name in only or name.split(WITH)[0] in only]
 
 
-def check(args: argparse.Namespace) -> None:
-    """Raise ValueError if options contradict each other, or ``--out`` has other content."""
+def make_setting(args: argparse.Namespace) -> BenchConfig:
+    """Return the settings, with the defaults for this machine. Raise ValueError if options contradict each other."""
     if args.data and (args.images or args.size != "imagenet"):
         raise ValueError("--images and --size cannot be used with --data")
     if args.out.suffix == ".png":
-        raise ValueError(f"--out must be a JSON Lines file, next to which a picture is written, got {args.out}")
+        raise ValueError(f"--out must be a JSON Lines file, as the plot is written next to it, got {args.out}")
     if args.out.is_file() and args.out.stat().st_size:
-        report.last_of(args.out)
-
-
-def setting_of(args: argparse.Namespace) -> BenchConfig:
-    """Return the settings of the comparison, with the defaults of this machine."""
+        report.read_last(args.out)
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu, is_large = device == "cuda", args.size == "camera"
     if on_gpu and not torch.cuda.is_available():
@@ -127,7 +121,7 @@ def setting_of(args: argparse.Namespace) -> BenchConfig:
     if images < batch_size:
         raise ValueError(f"--batch-size {batch_size} is larger than the number of images, {images}")
     return BenchConfig(
-        root=str(args.data or photographs_of(f"bench-{args.size}", images)),
+        root=str(args.data or photograph_folder(f"bench-{args.size}", images)),
         size="" if args.data else args.size,
         images=images,
         passes=1 if args.first_epochs else args.passes or (6 if on_gpu else 1),
@@ -140,8 +134,8 @@ def setting_of(args: argparse.Namespace) -> BenchConfig:
     )
 
 
-def ranges_of(args: argparse.Namespace, setting: BenchConfig) -> Ranges:
-    """Return the values to try, with the defaults of this machine."""
+def make_ranges(args: argparse.Namespace, setting: BenchConfig) -> Ranges:
+    """Return the values to try, with the defaults for this machine."""
     cores = usable_cores()
     counts = {max(1, cores // 4), max(1, cores // 2), cores, *(n for n in COUNTS if n <= cores)}
     threads = counts if setting.on_gpu else counts | {cores + 1}
@@ -149,28 +143,27 @@ def ranges_of(args: argparse.Namespace, setting: BenchConfig) -> Ranges:
     return {name: sorted(set(values)) for name, values in (given | {"hw_decoder_load": args.hw_decoder_load}).items()}
 
 
-def warnings_for(setting: BenchConfig) -> list[str]:
-    """Return a sentence for each fast path that is off, and for each reason why the figures say little."""
-    cores, load, found = usable_cores(), os.getloadavg()[0], []
-    if setting.on_gpu and cores < CORES_BESIDE_A_GPU:
-        found.append(f"There are {cores} cores beside the GPU: reading and drawing may be the limit.")
+def find_problems(setting: BenchConfig) -> list[str]:
+    """Return a sentence for each fast path that is off, and for each reason why the figures are unreliable."""
+    cores, load, problems = usable_cores(), os.getloadavg()[0], []
+    if setting.on_gpu and cores < MIN_CORES:
+        problems.append(f"With {cores} cores for a GPU, reading and sampling parameters may be the bottleneck.")
     if load > 0.5 * cores:
-        found.append(f"Other processes are running (load {load:.1f} on {cores} cores).")
-    if setting.batches < FEW_BATCHES:
-        found.append(
-            f"A loop has {setting.batches} batches. DALI prepares some before the loop asks for them, so short loops "
-            "flatter it. Give more --passes or --images, or a smaller --batch-size."
+        problems.append(f"Other processes are running (load {load:.1f} on {cores} cores).")
+    batches = math.ceil(setting.images * setting.passes / setting.batch_size)
+    if batches < MIN_BATCHES:
+        problems.append(
+            f"A loop has {batches} batches. DALI prepares some of them before the loop starts, so short loops "
+            "overstate its speed. Use more --passes or --images, or a smaller --batch-size."
         )
-    with suppress(Exception):  # no GPU, no package, no driver, too old
-        import pynvml
-
+    with suppress(Exception):  # no GPU, or NVML does not report it
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
         slow = pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap
         if setting.on_gpu and pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & slow:
-            found.append("The GPU is throttled (heat or power), so all figures are low.")
+            problems.append("The GPU is throttled (heat or power), so all figures are too low.")
         try:
             pynvml.nvmlDeviceGetJpgUtilization(gpu)
         except pynvml.NVMLError_NotSupported:
-            found.append("The GPU has no JPEG engine: CUDA decodes, at about a quarter of the speed.")
-    return found
+            problems.append("The GPU has no JPEG engines: CUDA decodes, at about a quarter of the speed.")
+    return problems

@@ -1,4 +1,4 @@
-"""BenchConfig: the settings of a comparison; and the machine on which it runs."""
+"""Settings of a benchmark, and the machine it runs on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUGMENTATIONS: dict[str, Any] = {
 
 
 def transform_with(augmentation: str = "", crop_px: int = CROP_PX) -> transforms.Compose:
-    """Return the torchvision transform, with an augmentation after the flip."""
+    """Return the transform of the benchmark, with an optional augmentation after the flip."""
     random = [transforms.RandomResizedCrop(crop_px), transforms.RandomHorizontalFlip()]
     random += [AUGMENTATIONS[augmentation]] if augmentation else []
     return transforms.Compose([*random, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
@@ -40,11 +40,11 @@ SIZES: dict[str, dict[str, Any]] = {
     "web": {"size": (500, 375), "progressive": 0.2},
     "camera": {"size": (3000, 2000)},
 }
-"""Photographs that are made: arguments of ``make_dataset``."""
+"""Arguments of ``make_dataset``."""
 
 
 class Tuning(NamedTuple):
-    """The settings that are tuned for each loader. None: the loader has no such setting, or uses its default."""
+    """Settings that are tuned for each case. None: the case lacks the setting, or uses its default."""
 
     workers: int | None = None
     threads: int | None = None
@@ -56,16 +56,16 @@ class Tuning(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """The settings of a comparison. Cases differ in the tuning only.
+    """Settings of a benchmark. Cases differ only in the tuning.
 
     Attributes:
         root: root of an ImageFolder with ``images`` images.
-        size: of the photographs, a key of ``SIZES``; "" if they are the user's.
-        passes: number of passes over the images in a loop, so that its start weighs as little as in a long epoch.
+        size: size of the synthetic photographs, a key of ``SIZES``; "" for the user's images.
+        passes: number of passes over the images per loop, so that its startup weighs as little as in a long epoch.
         device: "cuda" or "cpu".
-        by_default: whether arguments with a default are left out, except for those of the data and its format.
-        added: augmentations and datasets, each of which is another case of torch's loader and of ours.
-        model: torchvision's name of the model that is trained on the batches; "none" to only load them.
+        by_default: whether to omit arguments that have a default, except for those of the data and its format.
+        added: augmentations and datasets; each adds a case of torch's loader and one of ours.
+        model: torchvision model that is trained on the batches; "none" to only load them.
     """
 
     root: str
@@ -87,19 +87,13 @@ class BenchConfig:
         return self.device == "cuda"
 
     @property
-    def batches(self) -> int:
-        """Number of batches in a loop."""
-        return -(-self.images * self.passes // self.batch_size)
-
-    @property
     def format(self) -> dict[str, Any]:
-        """The dtype and the memory format of the images."""
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return {"dtype": getattr(torch, self.dtype), "memory_format": layout}
 
 
 def machine() -> dict[str, Any]:
-    """Return the hardware and the installed versions, each None if there is none."""
+    """Return the hardware and the installed versions; None for what is missing."""
     installed = {each.name: each.version for each in importlib.metadata.distributions()}
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

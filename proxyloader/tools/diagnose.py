@@ -1,0 +1,500 @@
+"""``diagnose``: measure what limits a training loop, and the speedup with proxyloader. Requires psutil.
+
+NOTE [ Phases of a diagnosis ]
+The code between two batches of a loop is its step. An iterator takes the place of the loader and measures four phases:
+
+1. Both: yield batches as they arrive.
+2. The step alone: yield the last batch repeatedly.
+3. The loader alone: fetch and discard batches.
+4. The other kind of loader alone, and the same loader with other numbers of workers.
+
+The first third of each phase is a warm-up. The GPU is synchronized only at the start and the end of a measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib
+import inspect
+import json
+import os
+import random
+import runpy
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partialmethod
+from itertools import count, islice, repeat, takewhile
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import IterableDataset
+
+from .._cores import usable_cores
+from ..data.dataset import length_of
+from ..data.sharded_sampler import World
+from ..loader.dataloader import DataLoader
+from .bench.config import machine
+from .files import as_text, check_can_be_written
+from .processes import cpu_seconds
+
+Kind = Literal["stock", "proxyloader"]
+Bound = Literal["input", "disk", "model", "loop", "cores"]
+
+WORTHWHILE = 1.05  # minimum speedup to recommend proxyloader or another number of workers
+LONGER = 1.15  # ratio from which one time counts as longer than another
+INTERFERENCE = 1.25  # ratio of measured and estimated step time from which the report warns of interference
+MIN_STEPS = 3  # in a phase, regardless of its duration
+BUSY = 0.7  # utilization from which a GPU, a thread or all cores count as busy
+
+TITLES: dict[Bound, str] = {
+    "input": "Input-bound",
+    "disk": "Disk-bound",
+    "model": "Model-bound",
+    "loop": "Bound by the CPU time of the training loop",
+    "cores": "Bound by the cores, which step and loader share",
+}
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Means over the steps of a phase."""
+
+    step_s: float  #: duration of a step
+    cpu_s: float  #: CPU time of a step, in all processes
+    thread: float  #: share of the time in which the thread of the loop was running or waiting for a core
+    workers: float  #: number of cores that the child processes used
+    gpu_percent: float | None = None  #: GPU utilization; None if unknown
+
+    @property
+    def cores(self) -> float:
+        return self.cpu_s / self.step_s
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The measurements."""
+
+    watched: Kind  #: kind of the loader of the training loop
+    both: Phase  #: the unmodified loop
+    step: Phase  #: the step alone, with the same batch in each step
+    alone: dict[Kind, Phase]  #: each kind of loader alone, unless it failed
+    batch_size: int  #: images per batch
+    num_workers: int
+    cores: int
+    waiting: float | None  #: share of the time for reading a sample that is not CPU time; None if unknown
+    speedups: dict[int, float]  #: of the loader alone, by number of workers
+    unmeasured: dict[str, str] = field(default_factory=dict)  #: failed measurements, with their errors
+
+    def step_s(self, kind: Kind, step_alone_s: float | None = None) -> float:
+        """Estimate the duration of a step with a loader: the longest of the step alone, the loader alone, and the CPU
+        time of both on all cores. Without workers, step and loader take turns. ``step_alone_s`` scales the step."""
+        ratio = 1.0 if step_alone_s is None else step_alone_s / self.step.step_s
+        times = (ratio * self.step.step_s, self.alone[kind].step_s)
+        shared_s = (ratio * self.step.cpu_s + self.alone[kind].cpu_s) / self.cores
+        return max(max(times) if self.num_workers else sum(times), shared_s)
+
+    def speed(self, step_s: float) -> str:
+        return three_digits(self.batch_size / step_s)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What limits a training loop, and the speedup with proxyloader. ``str()`` returns the report.
+
+    ``bound`` is "input" if the loader is busy on the CPU or GPU, "disk" if it waits for reads, "model" if the step is
+    busy on the GPU or sleeps, "loop" if the step is busy in its thread, and "cores" if step and loader compete for
+    cores.
+    """
+
+    bound: Bound
+    verdict: str  #: the conclusion, in one or two sentences
+    reasons: tuple[str, ...]  #: measurements that support it, when proxyloader is faster, and failed measurements
+    suggestions: tuple[str, ...]  #: numbers of workers with which the loader alone is at least 5 % faster
+    figures: Figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all fields for JSON, with the estimates."""
+        estimated = {kind: self.figures.step_s(kind) for kind in self.figures.alone}
+        return {**dataclasses.asdict(self), "estimated_step_s": estimated}
+
+    def __rich__(self) -> Group:
+        figures = self.figures
+        phases = {"loop as it is": figures.both, "step alone": figures.step}
+        phases |= {f"{kind} alone": phase for kind, phase in figures.alone.items()}
+        table = Table("", "ms/step", "images/s", "cores", "GPU", box=None, pad_edge=False)
+        table.columns[0].no_wrap = True
+        for name, phase in phases.items():
+            gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f} %"
+            table.add_row(name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu)
+        for kind in figures.alone:
+            step_s = figures.step_s(kind)
+            table.add_row(f"with {kind}, estimated", ms(step_s), figures.speed(step_s))
+        sentences = Table.grid(padding=(0, 1))
+        for sentence in (*self.reasons, *self.suggestions):
+            sentences.add_row("-", Text(sentence))
+        return Group(Text(self.verdict, "bold"), "", table, "", sentences)
+
+    def __str__(self) -> str:
+        return as_text(self)
+
+
+def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
+    """Measure what limits a training loop, and the speedup with proxyloader.
+
+    Requires Linux and ``pip install 'proxyloader[bench]'``.
+
+    Args:
+        loader: a ``torch.utils.data.DataLoader`` or a ``proxyloader.DataLoader``.
+        step: what the loop does with a batch. It runs a few hundred times, so it trains the model.
+        seconds: approximate duration.
+
+    Raises:
+        ValueError: ``seconds`` is not positive, the loader yields no batches, or there are several processes.
+    """
+    with diagnosis(loader, seconds=seconds) as loop:
+        for batch in loop:
+            step(batch)
+    return loop.result
+
+
+class diagnosis(AbstractContextManager["diagnosis"]):
+    """Measure your own training loop, like ``diagnose``.
+
+    ::
+
+        with proxyloader.diagnosis(loader) as batches:
+            for images, labels in batches:
+                ...  # the step
+        print(batches.result)
+
+    The loop ends by itself when everything is measured, possibly after several epochs. ``batches.result`` raises
+    RuntimeError if you leave the loop earlier.
+    """
+
+    def __init__(self, loader: Any, *, seconds: float = 60.0) -> None:
+        if not isinstance(loader, StockLoader):
+            raise TypeError(f"loader must be a torch.utils.data.DataLoader or subclass, got {type(loader).__name__}")
+        if not seconds > 0:
+            raise ValueError(f"seconds must be > 0, got {seconds:g}")
+        if (processes := World.current().num_shards) > 1:
+            raise ValueError(f"diagnose requires a single process, got {processes}: start the script without torchrun")
+        self._loader, self._seconds = loader, seconds
+        self._result: Diagnosis | None = None
+        self._batches = self._measure()
+
+    def __exit__(self, *_: object) -> None:
+        self._batches.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._batches
+
+    @property
+    def result(self) -> Diagnosis:
+        if self._result is None:
+            raise RuntimeError(f"no result: the loop was left early. It ends by itself after about {self._seconds:g} s")
+        return self._result
+
+    def _measure(self) -> Generator[Any, None, None]:
+        loader, seconds, phases, unmeasured = self._loader, self._seconds, list[Phase](), dict[str, str]()
+        for batch in _measure(_cycle(loader), 0.35 * seconds, phases):
+            yield batch
+        yield from _measure(repeat(batch), 0.15 * seconds, phases)
+        classes: dict[Kind, Any] = {"proxyloader": DataLoader, "stock": StockLoader}
+        kind, other = classes if isinstance(loader, DataLoader) else reversed(classes)
+        alone, speedups = {kind: _measure_alone(loader, 0.15 * seconds)}, dict[int, float]()
+        with _note_failure(other, unmeasured):
+            alone[other] = _measure_alone(_rebuild(loader, classes[other]), 0.15 * seconds)
+        workers, cores = loader.num_workers, usable_cores()
+        counts = sorted({n for n in (workers // 2, 2 * workers, cores) if 0 < n <= cores} - {workers})
+        for n in counts:
+            with _note_failure(f"num_workers={n}", unmeasured):
+                variant = _rebuild(loader, classes[kind], num_workers=n)
+                speedups[n] = alone[kind].step_s / _measure_alone(variant, 0.2 * seconds / len(counts)).step_s
+        sizes = [len(each) for each in tree_leaves(batch) if getattr(each, "ndim", 0)]
+        figures = Figures(
+            watched=kind,
+            both=phases[0],
+            step=phases[1],
+            alone=alone,
+            batch_size=loader.batch_size or (*sizes, 1)[0],
+            num_workers=workers,
+            cores=cores,
+            waiting=_measure_waiting(loader.dataset, unmeasured),
+            speedups=speedups,
+            unmeasured=unmeasured,
+        )
+        self._result = interpret(figures)
+
+
+@contextmanager
+def _note_failure(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
+    """Store the error of a measurement that the verdict does not depend on. The report lists it."""
+    try:
+        yield
+    except Exception as error:
+        unmeasured[name] = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _steps(seconds: float) -> Iterator[int]:
+    """Count steps from 1 until the time is over, at least to ``MIN_STEPS``."""
+    end_s = time.perf_counter() + seconds
+    return takewhile(lambda number: number <= MIN_STEPS or time.perf_counter() < end_s, count(1))
+
+
+def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Iterator[Any]:
+    """Yield batches for this time, and append the resources that a step used to ``phases``."""
+    for _ in _steps(seconds / 3):
+        yield next(batches)
+    on_gpu, done = torch.cuda.is_initialized(), threading.Event()  # type: ignore[no-untyped-call]
+    with ThreadPoolExecutor(1) as executor:
+        try:
+            if on_gpu:
+                gpu_percent = executor.submit(_sample_gpu, done, torch.cuda.current_device())
+                torch.cuda.synchronize()
+            before = np.array([time.perf_counter(), cpu_seconds(), time.process_time(), _busy_s()])
+            for steps in _steps(2 * seconds / 3):  # noqa: B007
+                yield next(batches)
+            if on_gpu:
+                torch.cuda.synchronize()
+            after = np.array([time.perf_counter(), cpu_seconds(), time.process_time(), _busy_s()])
+        finally:
+            done.set()
+    wall_s, cpu_s, own_cpu_s, busy_s = (after - before).tolist()
+    shares = (busy_s / wall_s, max(0.0, cpu_s - own_cpu_s) / wall_s, gpu_percent.result() if on_gpu else None)
+    phases.append(Phase(wall_s / steps, cpu_s / steps, *shares))
+
+
+def _busy_s() -> float:
+    """Return how long this thread has been running or waiting for a core."""
+    delay_ns = 0
+    with suppress(OSError):  # the kernel lacks these statistics
+        delay_ns = int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+    return time.thread_time() + delay_ns / 1e9
+
+
+def _sample_gpu(done: threading.Event, device: int) -> float | None:
+    """Return the mean utilization of a GPU until ``done`` is set; None if NVML does not report it."""
+    samples = list[int]()
+    with suppress(Exception):  # pynvml.NVMLError or, by torch, RuntimeError
+        while not done.wait(0.05):
+            samples.append(torch.cuda.utilization(device))
+    return float(np.mean(samples)) if samples else None
+
+
+def _measure_waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
+    """Return the share of the time that this thread waits while it reads some samples; None if that fails."""
+    with _note_failure("the share of reading a sample that is waiting", unmeasured):
+        start_s, busy_s = time.perf_counter(), _busy_s()
+        is_stream, choose = isinstance(dataset, IterableDataset), random.Random(0).choices
+        samples = islice(dataset, 8) if is_stream else map(dataset.__getitem__, choose(range(len(dataset)), k=8))
+        deque(samples, maxlen=0)
+        return 1 - (_busy_s() - busy_s) / (time.perf_counter() - start_s)
+    return None
+
+
+def _cycle(loader: Any) -> Generator[Any, None, None]:
+    """Yield the batches of a loader, epoch after epoch."""
+    while True:
+        batch = None
+        for batch in loader:
+            yield batch
+        if batch is None:
+            raise ValueError("the loader yields no batches: its dataset is smaller than a batch, or empty")
+
+
+def _rebuild(loader: Any, cls: Any, **changes: Any) -> Any:
+    """Return a loader of a class over the same samples, with the same arguments except for ``changes``."""
+    sampling = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
+    names = [name for name in inspect.signature(cls).parameters if hasattr(loader, name) and name not in sampling]
+    arguments = {name: getattr(loader, name) for name in names}
+    if loader.batch_size is None and loader.batch_sampler is not None:
+        arguments["batch_sampler"] = loader.batch_sampler
+    else:
+        arguments |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+        if not isinstance(loader.dataset, IterableDataset):
+            arguments["sampler"] = loader.sampler
+    return cls(loader.dataset, **{**arguments, **changes})
+
+
+def _measure_alone(loader: Any, seconds: float) -> Phase:
+    phases = list[Phase]()
+    deque(_measure(_cycle(loader), seconds, phases), maxlen=0)
+    return phases[0]
+
+
+def interpret(figures: Figures) -> Diagnosis:
+    """Return the diagnosis that follows from the measurements."""
+    bound, step, loader = find_bound(figures), figures.step, figures.alone[figures.watched]
+    times = [ms(phase.step_s) for phase in (figures.both, step, loader)]
+    verdict = f"{TITLES[bound]}: a step takes {times[0]} ms, {times[1]} ms without loading, and loading {times[2]} ms."
+    reasons = []
+    if figures.num_workers:
+        reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f} % busy")
+    if figures.waiting is not None:
+        reasons.append(f"Reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time")
+    interference = figures.both.step_s / figures.step_s(figures.watched)
+    if interference > INTERFERENCE:
+        reasons.append(f"A step takes {interference:.1f}x the estimate: step and loader, or other programs, interfere")
+    base: Kind = "stock" if "stock" in figures.alone else figures.watched
+    share = step.step_s / figures.step_s(base)
+    cost = f"With {base}, loading costs {100 * (1 - share):.0f} % of a step"
+    reasons.append(f"{cost}: a loader that takes no time gives {1 / share:.2f}x")
+    if len(figures.alone) == 2:
+        stock_s, ours_s = figures.step_s("stock"), figures.step_s("proxyloader")
+        verb = ("may be", "may not be") if interference > INTERFERENCE else ("is", "is not")
+        gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"
+        verdict += f" proxyloader {verb[stock_s <= WORTHWHILE * ours_s]} worth it: {gain}"
+        reasons.append(_break_even(figures))
+    reasons += [f"Not measured: {name} ({reason})" for name, reason in figures.unmeasured.items()]
+    speedups = sorted(figures.speedups.items(), key=lambda item: -item[1])
+    suggestions = (f"num_workers={n}: the loader alone is {x:.2f}x as fast" for n, x in speedups if x >= WORTHWHILE)
+    return Diagnosis(bound, verdict, tuple(reasons), tuple(suggestions), figures)
+
+
+def find_bound(figures: Figures) -> Bound:
+    """Return what takes longest alone, or "cores" if step and loader compete for them."""
+    step, loader = figures.step, figures.alone[figures.watched]
+    longest_s = LONGER * max(step.step_s, loader.step_s)
+    if min((step.cpu_s + loader.cpu_s) / figures.cores, figures.both.step_s) > longest_s:
+        return "cores"
+    if step.step_s >= loader.step_s:
+        computes = step.thread > BUSY and step.cores < LONGER * step.thread and (step.gpu_percent or 0) < 50
+        return "loop" if computes else "model"
+    is_busy = (
+        (loader.gpu_percent or 0) > 100 * BUSY
+        or loader.cores > BUSY * figures.cores
+        or loader.workers > 0.5 * figures.num_workers > 0
+        or loader.thread > (BUSY if figures.num_workers else 0.5)
+    )
+    return "input" if is_busy or (figures.waiting or 0) < 0.5 else "disk"
+
+
+def _break_even(figures: Figures) -> str:
+    """Return the step time, or else the time for a batch, below which proxyloader is faster."""
+    stock_s, ours_s, step_s = figures.alone["stock"].step_s, figures.alone["proxyloader"].step_s, figures.step.step_s
+    steps_s = max(step_s, stock_s) * np.geomspace(1e-3, 100, 5000)
+    faster = [s for s in steps_s if figures.step_s("stock", s) > WORTHWHILE * figures.step_s("proxyloader", s)]
+    if faster:
+        return f"proxyloader is faster with steps of less than {ms(max(faster))} ms (here {ms(step_s)})"
+    return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
+
+
+def plot(diagnosis: Diagnosis, file: Path) -> None:
+    """Plot the speed with each loader over the time of the step alone."""
+    from matplotlib.figure import Figure
+
+    figures = diagnosis.figures
+    times_s = [figures.step.step_s, *(phase.step_s for phase in figures.alone.values())]
+    steps_s = np.geomspace(max(min(times_s) / 2, max(times_s) / 50), 2 * max(times_s), 200)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for kind in sorted(figures.alone):  # the wider line first
+        speeds = [figures.batch_size / figures.step_s(kind, step_s) for step_s in steps_s]
+        axes.plot(1e3 * steps_s, speeds, linewidth=4 if kind == "proxyloader" else 1.5, label=kind)
+    axes.axvline(1e3 * max(figures.step.step_s, steps_s[0]), color="grey", linestyle=":", label="this step")
+    axes.set(xscale="log", xlabel="step alone, ms", ylabel="images/s", title=TITLES[diagnosis.bound], ylim=(0, None))
+    axes.legend(frameon=False)
+    figure.savefig(file)
+
+
+def ms(seconds: float) -> str:
+    return three_digits(1e3 * seconds)
+
+
+def three_digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
+
+
+@contextmanager
+def _intercept_loops(seconds: float) -> Iterator[list[Diagnosis]]:
+    """Diagnose the loop over the largest loader of a script, then end the script by SystemExit. Loops over smaller
+    loaders run as usual. After a loop that is left early, such as ``next(iter(loader))``, the next one is diagnosed."""
+    results, measuring = list[Diagnosis](), list[Any]()
+
+    def measure(loader: Any) -> Iterator[Any]:
+        name = type(loader.dataset).__name__
+        print(f"proxyloader: measuring the loop over {name} for about {seconds:g} s", file=sys.stderr)
+        measuring.append(loader)
+        try:
+            with diagnosis(loader, seconds=seconds) as batches:
+                yield from batches
+                results.append(batches.result)
+        finally:
+            measuring.clear()
+        raise SystemExit
+
+    def iterate(loader: Any, original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
+        loaders = (each for each in gc.get_objects() if issubclass(type(each), StockLoader))
+        is_other = measuring or results or _num_samples(loader) < max(map(_num_samples, loaders))
+        return original(loader) if is_other else measure(loader)
+
+    with (
+        patch.object(StockLoader, "__iter__", partialmethod(iterate, StockLoader.__iter__)),
+        patch.object(DataLoader, "__iter__", partialmethod(iterate, DataLoader.__iter__)),
+    ):
+        yield results
+
+
+def _num_samples(loader: Any) -> float:
+    """Return the number of samples; -1 for torch's loader inside one of ours."""
+    is_internal = type(loader).__module__.startswith("proxyloader.workers")
+    length = -1 if is_internal else length_of(getattr(loader, "dataset", ()))
+    return np.inf if length is None else length
+
+
+def diagnose_script(
+    script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None, plot_file: Path | None
+) -> int:
+    """Run a script, like ``python script arguments``, until the loop over its largest loader is diagnosed. Print the
+    report, and write it to the files. If the script raises an error, print it and exit with status 1."""
+    script.open().close()
+    for package in ("psutil", "matplotlib") if plot_file else ("psutil",):
+        importlib.import_module(package)
+    for file in filter(None, (json_file, plot_file)):
+        check_can_be_written(file)
+    path = os.path.abspath(script)
+    with (
+        patch.object(sys, "argv", [str(script), *arguments]),
+        patch.object(sys, "path", [str(script.parent), *sys.path]),
+        _intercept_loops(seconds) as results,
+    ):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit:
+            if not results:  # the script's own
+                raise
+        except Exception as error:
+            frames = error.__traceback__
+            while frames is not None and frames.tb_frame.f_code.co_filename != path:
+                frames = frames.tb_next
+            traceback.print_exception(type(error), error, frames)
+            raise SystemExit(1) from None
+    gc.collect()  # frees the frames of the script, and with them its workers
+    if not results:
+        raise ValueError(
+            f"{script} ended, or left the loop over its largest DataLoader, before that was measured. In a loop of "
+            "your own, use proxyloader.diagnosis(loader)"
+        )
+    Console().print("", *results, sep="\n", highlight=False)
+    if json_file is not None:
+        report = {"script": " ".join([script.name, *arguments]), "machine": machine(), **results[0].as_dict()}
+        json_file.write_text(json.dumps(report, indent=1) + "\n")
+    if plot_file is not None:
+        plot(results[0], plot_file)
+    return 0

@@ -1,1 +1,0 @@
-"""What bounds a training, and what proxyloader gains there."""
