@@ -37,6 +37,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
+import pynvml
 import torch
 from rich.console import Console, Group
 from rich.table import Table
@@ -79,7 +80,7 @@ class Phase:
     cpu_s: float  #: CPU time of a step, in all processes
     thread: float  #: share of the time in which the thread of the loop was running or waiting for a core
     workers: float  #: number of cores that the child processes used
-    gpu_percent: float | None = None  #: GPU utilization; None if unknown
+    gpu_percent: float | None = None  #: utilization of the GPU or its JPEG engines; None if unknown
 
     @property
     def cores(self) -> float:
@@ -289,12 +290,19 @@ def _busy_s() -> float:
 
 
 def _sample_gpu(done: threading.Event, device: int) -> float | None:
-    """Return the mean utilization of a GPU until ``done`` is set; None if NVML does not report it."""
-    samples = list[int]()
-    with suppress(Exception):  # pynvml.NVMLError or, by torch, RuntimeError
+    """Return the mean utilization of a GPU, or of its JPEG engines if these are busier, until ``done`` is set.
+
+    None if NVML does not report it.
+    """
+    samples, engines = list[int](), list[int]()
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         while not done.wait(0.05):
-            samples.append(torch.cuda.utilization(device))
-    return float(np.mean(samples)) if samples else None
+            samples.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+            with suppress(pynvml.NVMLError, AttributeError):  # no engines, or an older nvidia-ml-py
+                engines.append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
+    return max((float(np.mean(each)) for each in (samples, engines) if each), default=None)
 
 
 def _measure_waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
