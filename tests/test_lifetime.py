@@ -329,6 +329,21 @@ def ended(folder: Path, root: Path, body: str, early: str = "", afresh: bool = F
 
 
 LEFT_OPEN = {
+    "before the first batch": "batches = iter(loader_of(root))",
+    "persistent workers, after an epoch": "kept = loader_of(root, persistent_workers=True); all_numbers(kept)",
+    "a worker that sleeps": """
+        misstep = Misstep(13, hang, notes)
+        batches = iter(loader_of(root, misstep)); next(batches); misstep.await_s()
+    """,
+    "in a thread that still runs": """
+        batches = iter(loader_of(root, Misstep(13, hang, notes)))
+        threading.Thread(target=all_numbers, args=(batches,), daemon=True).start()
+        all_numbers([next(iter(loader_of(root)))])
+    """,
+    "os._exit while a worker sleeps": """
+        misstep = Misstep(13, hang, notes)
+        for batch in loader_of(root, misstep, persistent_workers=True): misstep.await_s(); os._exit(0)
+    """,
     "an iterator in a cycle": "kept = [loader_of(root)]; kept += [iter(kept[0]), kept]; next(kept[1]); del kept",
     "several loaders": """
         kept = [iter(loader_of(root)), iter(loader_of(root, persistent_workers=True)), iter(loader_of(root, workers=0))]
@@ -344,16 +359,11 @@ LEFT_OPEN = {
         from torchvision.transforms import PILToTensor
         batches = iter(DataLoader(FakeData(32, transform=PILToTensor()), 4, num_workers=2)); next(batches)
     """,
-    "a server's loader": """
-        from tests.integration.test_stopping import numbers_of_bytes, read, server_of
-        server = server_of("cpu")
-        dataset = Spelled(root, transform=server.proxy, loader=read)
-        batches = iter(DataLoader(dataset, 4, num_workers=2, server=server)); next(batches)
-    """,
-    "a server under a stock loader": """
+    "a server under this loader and under a stock loader": """
         from tests.integration.roads import Road
-        road = Road("produced", root)
-        batches = iter(road.loader(num_workers=2)); next(batches)
+        roads = [Road(name, root) for name in ("server", "produced")]
+        kept = [iter(road.loader(num_workers=2)) for road in roads]
+        [next(batches) for batches in kept]
     """,
     "cells of a notebook": """
         cells = ["from tests.faults import *", "batches = iter(loader_of(root))", "_ = next(batches)", "Out = {3: _}"]
@@ -364,7 +374,12 @@ LEFT_OPEN = {
 
 
 @pytest.mark.parametrize(
-    "body", by_default(LEFT_OPEN, "an iterator in a cycle", "several loaders", "a server under a stock loader")
+    "body",
+    by_default(
+        LEFT_OPEN,
+        *("in a thread that still runs", "os._exit while a worker sleeps", "an iterator in a cycle"),
+        *("several loaders", "a server under this loader and under a stock loader"),
+    ),
 )
 def test_a_script_that_leaves_it_open_ends_without_a_word(
     root: Path, tmp_path: Path, body: str, request: pytest.FixtureRequest

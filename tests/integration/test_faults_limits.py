@@ -5,6 +5,7 @@ Rows 7, 10, 11 and 12c of the table of faults.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from torchvision import transforms
 
 from ..limits import WAIT_S
@@ -21,7 +23,6 @@ from ..numbered import numbered_image, spell_dataset
 from ..outcomes import outcomes
 from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
 from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match, grown, on_roads, take
-from .test_processes import gpu_bytes, held_bytes
 
 
 def loader_over(road: Road, batches: list[list[int]], **arguments: Any) -> Any:
@@ -104,6 +105,25 @@ def test_any_prefetch_queue_depth_will_do(
         loader = road.loader(num_workers=1, prefetch_factor=8, persistent_workers=True, **more)
         for _ in range(2):
             assert_batches_match(loader)
+
+
+def held_bytes() -> int:
+    """Memory of this process without files and what it shares, and without what malloc keeps of freed batches.
+
+    Not ``uss``, which grows as Python writes on pages that a forked worker has a copy of: a garbage collection does.
+    (Of the memory of batches that is shared with workers the end of each test tells whether it was given back.)
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def gpu_bytes(device: str) -> int:
+    if device == "cpu":
+        return 0
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 class LargeBatches(Batches):
