@@ -17,7 +17,6 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from nvidia.dali import fn, pipeline_def, types
 from torchvision.transforms import ToTensor
 
 from proxyloader import DataLoader, ImageError, ProxyServer
@@ -25,13 +24,11 @@ from proxyloader import DataLoader, ImageError, ProxyServer
 from ..faults import (
     BATCH,
     Misstep,
-    Spelled,
     all_numbers,
     assert_gone,
     await_line,
     children_of,
     hang,
-    in_fork,
     in_thread,
     loader_of,
     numbers_of,
@@ -153,16 +150,6 @@ def test_dropping_a_loader_takes_no_time(
     with at_once(children_of()):
         held.clear()
         assert threading.active_count() <= threads, "a thread stops it"
-
-
-@pytest.mark.parametrize("state", ["in mid epoch", "with a worker that sleeps"])
-@pytest.mark.parametrize("method", ["forkserver", "spawn"])
-def test_workers_that_are_not_forked_stop_as_fast(spelled_root: Path, tmp_path: Path, state: str, method: str) -> None:
-    held = [STATES[state](spelled_root, tmp_path, multiprocessing_context=method)]
-    workers = children_of()
-    assert len(workers) == 2
-    with at_once(workers):
-        held.clear()
 
 
 @PERSISTENT
@@ -290,51 +277,17 @@ def test_control_c_stops_the_training_and_its_workers_at_once(
 # --- servers ---------------------------------------------------------------------------------------------------------
 
 
-def server_of(device: str) -> ProxyServer:
-    @pipeline_def(batch_size=BATCH, num_threads=1, device_id=0 if device == "cuda" else None, exec_dynamic=True)
-    def graph() -> Any:
-        encoded = fn.external_source(name="images", no_copy=True)
-        images = fn.decoders.image(encoded, device="mixed" if device == "cuda" else "cpu", output_type=types.RGB)
-        return fn.transpose(images, perm=[2, 0, 1])
-
-    return ProxyServer(graph())
-
-
-def read(path: str) -> bytes:
-    return Path(path).read_bytes()
-
-
-def numbers_of_bytes(batch: Any) -> list[int]:
-    images, indices = batch
-    return numbers_of((images.float() / 255, indices))
-
-
 @pytest.mark.parametrize("started", [False, True], ids=["never started", "started"])
 def test_dropping_a_server_that_is_open_takes_no_time(spelled_root: Path, started: bool, device: str) -> None:
-    server = server_of(device)
+    server = ProxyServer(picture_pipeline(device))
     if started:
         server.start_thread()
-    loader = DataLoader(Spelled(spelled_root, transform=server.proxy, loader=read), BATCH, num_workers=1, server=server)
+    dataset = picture_folder(spelled_root, server.proxy, read_bytes)
+    loader = DataLoader(dataset, BATCH, num_workers=1, server=server)
     batches = iter(loader)
-    assert numbers_of_bytes(next(batches)) == [0, 1, 2, 3]
+    assert_batches_match([next(batches)], range(BATCH))
     with at_once():
-        del server, loader, batches
-
-
-def test_what_was_taken_before_a_stop_stays_right(spelled_root: Path, device: str) -> None:
-    batches = iter(loader_of(spelled_root, prefetch_factor=4, device=device))
-    taken = [next(batches) for _ in range(5)]
-    del batches
-    copies = [torch.clone(images) for images, _ in taken]
-    assert all_numbers(taken) == list(range(20))
-    assert all_numbers(loader_of(spelled_root, device=device)) == list(range(48))  # which uses memory that was free
-    assert all(torch.equal(images, copy) for (images, _), copy in zip(taken, copies))
-
-
-def test_a_stop_in_a_forked_child_is_harmless_there_too(spelled_root: Path, tmp_path: Path) -> None:
-    held = [with_a_worker_that_sleeps(spelled_root, tmp_path)]
-    with at_once():
-        assert in_fork(held.clear) == 0
+        del server, dataset, loader, batches
 
 
 @PERSISTENT
