@@ -130,6 +130,10 @@ def distributed(dataset: Any, **arguments: Any) -> DistributedSampler[Any]:
     return sampler
 
 
+def refuse(worker_id: int) -> None:
+    raise LookupError(f"not worker {worker_id}")
+
+
 ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "torch's defaults": lambda d: {},
     "batches of 5": lambda d: dict(batch_size=5),
@@ -175,6 +179,8 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "persistent workers, a generator": lambda d: dict(batch_size=3, persistent_workers=True, generator=seeded()),
     "a context by name": lambda d: dict(batch_size=5, multiprocessing_context="fork"),
     "a context": lambda d: dict(batch_size=5, multiprocessing_context=multiprocessing.get_context("fork")),
+    "workers of a forkserver": lambda d: dict(batch_size=4, multiprocessing_context="forkserver", shuffle=True),
+    "a worker_init_fn that raises": lambda d: dict(batch_size=5, worker_init_fn=refuse),
     "a timeout that does not pass": lambda d: dict(batch_size=5, timeout=60),
 }
 
@@ -399,18 +405,9 @@ USES = [
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__.replace("_", " "))
 def test_a_loader_is_used_as_torchs_is(make: Make, use: Any, workers: int) -> None:
-    assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, num_workers=workers), use)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        *(breaks_and_a_whole_epoch, next_after_the_end, lengths_of_iterators),
-        *(two_iterators_at_once, zip_with_itself, one_epoch_inside_another),
-    ],
-)
-def test_a_loader_with_persistent_workers_is_used_as_torchs_is(make: Make, use: Any) -> None:
-    assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, num_workers=2, persistent_workers=True), use)
+    for persistent in {False, workers > 0}:
+        how: dict[str, Any] = dict(shuffle=True, num_workers=workers, persistent_workers=persistent)
+        assert_as_torch(lambda loader: loader(make(), 3, **how), use)  # noqa: B023
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -486,20 +483,11 @@ def note(worker_id: int) -> None:
     os.environ["CONTRACT_INIT"] = f"{worker_id}{torch.initial_seed()}{told_by_workers()}"
 
 
-def refuse(worker_id: int) -> None:
-    raise LookupError(f"not worker {worker_id}")
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 def test_workers_are_told_and_seeded_as_by_torch(make: Make, workers: int, persistent: bool) -> None:
     arguments: dict[str, Any] = dict(num_workers=workers, worker_init_fn=note, persistent_workers=persistent)
     assert_as_torch(lambda loader: loader(make(Asking), 2, shuffle=True, **arguments))
-
-
-def test_a_worker_init_fn_that_raises_is_the_error_of_the_first_batch(make: Make) -> None:
-    seen = assert_as_torch(lambda loader: loader(make(), 5, num_workers=1, worker_init_fn=refuse), walked)
-    assert seen[0].kind is LookupError
 
 
 DATASETS: dict[str, Callable[[Any], Any]] = {
@@ -549,8 +537,3 @@ def test_anything_with_items_is_a_dataset_as_for_torch(make_plain: Make, argumen
 def test_what_is_no_dataset_to_torch_is_none_here(dataset: Any, workers: int) -> None:
     seen = assert_as_torch(lambda loader: loader(dataset, num_workers=workers), one_epoch)
     assert seen["length"].kind is TypeError
-
-
-def test_workers_of_a_forkserver_load_numbers_as_by_torch() -> None:
-    arguments: dict[str, Any] = dict(num_workers=1, multiprocessing_context="forkserver", shuffle=True)
-    assert_as_torch(lambda loader: loader(Numbers(), 4, **arguments), one_epoch)

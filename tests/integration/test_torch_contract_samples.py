@@ -412,15 +412,15 @@ class Sized:
 
 
 class PictureStream(Stream):
-    """Hands encoded images to the transform, so that DALI decodes them, or with ``by_pillow`` decoded ones."""
+    """Hands encoded images to the transform, so that DALI decodes them."""
 
-    def __init__(self, root: Any, *, by_pillow: bool = False, **arguments: Any) -> None:
+    def __init__(self, root: Any, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.folder, self.transform, self.by_pillow = ImageFolder(root), TRANSFORM, by_pillow
+        self.folder, self.transform = ImageFolder(root), TRANSFORM
 
     def sample(self, number: int) -> Any:
         path, target = self.folder.samples[number % SAMPLES]
-        encoded = type(self.transform) is not type(TRANSFORM) and not self.by_pillow
+        encoded = type(self.transform) is not type(TRANSFORM)
         image = proxyloader.EncodedImage.open(path) if encoded else self.folder.loader(path)
         return self.transform(image), (number, target)
 
@@ -483,14 +483,6 @@ def test_a_stream_is_loaded_as_by_torch(stream: Streams, made: Any, arguments: A
         return loader(stream(**made), num_workers=workers, **mine)
 
     assert_as_torch(build, epochs if "persistent_workers" in arguments else one_epoch)
-
-
-@pytest.mark.parametrize("by_pillow", [False, True], ids=["", "decoded by Pillow"])
-def test_pictures_of_a_stream_arrive_where_they_should(root: Path, by_pillow: bool, device: str) -> None:
-    def build(loader: Any) -> Any:
-        return loader(PictureStream(str(root), by_pillow=by_pillow), 3, num_workers=2)
-
-    assert_as_torch(build, device=device)
 
 
 class SlowInTheFirstWorker(PictureStream):
