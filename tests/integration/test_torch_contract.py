@@ -74,16 +74,6 @@ def seeded(seed: int = 3) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class Backwards:
-    """A user's own sampler, of no class of torch's."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(SAMPLES - 1, -1, -1)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-
 class Permutation(Sampler[Any]):
     """Draws when ``iter()`` is called, not at the first ``next()``; indices, or batches of them."""
 
@@ -156,7 +146,7 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "distributed sampler": lambda d: dict(sampler=distributed(d), batch_size=3),
     "distributed sampler that drops": lambda d: dict(sampler=distributed(d, drop_last=True), batch_size=3),
     "a list as sampler": lambda d: dict(sampler=[5, 5, 0, 12, 5], batch_size=2),
-    "a sampler of one's own": lambda d: dict(sampler=Backwards(), batch_size=4, drop_last=True),
+    "a range as sampler": lambda d: dict(sampler=range(SAMPLES - 1, -1, -1), batch_size=4, drop_last=True),
     "a sampler that draws at once": lambda d: dict(sampler=Permutation(), batch_size=4),
     "a sampler that draws at once, no batches": lambda d: dict(sampler=Permutation(), batch_size=None),
     "a sampler without length": lambda d: dict(sampler=Endless(), batch_size=2),
@@ -354,19 +344,6 @@ def two_iterators_at_once(loader: Any) -> Any:
     return [next(first), next(second), next(first), next(first), list(second), list(first), torch.get_rng_state()]
 
 
-def zip_with_itself(loader: Any) -> Any:
-    return list(zip(loader, loader)), torch.get_rng_state()
-
-
-def one_epoch_inside_another(loader: Any) -> Any:
-    return [[outer, [inner[1] for inner in loader]] for outer in loader]
-
-
-def breaks_and_a_whole_epoch(loader: Any) -> Any:
-    firsts = [next(itertools.islice(loader, k, None)) for k in range(3)]
-    return firsts, epochs(loader)
-
-
 def deletion_in_mid_epoch(loader: Any) -> Any:
     batches = iter(loader)
     first = next(batches)
@@ -387,23 +364,24 @@ def lengths_of_iterators(loader: Any) -> Any:
     return before, after, len(loader), len(list(batches))
 
 
-def a_pickled_iterator(loader: Any) -> Any:
-    return tried(pickle.dumps, iter(loader)).kind
-
-
-def a_copy(loader: Any) -> Any:
-    next(iter(loader))
-    return walked(copy.copy(loader)), walked(copy.deepcopy(loader)), walked(loader)
-
-
-USES = [
-    *(two_iterators_at_once, zip_with_itself, one_epoch_inside_another, breaks_and_a_whole_epoch),
-    *(deletion_in_mid_epoch, next_after_the_end, lengths_of_iterators, a_pickled_iterator, a_copy),
-]
+USES: dict[str, Callable[[Any], Any]] = {
+    "two iterators at once": two_iterators_at_once,
+    "zip with itself": lambda loader: (list(zip(loader, loader)), torch.get_rng_state()),
+    "one epoch inside another": lambda loader: [[outer, [inner[1] for inner in loader]] for outer in loader],
+    "breaks and a whole epoch": lambda loader: (
+        [next(itertools.islice(loader, k, None)) for k in range(3)],
+        epochs(loader),
+    ),
+    "deletion in mid-epoch": deletion_in_mid_epoch,
+    "next() after the end": next_after_the_end,
+    "lengths of iterators": lengths_of_iterators,
+    "a pickled iterator": lambda loader: tried(pickle.dumps, iter(loader)).kind,
+    "a copy": lambda loader: [next(iter(loader)), *map(walked, (copy.copy(loader), copy.deepcopy(loader), loader))],
+}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__.replace("_", " "))
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_loader_is_used_as_torchs_is(make: Make, use: Any, workers: int) -> None:
     for persistent in {False, workers > 0}:
         how: dict[str, Any] = dict(shuffle=True, num_workers=workers, persistent_workers=persistent)
