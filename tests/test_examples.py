@@ -364,27 +364,6 @@ def test_other_frameworks_learn_from_the_batches(script: str, finished: Callable
     assert len(losses) == 2 and all(0 < float(loss) < 3 for loss in losses)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("script", FRAMEWORKS)
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("{data}/train --lr nan", "--lr is 0 or more; got nan"),
-        ("{out}", "is to be a folder with a folder of images for each class"),
-        ("{data}/train --batch-size 65", "64 images are less than one batch"),
-    ],
-    ids=["lr", "a missing folder", "a batch larger than the data"],
-)
-def test_a_mistake_with_another_framework_is_told_in_one_line(
-    script: str, arguments: str, said: str, data: Path, tmp_path: Path, finished: Callable[[str], Run]
-) -> None:
-    """In a process of its own, where ``finished`` has found the framework."""
-    finished(script)
-    done = run(script, arguments, data, tmp_path / "out")
-    assert done.status == 1 and said in done.stderr.splitlines()[-1]
-
-
 OPTIONS = [
     *((script, "--size 0", "1 or more") for script in OWN),
     *((script, "--batch-size 0", "1 or more") for script in OWN if script != GALLERY),
