@@ -121,6 +121,8 @@ def test_set_epoch_says_which_epoch_comes_next(spelled_root: Path, workers: int,
     for _ in zip(range(1), loader):
         pass
     assert numbers(loader) == expected(1, 3, shuffle=True)
+    with pytest.raises(ValueError, match="epoch must be an integer >= 0"):
+        loader.set_epoch(-1)
 
 
 def test_the_draws_of_samples_follow_the_epoch_that_the_sampler_was_set_to(spelled_root: Path) -> None:
