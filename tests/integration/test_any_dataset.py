@@ -176,7 +176,8 @@ class Archived(Photographs):
 
     def taken(self, path: Path, index: int) -> Any:
         self.archive = self.archive or self.open()
-        return TRAIN(Image.open(io.BytesIO(self.read(self.archive, index))).convert("RGB")), index
+        with self.read(self.archive, index) as file:
+            return TRAIN(Image.open(file).convert("RGB")), index
 
 
 class Zipped(Archived):
@@ -188,10 +189,8 @@ class Zipped(Archived):
     def open(self) -> Any:
         return zipfile.ZipFile(self.path)
 
-    def taken(self, path: Path, index: int) -> Any:
-        self.archive = self.archive or self.open()
-        with self.archive.open(f"{index}.jpg") as file:
-            return TRAIN(Image.open(file).convert("RGB")), index
+    def read(self, archive: zipfile.ZipFile, index: int) -> Any:
+        return archive.open(f"{index}.jpg")
 
 
 class InLmdb(Archived):
@@ -204,10 +203,9 @@ class InLmdb(Archived):
     def open(self) -> Any:
         return importlib.import_module("lmdb").open(self.path, readonly=True, lock=False)
 
-    def read(self, database: Any, index: int) -> bytes:
+    def read(self, database: Any, index: int) -> Any:
         with database.begin() as reads:
-            data: bytes = reads.get(b"%d" % index)
-        return data
+            return io.BytesIO(reads.get(b"%d" % index))
 
 
 class InHdf5(Archived):
@@ -221,9 +219,8 @@ class InHdf5(Archived):
     def open(self) -> Any:
         return importlib.import_module("h5py").File(self.path)
 
-    def read(self, file: Any, index: int) -> bytes:
-        data: bytes = file["files"][index].tobytes()
-        return data
+    def read(self, file: Any, index: int) -> Any:
+        return io.BytesIO(file["files"][index].tobytes())
 
 
 def hugging_face(root: Path) -> Any:
@@ -235,10 +232,6 @@ def hugging_face(root: Path) -> Any:
 
 def transformed_rows(rows: dict[str, list[Any]]) -> dict[str, Any]:
     return {"pixel_values": [TRAIN(image.convert("RGB")) for image in rows["image"]], "label": rows["label"]}
-
-
-def transformed_row(row: dict[str, Any]) -> dict[str, Any]:
-    return {"pixel_values": TRAIN(row["image"].convert("RGB")), "label": row["label"]}
 
 
 def web_dataset(root: Path) -> Any:
@@ -310,7 +303,9 @@ BY_DALI: dict[str, Make] = {
     "datasets, with_transform": lambda root: hugging_face(root).with_transform(transformed_rows),
     "datasets, set_transform": lambda root: (data := hugging_face(root), data.set_transform(transformed_rows))[0],
     "datasets, streaming": lambda root: (
-        hugging_face(root).to_iterable_dataset(num_shards=4).map(transformed_row, remove_columns=["image"])
+        hugging_face(root)
+        .to_iterable_dataset(num_shards=4)
+        .map(lambda row: {"pixel_values": TRAIN(row["image"].convert("RGB"))}, remove_columns=["image"])
     ),
     "WebDataset": web_dataset,
 }
