@@ -234,14 +234,11 @@ def seed_all(seed: int) -> None:
     np.random.seed(seed)
 
 
-def numpy_state() -> tuple[object, ...]:
-    name, words, *rest = np.random.get_state()
-    return name, np.asarray(words).tobytes(), *rest
-
-
 def generator_states() -> dict[str, object]:
     """Of torch, Python and numpy, as they can be compared."""
-    return {"torch's": torch.get_rng_state().numpy().tobytes(), "Python's": random.getstate(), "numpy's": numpy_state()}
+    name, words, *rest = np.random.get_state()
+    of_numpy = name, np.asarray(words).tobytes(), *rest
+    return {"torch's": torch.get_rng_state().numpy().tobytes(), "Python's": random.getstate(), "numpy's": of_numpy}
 
 
 def the_plan(compiled: Any) -> Plan:
@@ -353,7 +350,8 @@ DRAW_SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (7, 9)]
 
 def assert_draws_as(transform: Any, done: list[Done], *also: type[Step]) -> list[Done]:
     """The operations, numbers and states of the generators are those of a transform that was exchanged for one that
-    writes down in ``done`` what it would do; of ``also``, the numbers are not looked at.
+    writes down in ``done`` what it would do, to the last bit of float32; what changes nothing may be left out. Of
+    ``also``, the numbers are not looked at.
 
     Returns:
         All that was done to ``IMAGES`` images of several sizes.
@@ -374,19 +372,14 @@ def assert_draws_as(transform: Any, done: list[Done], *also: type[Step]) -> list
         assert generator_states() == states, f"image {k} left a generator in another state"
         assert len(row) == plan.num_params
         found = [each for each in taken(plan.steps[:-1], row) if each[0] not in also]
-        assert_same_done(found, stock[start:end], f"image {k}")
+        kept = [
+            [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in each if not _is_nothing((kind, numbers))]
+            for each in (found, stock[start:end])
+        ]
+        assert kept[0] == kept[1], f"image {k}"
         everything += found
         start = end
     return everything
-
-
-def assert_same_done(found: list[Done], wanted: list[Done], where: str) -> None:
-    """To the last bit of float32; what changes nothing may be left out."""
-    kept = [
-        [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in done if not _is_nothing((kind, numbers))]
-        for done in (found, wanted)
-    ]
-    assert kept[0] == kept[1], where
 
 
 def _is_nothing(done: Done) -> bool:

@@ -241,20 +241,12 @@ def with_flipped_bits(data: bytes, seed: int) -> bytes:
     return bytes(changed)
 
 
-def with_other_bytes(data: bytes, seed: int) -> bytes:
-    """Three bytes of the scans, one of them FF, so that it begins a marker."""
+def with_other_bytes(data: bytes, seed: int, first: int | None = None) -> bytes:
+    """Three bytes of the scans, or from ``first`` on, one of them FF, so that it begins a marker."""
     generator, changed = np.random.default_rng(seed), bytearray(data)
-    places = generator.integers(_first_scan(data), len(data) - len(END), 3)
+    places = generator.integers(_first_scan(data) if first is None else first, len(data) - len(END), 3)
     for at, value in zip(places, (0xFF, *generator.integers(256, size=2))):
         changed[at] = value
-    return bytes(changed)
-
-
-def with_other_bytes_anywhere(data: bytes, seed: int) -> bytes:
-    """Three bytes of the whole file but its start and end, headers and tables included."""
-    generator, changed = np.random.default_rng(seed), bytearray(data)
-    for at in generator.integers(len(START), len(data) - len(END), 3):
-        changed[at] = generator.integers(256)
     return bytes(changed)
 
 
@@ -275,7 +267,7 @@ def _first_scan(data: bytes) -> int:
 DAMAGES: dict[str, Callable[[bytes, int], bytes]] = {
     "flipped bits": with_flipped_bits,
     "other bytes": with_other_bytes,
-    "other bytes anywhere": with_other_bytes_anywhere,
+    "other bytes anywhere": functools.partial(with_other_bytes, first=len(START)),
     "a lost sector": with_a_lost_sector,
 }
 """Ways to damage a JPEG at random."""

@@ -137,23 +137,18 @@ def finished(data: Path, folder_of_runs: Path) -> Callable[[str], Run]:
     return finish
 
 
-Refusal = Callable[[str, str], str]
-
-
-@pytest.fixture
-def refusal(monkeypatch: pytest.MonkeyPatch) -> Refusal:
-    """Gives the one line that a script ends with, run in this process."""
-
-    def refusal(script: str, arguments: str) -> str:
-        monkeypatch.setattr(sys, "argv", [script, *arguments.split()])
-        monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)  # the script's own setting ends with the test
+def ending(script: Path, *options: Any, **environment: str) -> str:
+    """The one line that a script ends with, run in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        patch.setattr(sys, "argv", [str(script), *map(str, options)])
+        patch.setattr(torch.backends.cudnn, "benchmark", False)  # the script's own setting ends with the call
         with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(EXAMPLES / script), run_name="__main__")
-        message = ended.value.code  # Python writes a text to stderr, and exits with 1
-        assert isinstance(message, str) and "\n" not in message
-        return message
-
-    return refusal
+            runpy.run_path(str(script), run_name="__main__")
+    message = ended.value.code  # Python writes a text to stderr, and exits with 1
+    assert isinstance(message, str) and "\n" not in message
+    return message
 
 
 def test_table_and_launch_commands_name_the_scripts_that_are_there() -> None:
@@ -193,9 +188,7 @@ def test_both_scripts_train_on_the_same_batches(finished: Callable[[str], Run]) 
 
 
 @pytest.mark.slow
-def test_resume_goes_on_behind_the_last_epoch(
-    finished: Callable[[str], Run], data: Path, folder_of_runs: Path, refusal: Refusal
-) -> None:
+def test_resume_goes_on_behind_the_last_epoch(finished: Callable[[str], Run], data: Path, folder_of_runs: Path) -> None:
     first = finished(SWAPPED)
     out = shutil.copytree(first.out, folder_of_runs / "resumed")
     done = run(SWAPPED, COMMANDS[SWAPPED][0] + " --epochs 2 --resume", data, out)
@@ -207,11 +200,11 @@ def test_resume_goes_on_behind_the_last_epoch(
     assert (before["scheduler"]["last_epoch"], after["scheduler"]["last_epoch"]) == (steps, 2 * steps)
     assert after["best"] >= before["best"]
     assert after["model"]["bn1.num_batches_tracked"] == 2 * steps
-    again = COMMANDS[SWAPPED][0].format(data=data, out=out) + " --epochs 2 --resume"
-    other = refusal(SWAPPED, again + " --arch resnet34")
+    again = [*COMMANDS[SWAPPED][0].format(data=data, out=out).split(), "--epochs", "2", "--resume"]
+    other = ending(EXAMPLES / SWAPPED, *again, "--arch", "resnet34")
     assert "last.pt is of a resnet18: give --arch resnet18, or another --out" in other
     (out / "last.pt").write_text("junk")
-    assert "last.pt is damaged, or no checkpoint of this script" in refusal(SWAPPED, again)
+    assert "last.pt is damaged, or no checkpoint of this script" in ending(EXAMPLES / SWAPPED, *again)
 
 
 # --- the examples of DALI ---------------------------------------------------------------------------------------------
@@ -371,27 +364,6 @@ def test_other_frameworks_learn_from_the_batches(script: str, finished: Callable
     assert len(losses) == 2 and all(0 < float(loss) < 3 for loss in losses)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("script", FRAMEWORKS)
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ("{data}/train --lr nan", "--lr is 0 or more; got nan"),
-        ("{out}", "is to be a folder with a folder of images for each class"),
-        ("{data}/train --batch-size 65", "64 images are less than one batch"),
-    ],
-    ids=["lr", "a missing folder", "a batch larger than the data"],
-)
-def test_a_mistake_with_another_framework_is_told_in_one_line(
-    script: str, arguments: str, said: str, data: Path, tmp_path: Path, finished: Callable[[str], Run]
-) -> None:
-    """In a process of its own, where ``finished`` has found the framework."""
-    finished(script)
-    done = run(script, arguments, data, tmp_path / "out")
-    assert done.status == 1 and said in done.stderr.splitlines()[-1]
-
-
 OPTIONS = [
     *((script, "--size 0", "1 or more") for script in OWN),
     *((script, "--batch-size 0", "1 or more") for script in OWN if script != GALLERY),
@@ -440,16 +412,14 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("script", "arguments", "said"), MISTAKES)
-def test_a_mistake_is_told_in_one_line(
-    script: str, arguments: str, said: str, data: Path, tmp_path: Path, refusal: Refusal
-) -> None:
+def test_a_mistake_is_told_in_one_line(script: str, arguments: str, said: str, data: Path, tmp_path: Path) -> None:
     if script in (STOCK, SWAPPED):
         arguments = "--arch resnet18 --workers 0 " + arguments
     elif script == IMAGENET:
         arguments += " --out {out}"
     library = _imaging.__file__  # a library, and none of DALI's
     arguments = arguments.format(data=data, out=tmp_path / "out", me=__file__, library=library, odd=odd(tmp_path))
-    assert said in refusal(script, arguments)
+    assert said in ending(EXAMPLES / script, *arguments.split())
 
 
 def odd(root: Path) -> Path:

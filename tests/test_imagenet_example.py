@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import runpy
@@ -21,6 +20,7 @@ from proxyloader.make_dataset import make_dataset
 from . import scripts
 from .limits import WAIT_S
 from .scripts import WITH_THE_PROJECT
+from .test_examples import ending
 from .tiers import by_default
 
 TRAINED_S = 5.6 * WAIT_S
@@ -86,43 +86,17 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(scope="module")
-def logs(learnable: Path) -> Any:
-    """The log of a training with a backend in so many processes, with 32 images in a step of all; each is run once."""
-
-    @functools.cache
-    def log_of(backend: str, ranks: int) -> Log:
-        options = ["--data-backend", backend, "--batch-size", 32 // ranks, "--epochs", EPOCHS]
-        return trained(learnable, learnable / f"{backend}-{ranks}", *options, by=torchrun, ranks=ranks)
-
-    return log_of
-
-
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_processes_see_each_image_once_in_an_epoch_and_learn(logs: Any, backend: str) -> None:
-    log = logs(backend, 2)
+def test_two_processes_see_each_image_once_in_an_epoch_and_learn(learnable: Path, tmp_path: Path, backend: str) -> None:
+    options = ["--data-backend", backend, "--batch-size", 16, "--epochs", EPOCHS]
+    log = trained(learnable, tmp_path, *options, by=torchrun, ranks=2)
     assert [line["epoch"] for line in log] == list(range(1, EPOCHS + 1))
     assert {line["images"] for line in log} == {IMAGES} and {line["val_images"] for line in log} == {VAL_IMAGES}
     assert log[-1]["loss"] < log[0]["loss"] - 0.5
     assert log[-1]["top1"] > 40 and log[-1]["top5"] >= log[-1]["top1"]
     assert all(0 <= line["waited"] < 1 and line["images_per_s"] > 0 for line in log)
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_each_backend_comes_as_far_as_pytorch(logs: Any) -> None:
-    best = {backend: max(line["top1"] for line in logs(backend, 2)) for backend in BACKENDS}
-    assert min(best.values()) > best["pytorch"] - 20, best
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_two_processes_learn_as_one_does_with_batches_of_the_same_images(logs: Any) -> None:
-    one, two = logs("proxy", 1), logs("proxy", 2)
-    assert abs(one[-1]["loss"] - two[-1]["loss"]) < 0.4
-    assert abs(max(line["top1"] for line in one) - max(line["top1"] for line in two)) < 25
 
 
 @pytest.mark.slow
@@ -190,30 +164,10 @@ def test_a_first_step_that_overflows_leaves_no_trace(
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_said_in_one_line(
-    small: Path, tmp_path: Path, options: list[str], environment: dict[str, str], said: str, ending: Ending
+    small: Path, tmp_path: Path, options: list[str], environment: dict[str, str], said: str
 ) -> None:
     data, *rest = [option.format(small=small) for option in options]
-    assert said in ending(data, *SMALL, "--out", tmp_path, *rest, **environment)
-
-
-Ending = Callable[..., str]
-
-
-@pytest.fixture
-def ending(monkeypatch: pytest.MonkeyPatch) -> Ending:
-    """Gives what the script says as it ends itself, here in this process."""
-
-    def ending(*options: Any, **environment: str) -> str:
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, options)])
-        with pytest.raises(SystemExit) as ended:
-            runpy.run_path(str(SCRIPT), run_name="__main__")
-        message = ended.value.code
-        assert isinstance(message, str) and "\n" not in message
-        return message
-
-    return ending
+    assert said in ending(SCRIPT, data, *SMALL, "--out", tmp_path, *rest, **environment)
 
 
 @pytest.fixture(scope="module")
@@ -238,50 +192,48 @@ def stopped(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_run_with_other_options_does_not_resume(
-    small: Path, stopped: Path, options: list[str], was: str, ending: Ending
-) -> None:
-    said = ending(small, *TINY, "--out", stopped, "--resume", *options)
+def test_a_run_with_other_options_does_not_resume(small: Path, stopped: Path, options: list[str], was: str) -> None:
+    said = ending(SCRIPT, small, *TINY, "--out", stopped, "--resume", *options)
     assert f"last.pt was saved with {was}, and this run has {' '.join(options)}. Give the same, or begin anew" in said
 
 
-def test_a_run_of_other_processes_or_images_does_not_resume(
-    small: Path, stopped: Path, tmp_path: Path, ending: Ending
-) -> None:
+def test_a_run_of_other_processes_batches_or_images_does_not_resume(small: Path, stopped: Path, tmp_path: Path) -> None:
     state = torch.load(stopped / "last.pt", weights_only=True)
     torch.save(state | {"ranks": 2 * state["ranks"]}, tmp_path / "last.pt")
-    said = ending(small, *TINY, "--out", tmp_path, "--resume")
+    said = ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
     assert "last.pt was saved by 2 processes, each with a state of its own, and these are 1. Start as many, or" in said
+    said = ending(SCRIPT, small, *TINY, "--batch-size", 8, "--out", stopped, "--resume")
+    assert "after 2 of 6 steps of an epoch, which now has 12" in said
     data = shutil.copytree(small, tmp_path / "data")
     image = min((data / "train").glob("*/*.jpg"))
     shutil.copy(image, image.with_name("another.jpg"))
-    said = ending(data, *TINY, "--out", stopped, "--resume")
+    said = ending(SCRIPT, data, *TINY, "--out", stopped, "--resume")
     assert "last.pt: the state was saved over a dataset of 96 samples, and this one has 97" in said
 
 
 @pytest.mark.parametrize("kept", [0, 1000, 1_000_000, None])
 def test_a_damaged_checkpoint_and_one_of_another_script_are_named(
-    small: Path, stopped: Path, tmp_path: Path, kept: int | None, ending: Ending
+    small: Path, stopped: Path, tmp_path: Path, kept: int | None
 ) -> None:
     (tmp_path / "last.pt").write_bytes((stopped / "last.pt").read_bytes()[:kept])
     if kept is None:
         torch.save({"model": {}, "epoch": 1}, tmp_path / "last.pt")
-    said = ending(small, *TINY, "--out", tmp_path, "--resume")
+    said = ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
     assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script" in said
     assert "Begin anew without --resume" in said and "best.pt" not in said and ("(KeyError)" in said) == (kept is None)
     (tmp_path / "best.pt").touch()
-    assert "Put best.pt in its place" in ending(small, *TINY, "--out", tmp_path, "--resume")
+    assert "Put best.pt in its place" in ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
 
 
-def test_the_checkpoint_of_a_run_before_is_left_alone(small: Path, stopped: Path, ending: Ending) -> None:
-    assert f"{stopped}/last.pt is of a run before this. Give --resume" in ending(small, *TINY, "--out", stopped)
+def test_the_checkpoint_of_a_run_before_is_left_alone(small: Path, stopped: Path) -> None:
+    assert f"{stopped}/last.pt is of a run before this. Give --resume" in ending(SCRIPT, small, *TINY, "--out", stopped)
 
 
-def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path, ending: Ending) -> None:
+def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path) -> None:
     data = shutil.copytree(small, tmp_path / "data")
     shutil.rmtree(max(path for path in (data / "val").iterdir() if path.is_dir()))
     for backend in BACKENDS:
-        said = ending(data, *TINY, "--data-backend", backend)
+        said = ending(SCRIPT, data, *TINY, "--data-backend", backend)
         assert said == f"{data}: train/ and val/ hold other classes: {{'class_009'}}"
 
 
@@ -294,14 +246,6 @@ def test_a_run_that_was_finished_says_so_and_more_epochs_go_on(small: Path, tmp_
     assert done.returncode == 0
     assert done.stdout == f"{tmp_path}/last.pt: all of its 1 epochs are done. More --epochs go on\n"
     assert "epoch   2: " in run(*options, "--epochs", 2, "--resume").stdout
-
-
-@pytest.mark.exhaustive
-def test_what_was_left_of_other_epochs_is_not_taken_up(small: Path, tmp_path: Path) -> None:
-    options = ["--data-backend", "synthetic", "--epochs", 1, "--out", tmp_path]
-    assert run(small, *SMALL, *options, "--batch-size", 8, "--max-steps", 5).returncode == 0
-    done = run(small, *SMALL, *options, "--batch-size", 16, "--resume")
-    assert done.returncode == 1 and "after 5 of 12 steps of an epoch, which now has 6" in done.stderr
 
 
 @pytest.mark.slow

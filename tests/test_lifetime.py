@@ -20,7 +20,7 @@ import torch
 from proxyloader import lifetime
 
 from . import scripts
-from .faults import HEADER, assert_gone, children_of, in_fork, in_thread, run_alone, training
+from .faults import HEADER, assert_gone, children_of, in_fork, run_alone, training
 from .limits import ERROR_S, LONG_S, WAIT_S
 from .numbered import spell_dataset
 from .tiers import by_default
@@ -122,31 +122,6 @@ def test_a_worker_imports_nothing_of_pillows_formats() -> None:
     """Another thread may hold the lock of such an import at the fork."""
     code = "import proxyloader.data.lazy_image; from PIL import Image; assert Image._initialized"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
-
-
-def test_a_child_forgets_what_it_inherited_and_destroys_nothing_of_it() -> None:
-    server = Slow()
-    server.done.set()
-    lifetime.watch(server)
-    destroyed = []
-
-    class Precious:
-        def __del__(self) -> None:
-            destroyed.append(1)
-
-    held = [Precious()]
-    lifetime.leak_in_child(held[0])
-
-    def drop() -> None:
-        assert server.forgotten and not server.held
-        held.clear()
-        gc.collect()
-        assert not destroyed
-
-    assert in_fork(drop) == 0
-    assert not server.forgotten
-    held.clear()
-    assert destroyed
 
 
 class Interrupted(Slow):
@@ -265,23 +240,6 @@ def test_an_interrupt_while_dali_is_imported_leaves_it_usable(photos: Path) -> N
     assert done.stdout == "interrupted\nTrue 400\n", done.stderr
 
 
-def test_it_comes_after_what_it_would_have_interrupted_and_in_another_thread_nothing_changes() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        with lifetime.interrupts_deferred():
-            signal.raise_signal(signal.SIGINT)
-            time.sleep(2 * lifetime.LATER_S)
-            is_over = True
-        time.sleep(WAIT_S)
-    assert is_over and signal.getsignal(signal.SIGINT) is before
-
-    def handler() -> object:
-        with lifetime.interrupts_deferred():
-            return signal.getsignal(signal.SIGINT)
-
-    assert in_thread(handler) is signal.getsignal(signal.SIGINT)
-
-
 # --- the end of the interpreter --------------------------------------------------------------------------------------
 
 IMAGES = 48
@@ -329,31 +287,28 @@ def ended(folder: Path, root: Path, body: str, early: str = "", afresh: bool = F
 
 
 LEFT_OPEN = {
+    "in a thread that still runs": """
+        batches = iter(loader_of(root, Misstep(13, hang, notes)))
+        threading.Thread(target=all_numbers, args=(batches,), daemon=True).start()
+        all_numbers([next(iter(loader_of(root)))])
+    """,
+    "os._exit while a worker sleeps": """
+        misstep = Misstep(13, hang, notes)
+        for batch in loader_of(root, misstep, persistent_workers=True): misstep.await_s(); os._exit(0)
+    """,
     "an iterator in a cycle": "kept = [loader_of(root)]; kept += [iter(kept[0]), kept]; next(kept[1]); del kept",
     "several loaders": """
         kept = [iter(loader_of(root)), iter(loader_of(root, persistent_workers=True)), iter(loader_of(root, workers=0))]
         [next(batches) for batches in kept]
     """,
-    "spawned workers": "batches = iter(loader_of(root, workers=1, multiprocessing_context='spawn')); next(batches)",
     "workers that ignore SIGTERM": """
         from tests.integration.test_stopping import deaf
         batches = iter(loader_of(root, worker_init_fn=deaf)); next(batches)
     """,
-    "a dataset without images": """
-        from torchvision.datasets import FakeData
-        from torchvision.transforms import PILToTensor
-        batches = iter(DataLoader(FakeData(32, transform=PILToTensor()), 4, num_workers=2)); next(batches)
-    """,
-    "a server's loader": """
-        from tests.integration.test_stopping import numbers_of_bytes, read, server_of
-        server = server_of("cpu")
-        dataset = Spelled(root, transform=server.proxy, loader=read)
-        batches = iter(DataLoader(dataset, 4, num_workers=2, server=server)); next(batches)
-    """,
-    "a server under a stock loader": """
-        from tests.integration.roads import Road
-        road = Road("produced", root)
-        batches = iter(road.loader(num_workers=2)); next(batches)
+    "an iterator half-way through long steps": """
+        batches = iter(loader_of(root))
+        [(time.sleep(0.05), next(batches)) for _ in range(6)]
+        assert any(fed.starting is not None for fed in batches._feed._in_flight)
     """,
     "cells of a notebook": """
         cells = ["from tests.faults import *", "batches = iter(loader_of(root))", "_ = next(batches)", "Out = {3: _}"]
@@ -364,7 +319,12 @@ LEFT_OPEN = {
 
 
 @pytest.mark.parametrize(
-    "body", by_default(LEFT_OPEN, "an iterator in a cycle", "several loaders", "a server under a stock loader")
+    "body",
+    by_default(
+        LEFT_OPEN,
+        *("in a thread that still runs", "os._exit while a worker sleeps", "an iterator in a cycle"),
+        *("several loaders", "an iterator half-way through long steps"),
+    ),
 )
 def test_a_script_that_leaves_it_open_ends_without_a_word(
     root: Path, tmp_path: Path, body: str, request: pytest.FixtureRequest
@@ -410,22 +370,13 @@ ENDINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kind", ["DataLoader", pytest.param("torch.utils.data.DataLoader", marks=pytest.mark.exhaustive)]
-)
 @pytest.mark.parametrize(("ending", "status", "last"), by_default(ENDINGS, "an exception", "Ctrl-C"))
-def test_a_script_ends_as_it_was_told(
-    root: Path, tmp_path: Path, kind: str, ending: str, status: int, last: str
-) -> None:
-    """The stock loader's case shows that the status and the words are Python's."""
+def test_a_script_ends_as_it_was_told(root: Path, tmp_path: Path, ending: str, status: int, last: str) -> None:
     body = f"""
-        import torch
-        for batch in {kind}(Spelled(root), 4, num_workers=2):
+        for batch in loader_of(root):
             {ending}
             break
     """
-    if kind != "DataLoader":
-        body = body.replace("Spelled(root)", "ImageFolder(root, transforms.ToTensor())")
     found, output, errors = ended(tmp_path, root, body)
     assert (found, output, errors.count("Traceback")) == (status, "", last.count(":") or last.count("Keyboard"))
     assert errors.endswith(last + "\n" if last else "")
@@ -442,42 +393,32 @@ LOADS_AT_THE_END = """
 """
 
 
-@pytest.mark.parametrize("workers", by_default({"0": 0, "2": 2}, "2"))
-def test_an_exit_handler_may_still_load_batches(root: Path, tmp_path: Path, workers: int) -> None:
-    body = LOADS_AT_THE_END.format(workers=workers, register="@atexit.register")
-    assert ended(tmp_path, root, body) == (0, "True\nTrue\n", "")
-
-
-@pytest.mark.parametrize("moment", ["before torch is imported", "before DALI is"])
+@pytest.mark.parametrize("moment", ["after an epoch has begun", "before torch is imported", "before DALI is"])
 def test_an_exit_handler_may_load_batches_whenever_it_was_registered(root: Path, tmp_path: Path, moment: str) -> None:
-    early = """
-        @atexit.register
-        def load_in_the_end():
-            load()
-    """
-    body = LOADS_AT_THE_END.format(workers=0, register="")
+    early, before, register, workers = "", "", "", 0
     if moment == "before torch is imported":
-        assert ended(tmp_path, root, body, early, afresh=True) == (0, "True\nTrue\n", "")
+        early = """
+            @atexit.register
+            def load_in_the_end():
+                load()
+        """
+    elif moment == "before DALI is":
+        before = "    atexit.register(lambda: load())"
     else:
-        assert ended(tmp_path, root, "    atexit.register(lambda: load())" + body) == (0, "True\nTrue\n", "")
+        register, workers = "@atexit.register", 2
+    body = before + LOADS_AT_THE_END.format(workers=workers, register=register)
+    assert ended(tmp_path, root, body, early, afresh=bool(early)) == (0, "True\nTrue\n", "")
 
 
-FORKED = {
-    "with copies": "pass",
-    "with an iterator of its own": "batches = iter(loader_of(root, workers=0)); next(batches)",
-}
-
-
-@pytest.mark.parametrize("body", by_default(FORKED, "with an iterator of its own"))
-def test_a_forked_child_ends_without_a_word(root: Path, tmp_path: Path, body: str) -> None:
-    script = f"""
+def test_a_forked_child_ends_without_a_word(root: Path, tmp_path: Path) -> None:
+    script = """
         from tests.integration.roads import picture_pipeline
         batches = iter(loader_of(root, workers=0)); next(batches)
         pipeline = picture_pipeline("cpu"); pipeline.build()
         cycle = [picture_pipeline("cpu")]; cycle[0].build(); cycle.append(cycle); del cycle
         pid = os.fork()
         if pid == 0:
-            {body}
+            batches = iter(loader_of(root, workers=0)); next(batches)
             sys.exit(3)
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
         next(batches)

@@ -33,9 +33,12 @@ def main() -> None:
         batches = [(images, indices.tolist()) for images, indices in loader]
         epochs.append([index for _, indices in batches for index in indices])
         devices = sorted({str(images.device) for images, _ in batches})
+    sharded = DataLoader(dataset, 5, shuffle=True, num_shards="auto", last_batch_policy="fill", device=device)
+    shards = [[indices.tolist() for _, indices in sharded] for _ in range(2)]
     others = [k for k in range(torch.cuda.device_count()) if k != int(os.environ["LOCAL_RANK"])]
     touched = [k for k in others if torch._C._cuda_hasPrimaryContext(k)]
-    print(json.dumps({"rank": rank, "epochs": epochs, "devices": devices, "touched": touched}), flush=True)
+    told = {"rank": rank, "epochs": epochs, "shards": shards, "devices": devices, "touched": touched}
+    print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
@@ -71,6 +72,19 @@ class Faulty(ImageFolder):
         if isinstance(fault, Exception):
             raise fault
         return self.transform(fault), index
+
+
+class Stream(IterableDataset[Any]):
+    """The pictures of a folder, each worker reading every so many of them; with two workers one has more."""
+
+    def __init__(self, paths: list[str], transform: Any, read: Callable[[str], Any]) -> None:
+        self.paths, self.transform, self.read = paths, transform, read
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for number in range(first, len(self.paths), step):
+            yield self.transform(self.read(self.paths[number])), number
 
 
 def resized(images: Any) -> Any:

@@ -22,7 +22,7 @@ from ..side_by_side import assert_same
 from ..tiers import by_default
 
 data_loader = pytest.importorskip("accelerate.data_loader")
-from .accelerated import BATCH, CASES, KINDS, SAMPLES, Case, assert_ours, resumed, samples, shown  # noqa: E402
+from .accelerated import BATCH, CASES, KINDS, SAMPLES, Case, assert_ours, resumed, shown  # noqa: E402
 
 FULL = -(-SAMPLES // BATCH)
 
@@ -230,8 +230,3 @@ def test_another_accelerate_gives_torchs_loader_and_one_warning(
         assert sorted(chain(*numbers_of(prepared))) == list(range(SAMPLES))
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.startswith("Accelerate 1.") and "num_shards='auto'" in warning
-
-
-def test_nothing_is_said_where_accelerate_is_not_used(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader = proxyloader.DataLoader(samples(str(photos)), BATCH, device="cpu")
-    assert not loader._is_accelerate_prepared and not caplog.records

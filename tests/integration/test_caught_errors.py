@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import io
 import random
@@ -19,20 +18,17 @@ import pytest
 import torch
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import decode_image
 
 import proxyloader
-from proxyloader.workers.fetch import Fetcher
-from proxyloader.workers.request_sampler import BatchRequest
-from proxyloader.workers.scan_checks import PassedSamples
 
 from ..hostile_jpegs import HUFFMAN, QUANTISATION, with_bytes, without
 from ..limits import WAIT_S
-from ..outcomes import without_frames
-from ..undecoded import opened_late
+from ..outcomes import outcomes
+from ..side_by_side import assert_as_torch
 
 pytestmark = [
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
@@ -186,7 +182,7 @@ def augmented(samples: list[Any]) -> Any:
             found.append((EXACT(image.convert("RGB")), label))
         except OSError:
             found.append((torch.zeros(3, 96, 96, dtype=torch.uint8), -1))
-    return torch.utils.data.default_collate(found)
+    return default_collate(found)
 
 
 HOW: dict[Any, dict[str, Any]] = {
@@ -200,27 +196,10 @@ HOW: dict[Any, dict[str, Any]] = {
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [Own, Looking, AsTensor, InLists, Threads, Keeping, ByLists, Folder, Unopened, Stream])
 def test_it_meets_the_error_and_draws_as_there(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
-    def epochs(loader: Callable[..., Any]) -> list[Any]:
-        torch.manual_seed(2), random.seed(2), np.random.seed(2)
-        made = loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own]))
-        return [batch for _ in range(2) for batch in made]
-
-    for (images, labels), (stock_images, stock_labels) in zip(
-        epochs(functools.partial(proxyloader.DataLoader, device="cpu")), epochs(StockLoader), strict=True
-    ):
-        assert torch.equal(labels, stock_labels) and torch.equal(images, stock_images)
+    assert_as_torch(lambda loader: loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own])))
     if kind is Own:
         seeded = proxyloader.DataLoader(Own(paths), 4, seed=5, num_workers=workers)
         assert [batch[1][:, 0].tolist() for batch in seeded] == [[0, 1, 2, -1], [4, 5, 6, 7], [-1, -1, 10, 11]]
-
-
-@pytest.mark.parametrize("kind", [Own, InLists])
-def test_in_later_epochs_it_meets_the_error_again(kind: Callable[..., Any], paths: list[Path]) -> None:
-    dataset, table = kind(paths), PassedSamples(IMAGES)
-    for _ in range(3):
-        with opened_late():  # each time in another worker
-            fetched = Fetcher(dataset, passed=table)(BatchRequest(0, 0, list(range(IMAGES)), batched=True, slot=None))
-        assert [int(label[0]) for _, label in fetched.samples] == [0, 1, 2, -1, 4, 5, 6, 7, -1, -1, 10, 11]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -354,19 +333,15 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def with_state(batch: Any) -> Any:
+    images, labels = batch
+    return images.cpu(), labels.tolist(), torch.get_rng_state()
+
+
 def batches_of(loader: Any) -> list[Any]:
-    """The images and the labels of each batch, and the state of torch's generator behind it; an error's class."""
+    """The images and the labels of each batch, and the state of torch's generator behind it; or its error."""
     torch.manual_seed(7)
-    found: list[Any] = []
-    iterator = iter(loader)
-    while True:
-        try:
-            images, labels = next(iterator)
-            found.append((images.cpu(), labels.tolist(), torch.get_rng_state()))
-        except StopIteration:
-            return found
-        except (OSError, RuntimeError) as error:
-            found.append(without_frames(error))
+    return outcomes(map(with_state, loader))
 
 
 def assert_same(ours: list[Any], stock: list[Any]) -> None:
@@ -410,17 +385,16 @@ class Skipping(Dataset[Any]):
             return None
 
 
-def of_readable(samples: list[Any]) -> Any:
-    return torch.utils.data.default_collate([sample for sample in samples if sample is not None])
-
-
 @UNCLOSED
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_skipped_draws_nothing(kind: str, workers: int, damaged_folder: Path) -> None:
     dataset = KINDS[kind](damaged_folder)
     how: dict[str, Any] = {"batch_size": 4, "shuffle": True, "num_workers": workers}
-    stock = batches_of(StockLoader(Skipping(dataset), collate_fn=of_readable, **how))
+    readable = StockLoader(
+        Skipping(dataset), collate_fn=lambda samples: default_collate([*filter(None, samples)]), **how
+    )
+    stock = batches_of(readable)
     ours = proxyloader.DataLoader(dataset, on_error="skip", device="cpu", **how)
     assert_same(batches_of(ours), stock)
     assert len(ours.errors) >= len(DAMAGES) - 4

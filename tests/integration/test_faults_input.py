@@ -5,7 +5,10 @@ Rows 3, 4 and 5a of the table of faults.
 
 from __future__ import annotations
 
+import functools
+import itertools
 import multiprocessing
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -21,9 +24,11 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import ImageError, InputError, PipelineError
 
-from ..limits import LONG_S, WAIT_S
+from ..faults import in_thread
+from ..limits import WAIT_S
 from ..outcomes import outcomes, raises
 from ..side_by_side import Failed, assert_as_torch, one_epoch
+from .observed import Gated
 from .roads import (
     BATCH,
     BATCHES,
@@ -38,6 +43,7 @@ from .roads import (
     picture_folder,
     take,
 )
+from .test_processes import directly
 
 DAMAGES: list[Callable[[bytes], bytes]] = [
     lambda data: np.random.default_rng(3).bytes(len(data)),
@@ -259,24 +265,21 @@ def test_a_batch_of_another_kind_fails_alone(
             assert_batches_match(road.loader())
 
 
-class Stuck(ImageFolder):
-    """Never gives the samples from the sixth batch on."""
-
-    let_go: Any
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 5 * BATCH:
-            self.let_go.wait(LONG_S)
-        return super().__getitem__(index)
-
-
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"], indirect=True)  # a spawned one starts for longer
-def test_a_timeout_ends_the_wait_for_a_worker(road: Road, start_method: str) -> None:
-    dataset = road.dataset(Stuck, let_go=multiprocessing.get_context(start_method).Event())
-    batches = iter(road.loader(dataset, num_workers=1, timeout=2, multiprocessing_context=start_method))
-    start_s = time.perf_counter()
-    with pytest.raises(RuntimeError, match="timed out after 2 seconds"):
-        for images, numbers in batches:
-            assert_pictures_match(images, numbers)
-    assert 2 <= time.perf_counter() - start_s < WAIT_S
-    dataset.let_go.set()
+def test_a_timeout_ends_the_wait_for_a_worker(road: Road, start_method: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    dataset = road.dataset(Gated, gate=str(gate))
+    loader = road.loader(dataset, num_workers=1, timeout=2, multiprocessing_context=start_method)
+    for consumed in (directly, in_thread):
+        batches = iter(loader)
+        start_s = time.perf_counter()
+        found = consumed(functools.partial(outcomes, itertools.islice(batches, 5)))
+        assert 2 <= time.perf_counter() - start_s < WAIT_S
+        error = found.pop()
+        assert type(error) is RuntimeError and str(error) == "DataLoader timed out after 2 seconds"
+        assert_batches_match(found, range(16))
+        del batches
+    gate.unlink()
+    gate.touch()
+    assert_batches_match(loader)

@@ -5,6 +5,7 @@ Rows 7, 10, 11 and 12c of the table of faults.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import multiprocessing
 import os
@@ -14,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from torchvision import transforms
 
 from ..limits import WAIT_S
@@ -21,7 +23,6 @@ from ..numbered import numbered_image, spell_dataset
 from ..outcomes import outcomes
 from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
 from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match, grown, on_roads, take
-from .test_processes import gpu_bytes, held_bytes
 
 
 def loader_over(road: Road, batches: list[list[int]], **arguments: Any) -> Any:
@@ -89,31 +90,58 @@ def test_pictures_of_several_sizes_come_as_a_list_where_one_is_taken_and_else_ar
             assert_pictures_match(image[None], [number])
 
 
+OLD: dict[str, Any] = {"exec_dynamic": False}
+QUEUES: dict[str, dict[str, Any]] = {
+    "old executor, a dict": OLD | {"prefetch_queue_depth": {"cpu_size": 3, "gpu_size": 2}},
+    "old executor, 1": OLD | {"prefetch_queue_depth": 1},
+    "old executor, 8": OLD | {"prefetch_queue_depth": 8},
+    "1": {"prefetch_queue_depth": 1},
+    "8": {"prefetch_queue_depth": 8},
+    "in the calling thread": {"exec_async": False},
+    "in the calling thread, 1": {"exec_async": False, "prefetch_queue_depth": 1},
+    "in the calling thread, old executor": OLD | {"exec_async": False},
+    "in the calling thread, not pipelined": OLD | {"exec_async": False, "exec_pipelined": False},
+}
+
+
 @pytest.mark.parametrize("name", ["server", "produced"])
-@pytest.mark.parametrize(
-    ("exec_dynamic", "depth"),
-    [(False, {"cpu_size": 3, "gpu_size": 2}), (False, 1), (False, 8), (True, 1), (True, 8)],
-    ids=["old executor, a dict", "old executor, 1", "old executor, 8", "1", "8"],
-)
-def test_any_prefetch_queue_depth_will_do(
-    name: str, exec_dynamic: bool, depth: Any, spelled_root: Path, device: str
-) -> None:
-    with Road(name, spelled_root, device, exec_dynamic=exec_dynamic, prefetch_queue_depth=depth) as road:
+@pytest.mark.parametrize("queue", QUEUES.values(), ids=QUEUES)
+def test_any_prefetch_queue_depth_will_do(name: str, queue: dict[str, Any], spelled_root: Path, device: str) -> None:
+    with Road(name, spelled_root, "cpu" if "exec_async" in queue else device, **queue) as road:
         # More runs are asked for at once than most of these pipelines hold.
         more = {"prefetch": 6} if name == "server" else {}
         loader = road.loader(num_workers=1, prefetch_factor=8, persistent_workers=True, **more)
         for _ in range(2):
             assert_batches_match(loader)
+        pairs = list(zip(road.loader(**more), road.loader(**more)))
+        for side in (0, 1):
+            assert_batches_match(pair[side] for pair in pairs)
 
 
-class LargeBatches(Batches):
-    batch_size = PICTURES
+def held_bytes() -> int:
+    """Memory of this process without files and what it shares, and without what malloc keeps of freed batches.
+
+    Not ``uss``, which grows as Python writes on pages that a forked worker has a copy of: a garbage collection does.
+    (Of the memory of batches that is shared with workers the end of each test tells whether it was given back.)
+    """
+    ctypes.CDLL(None).malloc_trim(0)
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)
+
+
+def gpu_bytes(device: str) -> int:
+    if device == "cpu":
+        return 0
+    torch.cuda.synchronize()
+    free, total = torch.cuda.mem_get_info()
+    return total - free
 
 
 @pytest.mark.alone
 def test_breaks_of_persistent_workers_hold_no_batch(road: Road, start_method: str) -> None:
     # Batches of 590 KB, of which eight would be left behind by each break.
-    batches = LargeBatches([list(range(PICTURES))] * 10)
+    batches = Batches([list(range(PICTURES))] * 10)
+    batches.batch_size = PICTURES
     with road.another(batch_size=PICTURES) as large:
         arguments: dict[str, Any] = dict(num_workers=1, prefetch_factor=8, persistent_workers=True)
         loader = large.loader(batch_size=1, batch_sampler=batches, multiprocessing_context=start_method, **arguments)

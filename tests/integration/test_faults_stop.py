@@ -13,10 +13,9 @@ from typing import Any
 
 import psutil
 import pytest
-from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, ProxyServer, UnsupportedTransformError
+from proxyloader import DataLoader, ProxyServer
 
 from ..faults import Misstep, assert_gone, hang, training
 from ..limits import STOP_S, WAIT_S
@@ -95,15 +94,6 @@ def test_a_script_that_closes_nothing_ends_by_itself(
         assert errors.count("Traceback") == 1 and errors.endswith("LookupError: of the loop\n")
 
 
-@pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Without Python's cyclic garbage collector, for the time of a test."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 def assert_ends_at_once(held: list[Any], road: Road) -> None:
     """What is held, a loader or its iterator, takes its one worker along without a collector of garbage."""
     workers = [psutil.Process(child.pid) for child in multiprocessing.active_children()]
@@ -169,7 +159,6 @@ def deserialized() -> Any:
     return Pipeline.deserialize(pipeline_of(x={})().serialize())
 
 
-ELASTIC = transforms.Compose([transforms.ElasticTransform(), transforms.ToTensor()])
 OWN_SOURCE, REPEATING = {"source": lambda: [b"x"]}, {"repeat_last": True}
 WRONG: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "no pipeline": (lambda root: ProxyServer("a pipeline"), TypeError, "DALI pipeline, got str$"),  # type: ignore[arg-type]
@@ -200,11 +189,6 @@ WRONG: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         lambda root: DataLoader(ProxyServer(pipeline_of(x={})()), picture_folder(root)),
         TypeError,
         r"DataLoader\(dataset, ..., server=server\)",
-    ),
-    "no transform": (
-        lambda root: DataLoader(picture_folder(root, ELASTIC), translate="all"),
-        UnsupportedTransformError,
-        "ElasticTransform",
     ),
     "no workers": (lambda root: DataLoader(picture_folder(root), num_workers=-1), ValueError, "num_workers"),
 }

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset, default_collate, get_worker_info
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -31,6 +31,7 @@ from .roads import (
     PICTURES,
     TRANSFORM,
     Road,
+    Stream,
     assert_batches_match,
     assert_pictures_match,
     on_roads,
@@ -40,29 +41,7 @@ from .roads import (
     read_bytes,
     resized,
 )
-
-
-class Named(NamedTuple):
-    image: Any
-    number: Any
-
-
-@dataclass(frozen=True)
-class Frozen:
-    image: Any
-    number: Any
-
-
-class Slotted:
-    __slots__ = ("image", "number")
-
-    def __init__(self, image: Any, number: Any) -> None:
-        self.image, self.number = image, number
-
-
-class Plain:
-    def __init__(self, image: Any, number: Any) -> None:
-        self.image, self.number = image, number
+from .test_torch_contract_samples import Frozen, Pair, Record, Slotted
 
 
 @dataclass(frozen=True)
@@ -105,7 +84,7 @@ SAMPLES: dict[str, tuple[Callable[[Sample], Any], Callable[[Any], Pairs]]] = {
         lambda s: {"pair": [(s.image,), {"number": s.number}]},
         lambda b: [(b["pair"][0][0], b["pair"][1]["number"])],
     ),
-    "named tuple": (lambda s: Named(s.image, s.number), lambda b: [(b.image, b.number)]),
+    "named tuple": (lambda s: Pair(s.image, s.number), lambda b: [(b.image, b.number)]),
     "strings": (lambda s: (s.image, str(s.number)), lambda b: [(b[0], list(map(int, b[1])))]),
     "list": (lambda s: [s.number, s.image], lambda b: [(b[1], b[0])]),
     "two views": (lambda s: (s.image, s.number, s.other), lambda b: [(b[0], b[1]), (b[2], following(b[1]))]),
@@ -148,7 +127,7 @@ COLLATES: dict[str, tuple[Callable[[list[Any]], Any], Callable[[Any], Pairs], sl
     "first sample dropped": (lambda samples: default_collate(samples[1:]), pair, slice(1, None)),
     "samples reversed": (lambda samples: default_collate(samples[::-1]), pair, slice(None, None, -1)),
     "torch.stack": (stacked, pair, ALL),
-    "object": (lambda samples: Plain(*default_collate(samples)), lambda b: [(b.image, b.number)], ALL),
+    "object": (lambda samples: Record(*default_collate(samples)), lambda b: [(b.image, b.number)], ALL),
     "slots": (lambda samples: Slotted(*default_collate(samples)), lambda b: [(b.image, b.number)], ALL),
     "deque": (deque, lambda b: [stacked(b)], ALL),
     "frozen dataclasses": (
@@ -251,19 +230,6 @@ def test_threads_in_getitems_and_batches_out_of_order_give_every_picture_once(ro
     assert_batches_match(sorted(batches, key=lambda batch: int(batch[1][0])))
 
 
-class Stream(IterableDataset[Any]):
-    """The pictures of a folder, each worker reading every so many of them; with two workers one has more."""
-
-    def __init__(self, paths: list[str], transform: Any, read: Callable[[str], Any]) -> None:
-        self.paths, self.transform, self.read = paths, transform, read
-
-    def __iter__(self) -> Iterator[Any]:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for number in range(first, len(self.paths), step):
-            yield self.transform(self.read(self.paths[number])), number
-
-
 def test_an_iterable_dataset_gives_what_it_gives_under_torch_in_each_epoch(road: Road, start_method: str) -> None:
     paths = [path for path, _ in road.dataset().samples][:27]
     transform, read = (TRANSFORM, EncodedImage.open) if road.server is None else (road.server.proxy, read_bytes)
@@ -290,19 +256,17 @@ class Doubled(ImageFolder):
 
 @on_servers
 def test_two_inputs_and_two_outputs_of_a_sample_stay_together(road: Road, start_method: str) -> None:
-    from nvidia.dali import fn, pipeline_def, types
+    from nvidia.dali import fn, types
 
-    on_gpu = road.device == "cuda"
+    from .test_proxy_server import pipeline_of
 
-    @pipeline_def(batch_size=BATCH, num_threads=2, device_id=0 if on_gpu else None, exec_dynamic=True)
-    def graph() -> Any:
-        encoded = [fn.external_source(name=each, no_copy=True) for each in ("a", "b")]
-        kind = "mixed" if on_gpu else "cpu"
-        decoded = [fn.decoders.image(each, device=kind, output_type=types.RGB) for each in encoded]
+    def decoded(*encoded: Any) -> Any:
+        kind = "mixed" if road.device == "cuda" else "cpu"
+        images = [fn.decoders.image(each, device=kind, output_type=types.RGB) for each in encoded]
         chosen: dict[str, Any] = dict(dtype=types.FLOAT, output_layout="CHW", mean=[0.0], std=[255.0])
-        return tuple(fn.crop_mirror_normalize(images, **chosen) for images in decoded)
+        return tuple(fn.crop_mirror_normalize(each, **chosen) for each in images)
 
-    road.server = ProxyServer(graph())
+    road.server = ProxyServer(pipeline_of("ab", decoded, BATCH, road.device, exec_dynamic=True))
     for batch in road.loader(road.dataset(Doubled), num_workers=1, multiprocessing_context=start_method):
         first, second = batch["outputs"]
         assert_pictures_match(first, batch["number"])

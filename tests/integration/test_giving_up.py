@@ -1,8 +1,10 @@
-"""Datasets with nothing for DALI are loaded as by torch after some samples, and the loader says why."""
+"""What is left to torch, and said to be: datasets with nothing for DALI after some samples, and transforms that are not
+translated or that torchvision does faster on a CPU."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -14,16 +16,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, EncodedImage, compile_transforms
 from proxyloader.data.deferral import LOOK_AT
 
-from ..side_by_side import assert_as_torch, assert_same
+from ..side_by_side import assert_as_torch, assert_same, used
+from .test_any_dataset import Photographs
 
 TRANSFORM = transforms.Compose([transforms.RandomCrop(64), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
 SAMPLES = 2 * LOOK_AT + 24
@@ -130,28 +134,25 @@ def loaded(loader: Any, epochs: int = 2) -> list[Any]:
 
 @pytest.mark.parametrize("make", [*USING_PIXELS, OfArrays, *WITHOUT_PHOTOGRAPHS])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["", "2", "persistent"])
-def test_batches_and_draws_are_torchs(make: Callable[..., Any], workers: int, persistent: bool, photos: Path) -> None:
+def test_batches_and_draws_are_torchs_and_the_line_that_uses_pixels_is_named_once(
+    make: Callable[..., Any], workers: int, persistent: bool, photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     dataset = make(photos) if make in (*USING_PIXELS, OfArrays) else make()
     how = dict(num_workers=workers, persistent_workers=persistent, shuffle=not isinstance(dataset, Rows))
 
     def epochs(kind: Any) -> list[Any]:
         torch.manual_seed(3)
         given = make(photos) if make is folder else dataset  # as it keeps a count
-        return [*loaded(kind(given, 8, **how)), torch.rand(1)]
+        loader = kind(given, 8, **how)
+        batches = loaded(loader)
+        if kind is DataLoader and make in USING_PIXELS:
+            assert loader.backend.startswith("torch: pixels are used at") and HERE in loader.backend
+        return [*batches, torch.rand(1)]
 
     assert_same(epochs(DataLoader), epochs(StockLoader))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", USING_PIXELS)
-def test_it_names_the_line_that_uses_the_pixels_once(
-    make: Callable[..., Any], workers: int, photos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    loader = DataLoader(make(photos), 8, num_workers=workers, device="cpu")
-    loaded(loader)
-    assert loader.backend.startswith("torch: pixels are used at") and HERE in loader.backend
-    said = [record for record in caplog.records if "pixels are used" in record.getMessage()]
-    assert len(said) == 1 and said[0].levelno == logging.WARNING and HERE in said[0].getMessage()
+    if make in USING_PIXELS:
+        (said,) = [record for record in caplog.records if "pixels are used" in record.getMessage()]
+        assert said.levelno == logging.WARNING and HERE in said.getMessage()
 
 
 @pytest.mark.parametrize("make", WITHOUT_PHOTOGRAPHS)
@@ -301,3 +302,75 @@ def test_a_loader_that_fails_for_a_gpu_decides_nothing_for_others(photos: Path) 
         return loader
 
     assert_as_torch(build, device="cpu")
+
+
+# --- transforms that torchvision does itself, in the workers ---------------------------------------------------------
+
+
+def reddened(image: Image.Image) -> Image.Image:
+    """A picture of other pixels, which Pillow makes."""
+    return image.point([min(255, 2 * level) for level in range(256)] + list(range(256)) * 2)
+
+
+AUGMENTED = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandAugment(), transforms.ToTensor()])
+MIXED = transforms.Compose(
+    [transforms.Resize((32, 32)), transforms.RandomApply([transforms.AugMix()], 0.5), transforms.ToTensor()]
+)
+CHEAP = transforms.Compose([transforms.RandomCrop(32), transforms.ToTensor()])
+
+
+def assert_as_stock(dataset: Any, workers: int = 2, **arguments: Any) -> None:
+    found = []
+    for each, more in ((StockLoader, {}), (DataLoader, {"device": "cpu"} | arguments)):
+        torch.manual_seed(3)
+        batches: Any = each(dataset, batch_size=8, shuffle=True, num_workers=workers, **more)
+        found.append([batch for _ in range(2) for batch in batches])
+    for (a, a_labels), (b, b_labels) in zip(*found, strict=True):
+        assert torch.equal(a, b) and torch.equal(a_labels, b_labels)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transform", [AUGMENTED, MIXED], ids=["RandAugment", "AugMix"])
+def test_on_a_cpu_what_is_faster_so_is_torchvisions_to_the_bit(
+    photos: Path, transform: Any, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert_as_stock(ImageFolder(str(photos), transform), workers)
+    (said,) = [each for each in caplog.messages if "on a CPU torchvision is faster" in each]
+    assert said.startswith("ImageFolder, 48 samples: ")
+
+
+def test_on_a_gpu_or_where_it_is_cheap_or_compiled_it_is_dalis(
+    photos: Path, device: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for transform, on in ((CHEAP, "cpu"), (compile_transforms(AUGMENTED), "cpu"), (AUGMENTED, device)):
+        assert not caplog.records
+        loader = DataLoader(ImageFolder(str(photos), transform), 8, device=on)
+        images, _ = next(iter(loader))
+        assert images.device.type == on
+        assert (loader.stats().images_by_dali == 8) == (transform is not AUGMENTED or on == "cuda")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_once(
+    photos: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    transform = transforms.Compose([transforms.Lambda(reddened), transforms.RandomCrop(32), transforms.ToTensor()])
+    assert_as_torch(lambda kind: kind(ImageFolder(str(photos), transform), 8, num_workers=workers))
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "ImageFolder, 48 samples" in warning and "48 were made in the workers" in warning
+    assert "transform.transforms[0]: Lambda: it calls a Python function" in warning
+
+
+def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:
+    parts = [ImageFolder(str(photos), transform) for transform in (AUGMENTED, MIXED)]
+    assert_as_stock(ConcatDataset([*parts, ImageFolder(str(photos), CHEAP)]))
+
+
+def test_a_dataset_that_opens_its_images_undecoded_needs_no_change(photos: Path) -> None:
+    def build(kind: Any) -> Any:
+        opened = pil_loader if kind is StockLoader else EncodedImage.open
+        return kind(Photographs(photos, lambda path, index: (AUGMENTED(opened(str(path))), index)), 24)
+
+    kinds = StockLoader, functools.partial(DataLoader, device="cpu")
+    (stock,), (ours,) = (used(kind, build, list)["result"] for kind in kinds)
+    assert torch.equal(stock[0], ours[0]) and torch.equal(stock[1], ours[1])

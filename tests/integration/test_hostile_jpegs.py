@@ -321,11 +321,3 @@ def test_the_files_are_small_and_all_explained() -> None:
     assert sum(file.stat().st_size for file in FILES.values()) < 100 * 1024
     explained = (Path(__file__).parents[1] / "files" / "README.md").read_text()
     assert all(f"`{name}`" in explained for name in FILES)
-
-
-def test_the_first_of_the_table_is_the_photograph() -> None:
-    """If this fails, the comparisons above compare nothing."""
-    theirs = pixels_by_pillow(content("plain"))
-    assert theirs is not None
-    original = np.asarray(photograph(0, size=(67, 45))).transpose(2, 0, 1)
-    assert np.abs(theirs.numpy().astype(int) - original).mean() < 8

@@ -94,26 +94,16 @@ def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
     assert all_numbers(loader) == ALL
 
 
-class Slow:
-    """Each picture takes so long, as from a cold disk; workers that have begun keep to what it was."""
-
-    def __init__(self, sleep_s: float) -> None:
-        self.sleep_s = sleep_s
-
-    def __call__(self, index: int) -> None:
-        time.sleep(self.sleep_s)
-
-
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_loop_that_could_not_begin_leaves_nothing(spelled_root: Path, persistent: bool, device: str) -> None:
-    slow = Slow(0.03)
+    sleep_s = [0.03]  # for each picture, as from a cold disk; workers that have begun keep to what it was
     how: dict[str, Any] = {"prefetch_factor": 4, "persistent_workers": persistent, "device": device, "shuffle": True}
-    loader = loader_of(spelled_root, slow, **how)
+    loader = loader_of(spelled_root, lambda index: time.sleep(sleep_s[0]), **how)
     loader.device = NOWHERE
     try:
         iter(loader)
     except ValueError:  # whose traceback keeps the frames, and what was in them, here
-        slow.sleep_s, loader.device = 0.001, device
+        sleep_s[0], loader.device = 0.001, device
         seen = all_numbers(loader)
     assert sorted(seen) == ALL
     assert sorted(all_numbers(loader)) == ALL

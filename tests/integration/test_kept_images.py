@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,36 +67,6 @@ class KeepsSamples(Pictures):
         return self.made(path)
 
 
-class KeepsTheLast(Pictures):
-    """Gives the picture that was opened before, under its number."""
-
-    last: Any = None
-
-    def __getitem__(self, index: int) -> Any:
-        before, self.last = self.last, (self.loader(self.samples[index][0]), index)
-        image, number = before or self.last
-        return self.transform(image), number
-
-
-class ReadsAhead(Pictures):
-    """A thread opens a picture for a later batch while this one is packed."""
-
-    ahead: Any = None
-
-    @functools.cached_property
-    def pool(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1)
-
-    def __getitem__(self, index: int) -> Any:
-        before, self.ahead = self.ahead, (self.pool.submit(self._slowly, self.samples[index][0]), index)
-        image, number = before or self.ahead
-        return self.transform(image.result()), number
-
-    def _slowly(self, path: str) -> Any:
-        time.sleep(0.002)
-        return self.loader(path)
-
-
 class Forks(Pictures):
     """A child that was forked in the middle of a batch opens pictures while it goes on."""
 
@@ -129,7 +97,7 @@ class Forks(Pictures):
         os._exit(0)
 
 
-KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, KeepsTheLast, ReadsAhead, Forks]
+KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, Forks]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""MixUp, CutMix and collate functions built on default_collate: unchanged, in a collate_fn and in the loop."""
+"""MixUp, CutMix and other collate functions built on default_collate, unchanged."""
 
 from __future__ import annotations
 
@@ -31,16 +31,6 @@ each_number_of_workers = pytest.mark.parametrize("workers", [0, 2])
 Mix = Callable[[Any, Any], Any]
 
 
-def mixed_in_the_loop(loader: Any, mix: Mix) -> list[Any]:
-    """As a training loop does that mixes each batch it is given; each step draws from a seed of its own."""
-    found = []
-    for step, (images, labels) in enumerate(loader):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(step)
-            found.append(mix(images, labels))
-    return found
-
-
 def mixing_collate(samples: list[Any], mix: Mix) -> Any:
     """As torchvision's documentation has it."""
     return mix(*default_collate(samples))
@@ -52,15 +42,6 @@ def mixing_by_label_collate(samples: list[Any], mix: Mix) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int((labels * torch.arange(1, len(labels) + 1)).sum()))
         return mix(images, labels)
-
-
-@each_mixer
-@each_number_of_workers
-def test_in_the_loop(folder: ImageFolder, mix: Mix, workers: int, device: str) -> None:
-    folder.transform = TRAIN
-    use = functools.partial(mixed_in_the_loop, mix=mix)
-    mixed = assert_as_torch(lambda kind: kind(folder, 10, True, num_workers=workers), use, device=device)
-    assert mixed[0][1].shape in [(10, CLASSES), (10,)]
 
 
 @each_mixer

@@ -19,10 +19,7 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 from torch.utils.data import default_collate
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 
@@ -37,7 +34,6 @@ from ..faults import (
     await_true,
     be_killed,
     children_of,
-    hang,
     in_thread,
     loader_of,
     numbers_of,
@@ -45,7 +41,7 @@ from ..faults import (
     training,
     without_torchs_signal,
 )
-from ..limits import ERROR_S, STOP_S, WAIT_S
+from ..limits import ERROR_S
 from ..tiers import by_default
 from .roads import PERSISTENT
 
@@ -58,18 +54,6 @@ ANYWHERE = pytest.mark.parametrize("consumed", [directly, in_thread], ids=["main
 
 
 # --- workers that die ------------------------------------------------------------------------------------------------
-
-
-def leave() -> None:
-    sys.exit(3)
-
-
-def leave_at_once() -> None:
-    os._exit(3)
-
-
-def crash() -> None:
-    ctypes.string_at(0)
 
 
 def numbers_until_lost(batches: Any, consumed: Callable[[Callable[[], Any]], Any]) -> tuple[list[int], float]:
@@ -86,7 +70,12 @@ def numbers_until_lost(batches: Any, consumed: Callable[[Callable[[], Any]], Any
     return numbers, lost_s
 
 
-DEATHS = {"killed": be_killed, "sys.exit": leave, "os._exit": leave_at_once, "a segmentation fault": crash}
+DEATHS: dict[str, Callable[[], Any]] = {
+    "killed": be_killed,
+    "sys.exit": functools.partial(sys.exit, 3),
+    "os._exit": functools.partial(os._exit, 3),
+    "a segmentation fault": functools.partial(ctypes.string_at, 0),
+}
 
 
 @ANYWHERE
@@ -215,16 +204,12 @@ def allow_little_memory(worker_id: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (in_use + (256 << 20),) * 2)
 
 
-def take_a_gigabyte() -> None:
-    bytearray(1 << 30)
-
-
 @ANYWHERE
 @PERSISTENT
 def test_no_memory_is_an_error_of_its_batch(
     spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
 ) -> None:
-    misstep = Misstep(13, take_a_gigabyte, tmp_path)
+    misstep = Misstep(13, functools.partial(bytearray, 1 << 30), tmp_path)
     loader = loader_of(spelled_root, misstep, worker_init_fn=allow_little_memory, persistent_workers=persistent)
     consumed(lambda: assert_only_the_fourth_fails(loader, MemoryError))
     gc.collect()
@@ -266,16 +251,12 @@ def test_an_error_that_cannot_be_pickled_is_raised_at_its_batch(spelled_root: Pa
     in_thread(lambda: consumed(lambda: assert_only_the_fourth_fails(loader, Exception, "mine")), 10)
 
 
-def collate_to_a_lambda(samples: Any) -> Any:
-    return default_collate(samples), lambda: None
-
-
 @pytest.mark.parametrize("pictures", [True, False], ids=["pictures", "numbers"])
 def test_a_collate_fn_makes_what_cannot_be_pickled_without_workers_and_fails_with_them(
     spelled_root: Path, pictures: bool
 ) -> None:
     dataset: Any = Spelled(spelled_root) if pictures else range(48)
-    how: dict[str, Any] = dict(collate_fn=collate_to_a_lambda, device="cpu")
+    how: dict[str, Any] = dict(collate_fn=lambda samples: (default_collate(samples), lambda: None), device="cpu")
     for batch, made in DataLoader(dataset, BATCH, **how):
         assert (numbers_of(batch) if pictures else batch.tolist())[0] % BATCH == 0 and made() is None
     batches = iter(DataLoader(dataset, BATCH, num_workers=1, **how))
@@ -284,72 +265,7 @@ def test_a_collate_fn_makes_what_cannot_be_pickled_without_workers_and_fails_wit
             in_thread(lambda: next(batches), 10)
 
 
-# --- workers that hang -----------------------------------------------------------------------------------------------
-
-
-@ANYWHERE
-@PERSISTENT
-def test_timeout_is_an_error_in_time(spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any) -> None:
-    loader = loader_of(spelled_root, Misstep(13, hang, tmp_path), timeout=1.2, persistent_workers=persistent)
-
-    def consume() -> float:
-        start_s = time.monotonic()
-        with pytest.raises(RuntimeError, match=r"^DataLoader timed out after 1\.2 seconds$"):
-            for batch in loader:
-                numbers_of(batch)
-        return time.monotonic() - start_s
-
-    assert 1.2 <= consumed(consume) < 1.2 + ERROR_S
-    gc.collect()
-    assert consumed(lambda: all_numbers(loader)) == list(range(48))
-
-
 # --- trainers that end -----------------------------------------------------------------------------------------------
-
-FORGETFUL = {
-    "before the first batch": "batches = iter(loader_of(root))",
-    "persistent workers, after an epoch": "kept = loader_of(root, persistent_workers=True); all_numbers(kept)",
-    "a worker that sleeps": """
-        misstep = Misstep(13, hang, notes)
-        batches = iter(loader_of(root, misstep)); next(batches); misstep.await_s()
-    """,
-    "in a thread that still runs": """
-        batches = iter(loader_of(root, Misstep(13, hang, notes)))
-        threading.Thread(target=all_numbers, args=(batches,), daemon=True).start()
-        all_numbers([next(iter(loader_of(root)))])
-    """,
-    "os._exit while a worker sleeps": """
-        misstep = Misstep(13, hang, notes)
-        for batch in loader_of(root, misstep, persistent_workers=True): misstep.await_s(); os._exit(0)
-    """,
-}
-
-
-@pytest.mark.parametrize("body", by_default(FORGETFUL, "in a thread that still runs", "os._exit while a worker sleeps"))
-def test_a_script_that_closes_nothing_ends_by_itself(spelled_root: Path, tmp_path: Path, body: str) -> None:
-    script = f"notes = Path({str(tmp_path)!r})\n" + "\n".join(line.strip() for line in body.strip().splitlines())
-    with training(tmp_path, spelled_root, script) as process:
-        children = children_while(process)
-        assert process.stdout is not None and process.stderr is not None
-        assert (process.returncode, process.stdout.read(), process.stderr.read()) == (0, "", "")
-        assert_gone(children, ERROR_S)
-
-
-def children_while(process: Any, timeout_s: float = WAIT_S) -> list[psutil.Process]:
-    """Every child that a script has until it ends."""
-    found: set[psutil.Process] = set()
-
-    def has_ended() -> bool:
-        if process.poll() is None:
-            try:
-                found.update(children_of(process.pid))
-            except psutil.Error:
-                return False
-        return process.poll() is not None
-
-    await_true(has_ended, timeout_s)
-    return list(found)
-
 
 KILLED = {
     "fork, persistent": "kept = loader_of(root, persistent_workers=True)",
@@ -357,15 +273,16 @@ KILLED = {
     "spawn": "kept = loader_of(root, multiprocessing_context='spawn', workers=1)",
     "spawn, persistent": "kept = loader_of(root, multiprocessing_context='spawn', persistent_workers=True, workers=1)",
     "a worker that sleeps": "kept = loader_of(root, Misstep(9, hang, notes))",
-    "workers blocked in a full pipe": """
-        from tests.integration.observed import Heavy
-        Heavy.log = notes / "read"
-        kept = DataLoader(Heavy(root, transforms.ToTensor()), 4, num_workers=2, prefetch_factor=6, device="cpu")
+    "workers blocked in full pipes, with a server and without": """
+        from tests.integration.roads import Road
+        roads = [Road(name, root) for name in ("compiled", "server")]
+        datasets = [road.dataset(target_transform=lambda number: bytes(1 << 18)) for road in roads]
+        kept = zip(*(road.loader(each, num_workers=2, prefetch_factor=5) for road, each in zip(roads, datasets)))
     """,
 }
 
 
-@pytest.mark.parametrize("body", by_default(KILLED, "fork, persistent", "spawn", "workers blocked in a full pipe"))
+@pytest.mark.parametrize("body", by_default(KILLED, "fork, persistent", "spawn", [*KILLED][-1]))
 def test_a_killed_trainer_leaves_no_worker_and_no_memory_behind(spelled_root: Path, tmp_path: Path, body: str) -> None:
     lines = [line.strip() for line in body.strip().splitlines()]
     lines += ["batches = iter(kept)", "next(batches)", "say_ready()", "hang()"]
@@ -386,68 +303,3 @@ def test_a_killed_trainer_leaves_no_worker_and_no_memory_behind(spelled_root: Pa
         assert not [each for each in psutil.process_iter() if shared_batches(each) & memory]
         pids = {str(child.pid) for child in [trainer, *children]}
         await_true(lambda: not [n for n in shared & set(os.listdir("/dev/shm")) if pids & set(n.split("_"))])
-
-
-# --- memory and the rest of what must not stay -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [None, LookupError, OSError], ids=str)
-def test_dropping_a_loader_needs_no_collector(
-    spelled_root: Path, tmp_path: Path, error: type[Exception] | None
-) -> None:
-    root = shutil.copytree(spelled_root, tmp_path / "set")
-    misstep = raise_at_13(functools.partial(LookupError, "mine")) if error is LookupError else None
-    loader: Any = loader_of(root, misstep, persistent_workers=error is None)
-    if error is OSError:
-        Path(loader.dataset.samples[13][0]).unlink()
-    gc.disable()
-    try:
-        batches = iter(loader)
-        for _ in range(3):
-            next(batches)
-        with contextlib.suppress(LookupError, OSError):
-            next(batches)
-            assert error is None, "this batch must fail"
-        workers = children_of()
-        assert len(workers) == 2
-        del batches, loader
-        assert_gone(workers, STOP_S)
-    finally:
-        gc.enable()
-
-
-def held_bytes() -> int:
-    """Memory of this process without files and what it shares, and without what malloc keeps of freed batches.
-
-    Not ``uss``, which grows as Python writes on pages that a forked worker has a copy of: a garbage collection does.
-    (Of the memory of batches that is shared with workers the end of each test tells whether it was given back.)
-    """
-    ctypes.CDLL(None).malloc_trim(0)
-    memory = psutil.Process().memory_info()
-    return int(memory.rss - memory.shared)
-
-
-@pytest.mark.alone
-@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "persistent"])
-def test_breaks_leave_no_memory_behind(folder: ImageFolder, workers: int, persistent: bool, device: str) -> None:
-    folder.transform = transforms.Compose([transforms.Resize((224, 224)), transforms.ToTensor()])
-    loader = DataLoader(folder, 16, num_workers=workers, persistent_workers=persistent, device=device)
-
-    def epochs(count: int) -> None:
-        for _ in range(count):
-            next(iter(loader))
-
-    epochs(20)
-    host, gpu = held_bytes(), gpu_bytes(device)
-    epochs(25)
-    # A batch is 9.6 MB, and DALI's pool may yet grow by those few that can be under way at once.
-    assert held_bytes() - host < 6 * 9_600_000
-    assert gpu_bytes(device) - gpu < 6 * 9_600_000
-
-
-def gpu_bytes(device: str) -> int:
-    if device == "cpu":
-        return 0
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return total - free

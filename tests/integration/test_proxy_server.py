@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import itertools
 import pickle
-from collections import namedtuple
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -27,6 +25,7 @@ from ..compare import jpeg_of
 from ..faults import in_fork
 from ..outcomes import outcomes, raises
 from .roads import Produced, Road, assert_batches_match, on_roads, on_servers, picture_pipeline, read_bytes
+from .test_torch_contract_samples import Frozen, Pair, Slotted
 
 BATCH = 8
 
@@ -235,33 +234,13 @@ def good(proxy: Any, index: int) -> Any:
     return proxy(GOOD[index])
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    image: Any
-    label: Any
-
-
-Named = namedtuple("Named", "image label")
-
-
-class Slotted:
-    __slots__ = ("image", "label")
-
-    def __init__(self, image: Any, label: Any) -> None:
-        self.image, self.label = image, label
-
-
-def take(thing: Any) -> Any:
-    return thing
-
-
 @pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("make", [Pair, Slotted], ids=["frozen dataclass", "slots"])
+@pytest.mark.parametrize("make", [Frozen, Slotted], ids=["frozen dataclass", "slots"])
 def test_an_image_is_found_in_an_object_of_a_class_of_ones_own(make: Any, workers: int) -> None:
     with ProxyServer(doubled(batch_size=4)) as server:
         dataset = Made(server.proxy, lambda proxy, index: make(proxy(np.float32([index])), index), 4)
-        (samples,) = DataLoader(dataset, 4, collate_fn=take, num_workers=workers, server=server)
-        assert [(type(each), each.image.tolist(), each.label) for each in samples] == [
+        (samples,) = DataLoader(dataset, 4, collate_fn=list, num_workers=workers, server=server)
+        assert [(type(each), each.image.tolist(), each.number) for each in samples] == [
             (make, [2.0 * k], k) for k in range(4)
         ]
 
@@ -269,10 +248,10 @@ def test_an_image_is_found_in_an_object_of_a_class_of_ones_own(make: Any, worker
 def test_produce_data_fills_lists_dicts_and_objects_in_place_and_may_be_called_twice() -> None:
     with ProxyServer(doubled(batch_size=4)) as server:
         samples = [server.proxy(np.float32([k])) for k in range(3)]
-        held = {"list": [samples[0], 5], "pair": Pair(samples[1], "x"), "named": Named(samples[2], samples[0])}
+        held = {"list": [samples[0], 5], "pair": Frozen(samples[1], "x"), "named": Pair(samples[2], samples[0])}
         found = server.produce_data(held)
         assert found is held and found["list"][0].tolist() == [0.0] and found["pair"].image.tolist() == [2.0]
-        assert type(found["named"]) is Named and found["named"].image.tolist() == [4.0]
+        assert type(found["named"]) is Pair and found["named"].image.tolist() == [4.0]
         assert server.produce_data(found) is found
         again = [samples[0]]
         assert server.produce_data(again)[0].tolist() == server.produce_data([samples[0]])[0].tolist() == [0.0]
@@ -326,29 +305,6 @@ def test_images_in_the_place_of_bytes_are_refused(
         assert "loader=read_bytes" in str(caught.value)
 
 
-SYNCHRONOUS = {
-    "": {},
-    "the old executor": {"exec_dynamic": False},
-    "not pipelined": {"exec_dynamic": False, "exec_pipelined": False},
-    "one output at a time": {"prefetch_queue_depth": 1},
-}
-
-
-@pytest.mark.parametrize("workers", [0, 1, 2])
-@pytest.mark.parametrize("arguments", SYNCHRONOUS.values(), ids=SYNCHRONOUS)
-@pytest.mark.timeout(60)
-def test_a_pipeline_that_runs_in_the_calling_thread(arguments: dict[str, Any], workers: int) -> None:
-    with ProxyServer(doubled(exec_async=False, **arguments)) as server:
-        dataset = Made(server.proxy, lambda proxy, index: proxy(np.float32([index])), 40)
-        loader = DataLoader(dataset, 2, num_workers=workers, server=server, prefetch=4)
-        for _ in range(2):
-            assert torch.cat(list(loader))[:, 0].tolist() == [2.0 * k for k in range(40)]
-        both = [iter(loader), iter(loader)]
-        for at in range(20):
-            for batches in both:
-                assert next(batches)[:, 0].tolist() == [4.0 * at, 4.0 * at + 2]
-
-
 def test_images_of_several_sizes_are_told_of_the_pipeline(folder: ImageFolder) -> None:
     pipeline = pipelines.rotation(source="proxy", batch_size=BATCH, num_threads=1, device_id=None)
     with ProxyServer(pipeline) as server:
@@ -384,24 +340,16 @@ def test_a_batch_of_which_some_went_through_the_proxy(gone: int) -> None:
             list(DataLoader(dataset, 2, server=server))
 
 
-def test_the_help_of_a_server_is_ours() -> None:
-    for thing in (ProxyServer, ProxyServer.__init__, ProxyServer.produce_data):
-        assert thing.__doc__ and "DALIPipelineRunRef" not in thing.__doc__
-
-
 def read_and_decoded(paths: Any) -> Any:
     images = fn.resize(fn.decoders.image(fn.io.file.read(paths), output_type=types.RGB), size=[32, 32])
     return fn.crop_mirror_normalize(images, dtype=types.FLOAT, mean=[0.0], std=[255.0])
 
 
-def path_as_bytes(path: str) -> np.ndarray[Any, Any]:
-    return np.frombuffer(path.encode(), np.int8)
-
-
 @on_roads("server")
 def test_workers_that_read_paths_let_dali_read_the_files(road: Road) -> None:
     with ProxyServer(pipeline_of(["paths"], read_and_decoded, BATCH)) as road.server:
-        dataset = road.dataset(loader=path_as_bytes, transform=road.server.proxy)
+        as_bytes: Any = lambda path: np.frombuffer(path.encode(), np.int8)  # noqa: E731
+        dataset = road.dataset(loader=as_bytes, transform=road.server.proxy)
         assert_batches_match(road.loader(dataset, num_workers=1))
 
 

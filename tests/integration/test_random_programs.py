@@ -34,16 +34,6 @@ def erased(image: torch.Tensor) -> torch.Tensor:
     return image
 
 
-def scaled_in_place(image: torch.Tensor) -> torch.Tensor:
-    image.mul_(0.5).add_(0.25)
-    return image
-
-
-def first_row_in_place(image: torch.Tensor) -> torch.Tensor:
-    image[0].mul_(0.5)
-    return image
-
-
 ON_IMAGES: dict[str, Operation] = {
     "RGB": lambda image: image.convert("RGB"),
     "copy": lambda image: image.copy(),
@@ -69,8 +59,8 @@ ON_TENSORS: dict[str, Operation] = {
     "roll": lambda image: image.roll(3, -1),
     "channels": lambda image: image[..., [2, 0, 1], :, :],
     "erased": erased,
-    "in place": scaled_in_place,
-    "through a view": first_row_in_place,
+    "in place": lambda image: image.mul_(0.5).add_(0.25),
+    "through a view": lambda image: (image[0].mul_(0.5), image)[1],
     "clamp": lambda image: image.clamp(0.2, 0.8),
     "noise": lambda image: image + 0.01 * torch.randn_like(image),
     "a random number": lambda image: image * (1 + 0.1 * torch.rand(())),

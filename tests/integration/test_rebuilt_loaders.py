@@ -76,7 +76,6 @@ PLAIN = {"num_workers": 2, "prefetch_factor": 3, "drop_last": True, "in_order": 
 SHARD = {"num_shards": World(2, 1), "seed": 5, "device": "cpu"}
 LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "torch's, used": (StockLoader, PLAIN),
-    "plain": (DataLoader, PLAIN),
     "plain, used": (DataLoader, PLAIN),
     "with options of ours": (DataLoader, OURS | {"num_workers": 2}),
     **{policy: (DataLoader, SHARD | {"last_batch_policy": policy}) for policy in ("fill", "partial", "drop")},

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, EncodedImage, ProxyServer, pipelines
 
 from ..compare import seed_all
-from .roads import read_bytes
+from .roads import Stream, read_bytes
 
 TRAIN = transforms.Compose(
     [transforms.RandomResizedCrop((24, 32)), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -137,15 +137,8 @@ class Plain(torch.utils.data.Dataset[Any]):
         return index, torch.rand(3)
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, dataset: ImageFolder) -> None:
-        self.paths, self.transform = [path for path, _ in dataset.samples], dataset.transform
-
-    def __iter__(self) -> Iterator[Any]:
-        info = torch.utils.data.get_worker_info()
-        for number, path in enumerate(self.paths):
-            if info is None or number % info.num_workers == info.id:
-                yield self.transform(EncodedImage.open(path)), torch.tensor(number)
+def stream_of(dataset: ImageFolder) -> Stream:
+    return Stream([path for path, _ in dataset.samples], dataset.transform, EncodedImage.open)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +147,7 @@ class Stream(IterableDataset[Any]):
     ids=["no images", "no images, no workers", "stream", "stream, workers"],
 )
 def test_other_datasets_resume_too(noisy: Noisy, kind: Any, workers: int, after: int) -> None:
-    dataset = Plain() if kind is Plain else Stream(noisy)
+    dataset = Plain() if kind is Plain else stream_of(noisy)
     how = {"shuffle": kind is Plain}
     whole = cpu(loader_of(dataset, workers, **how))
     assert kind is Stream or same(cpu(loader_of(dataset, after, **how)), whole)
@@ -183,7 +176,7 @@ def test_what_persistent_workers_draw_for_a_stream_depends_on_seed_and_epoch_alo
 
 
 def test_a_streams_state_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
-    begun, other = (loader_of(Stream(noisy), workers, shuffle=None) for workers in (2, 1))
+    begun, other = (loader_of(stream_of(noisy), workers, shuffle=None) for workers in (2, 1))
     next(iter(begun))
     with pytest.raises(ValueError, match=r"num_workers=2, and this loader has 1, .* loader\.set_epoch\(state"):
         other.load_state_dict(begun.state_dict())
@@ -221,49 +214,6 @@ def test_a_state_after_a_break_is_that_of_the_break(noisy: Noisy) -> None:
     assert len(list(resumed)) == 4
     assert (resumed.state_dict()["epoch"], resumed.state_dict()["batches"]) == (1, 0)
     assert pickle.dumps(state) == before
-
-
-@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (2, 3)])
-def test_with_another_number_of_processes_the_rest_is_shared_anew(noisy: Noisy, before: int, after: int) -> None:
-    def loader(ranks: int, rank: int) -> Any:
-        sampler: Any = DistributedSampler(noisy, ranks, rank, shuffle=True, seed=2)
-        sampler.set_epoch(4)
-        return DataLoader(noisy, 4, sampler=sampler, num_workers=1, seed=5, device="cpu")
-
-    whole = {int(i): image for images, _, indices, _ in loader(1, 0) for image, i in zip(images, indices)}
-    seen: list[int] = []
-    for rank in range(before):
-        begun = loader(before, rank)
-        seen += [int(i) for _, _, indices, _ in itertools.islice(begun, 2) for i in indices]
-    for rank in range(after):
-        resumed = loader(after, rank)
-        resumed.sampler.set_epoch(0)  # the state knows better
-        resumed.load_state_dict(begun.state_dict())
-        for images, _, indices, _ in resumed:
-            seen += indices.tolist()
-            assert all(torch.equal(image, whole[int(i)]) for image, i in zip(images, indices))
-    assert {*seen} == {*range(48)} and len(seen) - 48 < after  # each process takes as many
-
-
-def test_persistent_workers_resume_too(noisy: Noisy) -> None:
-    one, two = (loader_of(noisy, 2, persistent_workers=True) for _ in range(2))
-    epochs = [cpu(one) for _ in range(3)]
-    cpu(two)
-    two.load_state_dict({**one.state_dict(), "epoch": 1, "batches": 3, "samples": 21})
-    assert same(cpu(two), epochs[1][3:]) and same(cpu(two), epochs[2])
-
-
-def test_set_epoch_says_which_epoch_comes_next(noisy: Noisy) -> None:
-    loader, other = loader_of(noisy), loader_of(noisy)
-    epochs = [cpu(loader) for _ in range(3)]
-    other.set_epoch(2)
-    assert same(cpu(other), epochs[2])
-    other.set_epoch(7)
-    assert other.state_dict()["epoch"] == 7
-    other.set_epoch(1)
-    assert same(cpu(other), epochs[1]) and same(cpu(other), epochs[2])
-    with pytest.raises(ValueError, match="epoch must be an integer >= 0"):
-        other.set_epoch(-1)
 
 
 def test_a_state_out_of_order_is_refused_in_the_middle_of_an_epoch_only(noisy: Noisy) -> None:

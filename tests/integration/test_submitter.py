@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import Dataset
 from torchvision import transforms
 
-from proxyloader import DataLoader, EncodedImage, ImageError
+from proxyloader import DataLoader, ImageError
 from proxyloader.loader.feed import LONG_STEP_S
 
-from .. import scripts
 from ..faults import Spelled, all_numbers, await_true, in_fork, numbers_of
-from ..limits import WAIT_S
-from .roads import BATCH, PICTURES, TRANSFORM
+from ..outcomes import outcomes
+from .roads import BATCH, PICTURES
 
 TO_TENSOR = transforms.ToTensor()
 ALL = list(range(PICTURES))
@@ -39,9 +34,12 @@ def run_starters() -> list[threading.Thread]:
 
 def slowly(batches: Any) -> Iterator[Any]:
     """A loop with a model: each step takes a while, and in the end waits."""
-    for batch in batches:
+
+    def trained(batch: Any) -> Any:
         time.sleep(STEP_S)
-        yield batch
+        return batch
+
+    return map(trained, batches)
 
 
 def test_a_loop_of_long_steps_sees_each_picture_and_leaves_no_thread(spelled_root: Path, device: str) -> None:
@@ -62,17 +60,6 @@ def test_a_loop_of_short_steps_needs_no_thread(spelled_root: Path, device: str) 
     assert not run_starters()
 
 
-def test_what_is_not_urgent_is_under_way_before_it_is_asked_for(spelled_root: Path, device: str) -> None:
-    batches = iter(loader_of(spelled_root, device))
-    for at in range(8):
-        next(batches)
-        time.sleep(STEP_S)
-        in_thread = [fed.starting for fed in batches._feed._in_flight if fed.starting is not None]
-        wait(in_thread, timeout=WAIT_S)
-        assert all(len(fed.pipeline_runs) == 1 and not fed.is_to_start for fed in batches._feed._in_flight)
-        assert in_thread or at < 3
-
-
 def test_the_batches_are_those_of_a_loop_of_short_steps(spelled_root: Path, device: str) -> None:
     def found(wrapper: Any) -> list[torch.Tensor]:
         torch.manual_seed(5)
@@ -84,21 +71,14 @@ def test_the_batches_are_those_of_a_loop_of_short_steps(spelled_root: Path, devi
 
 
 def test_an_error_stays_with_its_batch(spelled_root: Path, tmp_path: Path, device: str) -> None:
-    dataset = Spelled(spelled_root)
+    loader = loader_of(spelled_root, device)
     bad = 6 * BATCH + 1
     (tmp_path / "bad.jpg").write_bytes(b"nothing")
-    dataset.samples[bad] = str(tmp_path / "bad.jpg"), dataset.samples[bad][1]
-    batches, given, errors = iter(DataLoader(dataset, BATCH, num_workers=2, device=device)), [], []
-    while True:
-        time.sleep(STEP_S)
-        try:
-            given.append(next(batches)[1].tolist())
-        except StopIteration:
-            break
-        except ImageError as error:
-            errors.append(error.index)
-    assert errors == [bad]
-    assert given == [list(range(k * BATCH, (k + 1) * BATCH)) for k in range(12) if k != 6]
+    loader.dataset.samples[bad] = str(tmp_path / "bad.jpg"), 0
+    found = outcomes(slowly(loader))
+    error = found.pop(6)
+    assert isinstance(error, ImageError) and error.index == bad
+    assert all_numbers(found) == [*range(6 * BATCH), *range(7 * BATCH, PICTURES)]
 
 
 @pytest.mark.parametrize("at", [0, 3, 4, 5])
@@ -121,85 +101,3 @@ def test_a_fork_finds_dali_at_rest(spelled_root: Path, device: str) -> None:
         time.sleep(STEP_S)
         assert in_fork(lambda: batches.close()) == 0
     assert sum(1 for _ in batches) == 4
-
-
-SCRIPT = """
-import sys, time
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from proxyloader import DataLoader
-
-if __name__ == "__main__":
-    dataset = ImageFolder(sys.argv[1], transforms.ToTensor())
-    batches = iter(DataLoader(dataset, 4, num_workers=2, device=sys.argv[2]))
-    for _ in range(5):
-        next(batches)
-        time.sleep(0.05)
-    next(batches)
-    assert any(fed.starting is not None for fed in batches._feed._in_flight)
-"""
-
-
-def test_a_script_ends_with_an_iterator_that_is_half_way(spelled_root: Path, device: str) -> None:
-    done = scripts.run(SCRIPT, spelled_root, device, timeout_s=WAIT_S)
-    assert done.returncode == 0, done.stderr
-    assert "Error" not in done.stderr and "Exception" not in done.stderr, done.stderr
-
-
-# --- what is fed while DALI works: the workers are not forgotten meanwhile --------------------------------------------
-
-
-class LateByOneBatch(Dataset[Any]):
-    """Large photographs; those of the second batch come a little later than those of the first."""
-
-    def __init__(self, path: Path, transform: Any) -> None:
-        self.path, self.transform = path, transform
-
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(0.03 * (index == 4))
-        return self.transform(EncodedImage.open(self.path))
-
-
-@pytest.fixture(scope="module")
-def large_photo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("large") / "large.jpg"
-    Image.effect_noise((2000, 1500), 100).convert("RGB").save(path, quality=90)
-    return path
-
-
-def test_the_second_batch_is_decoded_with_the_first_though_it_comes_later(large_photo: Path, device: str) -> None:
-    dataset = LateByOneBatch(large_photo, TRANSFORM)
-    loader = DataLoader(dataset, 4, num_workers=2, persistent_workers=True, device=device)
-    under_way = []
-    for _ in range(3):
-        batches = iter(loader)
-        first = next(batches)
-        under_way.append(len(batches._feed._in_flight))
-        assert all(torch.equal(batch, first) for batch in batches)
-    assert all(under_way[1:]), under_way  # of the first epoch nothing is known
-
-
-def test_nobody_waits_for_a_worker_that_takes_longer_than_dali(photos: Path) -> None:
-    path = next(photos.rglob("*.jpg"))
-
-    handed_out = multiprocessing.get_context("fork").Event()
-
-    class Slow(LateByOneBatch):
-        def __getitem__(self, index: int) -> Any:
-            if index == 4:
-                handed_out.wait(WAIT_S)
-            return super().__getitem__(index)
-
-    loader = DataLoader(
-        Slow(path, TRANSFORM), 4, num_workers=2, persistent_workers=True, multiprocessing_context="fork", device="cpu"
-    )
-    for _ in range(2):
-        handed_out.clear()
-        batches = iter(loader)
-        next(batches)
-        assert not batches._feed._in_flight, "the first batch is handed out before the second is there"
-        handed_out.set()
-        assert len(list(batches)) == 2

@@ -74,16 +74,6 @@ def seeded(seed: int = 3) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-class Backwards:
-    """A user's own sampler, of no class of torch's."""
-
-    def __iter__(self) -> Iterator[int]:
-        yield from range(SAMPLES - 1, -1, -1)
-
-    def __len__(self) -> int:
-        return SAMPLES
-
-
 class Permutation(Sampler[Any]):
     """Draws when ``iter()`` is called, not at the first ``next()``; indices, or batches of them."""
 
@@ -130,6 +120,10 @@ def distributed(dataset: Any, **arguments: Any) -> DistributedSampler[Any]:
     return sampler
 
 
+def refuse(worker_id: int) -> None:
+    raise LookupError(f"not worker {worker_id}")
+
+
 ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "torch's defaults": lambda d: {},
     "batches of 5": lambda d: dict(batch_size=5),
@@ -152,7 +146,7 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "distributed sampler": lambda d: dict(sampler=distributed(d), batch_size=3),
     "distributed sampler that drops": lambda d: dict(sampler=distributed(d, drop_last=True), batch_size=3),
     "a list as sampler": lambda d: dict(sampler=[5, 5, 0, 12, 5], batch_size=2),
-    "a sampler of one's own": lambda d: dict(sampler=Backwards(), batch_size=4, drop_last=True),
+    "a range as sampler": lambda d: dict(sampler=range(SAMPLES - 1, -1, -1), batch_size=4, drop_last=True),
     "a sampler that draws at once": lambda d: dict(sampler=Permutation(), batch_size=4),
     "a sampler that draws at once, no batches": lambda d: dict(sampler=Permutation(), batch_size=None),
     "a sampler without length": lambda d: dict(sampler=Endless(), batch_size=2),
@@ -175,6 +169,8 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "persistent workers, a generator": lambda d: dict(batch_size=3, persistent_workers=True, generator=seeded()),
     "a context by name": lambda d: dict(batch_size=5, multiprocessing_context="fork"),
     "a context": lambda d: dict(batch_size=5, multiprocessing_context=multiprocessing.get_context("fork")),
+    "workers of a forkserver": lambda d: dict(batch_size=4, multiprocessing_context="forkserver", shuffle=True),
+    "a worker_init_fn that raises": lambda d: dict(batch_size=5, worker_init_fn=refuse),
     "a timeout that does not pass": lambda d: dict(batch_size=5, timeout=60),
 }
 
@@ -348,19 +344,6 @@ def two_iterators_at_once(loader: Any) -> Any:
     return [next(first), next(second), next(first), next(first), list(second), list(first), torch.get_rng_state()]
 
 
-def zip_with_itself(loader: Any) -> Any:
-    return list(zip(loader, loader)), torch.get_rng_state()
-
-
-def one_epoch_inside_another(loader: Any) -> Any:
-    return [[outer, [inner[1] for inner in loader]] for outer in loader]
-
-
-def breaks_and_a_whole_epoch(loader: Any) -> Any:
-    firsts = [next(itertools.islice(loader, k, None)) for k in range(3)]
-    return firsts, epochs(loader)
-
-
 def deletion_in_mid_epoch(loader: Any) -> Any:
     batches = iter(loader)
     first = next(batches)
@@ -381,36 +364,28 @@ def lengths_of_iterators(loader: Any) -> Any:
     return before, after, len(loader), len(list(batches))
 
 
-def a_pickled_iterator(loader: Any) -> Any:
-    return tried(pickle.dumps, iter(loader)).kind
-
-
-def a_copy(loader: Any) -> Any:
-    next(iter(loader))
-    return walked(copy.copy(loader)), walked(copy.deepcopy(loader)), walked(loader)
-
-
-USES = [
-    *(two_iterators_at_once, zip_with_itself, one_epoch_inside_another, breaks_and_a_whole_epoch),
-    *(deletion_in_mid_epoch, next_after_the_end, lengths_of_iterators, a_pickled_iterator, a_copy),
-]
+USES: dict[str, Callable[[Any], Any]] = {
+    "two iterators at once": two_iterators_at_once,
+    "zip with itself": lambda loader: (list(zip(loader, loader)), torch.get_rng_state()),
+    "one epoch inside another": lambda loader: [[outer, [inner[1] for inner in loader]] for outer in loader],
+    "breaks and a whole epoch": lambda loader: (
+        [next(itertools.islice(loader, k, None)) for k in range(3)],
+        epochs(loader),
+    ),
+    "deletion in mid-epoch": deletion_in_mid_epoch,
+    "next() after the end": next_after_the_end,
+    "lengths of iterators": lengths_of_iterators,
+    "a pickled iterator": lambda loader: tried(pickle.dumps, iter(loader)).kind,
+    "a copy": lambda loader: [next(iter(loader)), *map(walked, (copy.copy(loader), copy.deepcopy(loader), loader))],
+}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__.replace("_", " "))
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_a_loader_is_used_as_torchs_is(make: Make, use: Any, workers: int) -> None:
-    assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, num_workers=workers), use)
-
-
-@pytest.mark.parametrize(
-    "use",
-    [
-        *(breaks_and_a_whole_epoch, next_after_the_end, lengths_of_iterators),
-        *(two_iterators_at_once, zip_with_itself, one_epoch_inside_another),
-    ],
-)
-def test_a_loader_with_persistent_workers_is_used_as_torchs_is(make: Make, use: Any) -> None:
-    assert_as_torch(lambda loader: loader(make(), 3, shuffle=True, num_workers=2, persistent_workers=True), use)
+    for persistent in {False, workers > 0}:
+        how: dict[str, Any] = dict(shuffle=True, num_workers=workers, persistent_workers=persistent)
+        assert_as_torch(lambda loader: loader(make(), 3, **how), use)  # noqa: B023
 
 
 @pytest.mark.parametrize("replacement", [False, True])
@@ -486,20 +461,11 @@ def note(worker_id: int) -> None:
     os.environ["CONTRACT_INIT"] = f"{worker_id}{torch.initial_seed()}{told_by_workers()}"
 
 
-def refuse(worker_id: int) -> None:
-    raise LookupError(f"not worker {worker_id}")
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("persistent", [False, True], ids=["", "persistent"])
 def test_workers_are_told_and_seeded_as_by_torch(make: Make, workers: int, persistent: bool) -> None:
     arguments: dict[str, Any] = dict(num_workers=workers, worker_init_fn=note, persistent_workers=persistent)
     assert_as_torch(lambda loader: loader(make(Asking), 2, shuffle=True, **arguments))
-
-
-def test_a_worker_init_fn_that_raises_is_the_error_of_the_first_batch(make: Make) -> None:
-    seen = assert_as_torch(lambda loader: loader(make(), 5, num_workers=1, worker_init_fn=refuse), walked)
-    assert seen[0].kind is LookupError
 
 
 DATASETS: dict[str, Callable[[Any], Any]] = {
@@ -549,8 +515,3 @@ def test_anything_with_items_is_a_dataset_as_for_torch(make_plain: Make, argumen
 def test_what_is_no_dataset_to_torch_is_none_here(dataset: Any, workers: int) -> None:
     seen = assert_as_torch(lambda loader: loader(dataset, num_workers=workers), one_epoch)
     assert seen["length"].kind is TypeError
-
-
-def test_workers_of_a_forkserver_load_numbers_as_by_torch() -> None:
-    arguments: dict[str, Any] = dict(num_workers=1, multiprocessing_context="forkserver", shuffle=True)
-    assert_as_torch(lambda loader: loader(Numbers(), 4, **arguments), one_epoch)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import decimal
 import fractions
 import functools
-import os
 import time
 from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Subset, default_collate, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 from torchvision import transforms, tv_tensors
@@ -98,10 +97,6 @@ class Slotted:
         self.image, self.number = image, number
 
 
-def a_structured_array(number: int) -> Any:
-    return np.array([(number, 0.5)], dtype=[("n", "i4"), ("x", "f8")])
-
-
 HOLDS: dict[str, Hold] = {
     "the image alone": lambda image, k: image,
     "a tuple": lambda image, k: (image, k),
@@ -127,7 +122,7 @@ HOLDS: dict[str, Hold] = {
     "numpy strings": lambda image, k: (image, np.str_(k)),
     "arrays": lambda image, k: (image, np.full((2, 3), k, np.uint8), np.array(k), np.arange(4.0)[::-2].copy()),
     "arrays of objects": lambda image, k: (image, np.array([k, None])),
-    "structured arrays": lambda image, k: (image, a_structured_array(k)),
+    "structured arrays": lambda image, k: (image, np.array([(k, 0.5)], dtype=[("n", "i4"), ("x", "f8")])),
     "tensors of every kind": lambda image, k: (
         image,
         torch.tensor(k),
@@ -164,14 +159,6 @@ HOLDS: dict[str, Hold] = {
 }
 
 
-def iter_once(samples: Any) -> Any:
-    return list(iter(samples))
-
-
-def columns(samples: list[Any]) -> Any:
-    return tuple(zip(*samples))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS)
 def test_samples_hold_what_they_hold_under_torch(make_of: MakeOf, hold: Hold, workers: int) -> None:
@@ -184,7 +171,11 @@ def test_samples_hold_what_they_hold_under_torch(make_of: MakeOf, hold: Hold, wo
 @pytest.mark.parametrize(
     "arguments", [dict(batch_size=4, drop_last=True), dict(batch_size=None)], ids=["batches", "none"]
 )
-@pytest.mark.parametrize("collate_fn", [columns, deque, iter_once], ids=["columns", "a deque", "an iterator's list"])
+@pytest.mark.parametrize(
+    "collate_fn",
+    [lambda samples: tuple(zip(*samples)), deque, lambda samples: list(iter(samples))],
+    ids=["columns", "a deque", "a list"],
+)
 def test_a_collate_fn_gets_what_torchs_gets(make_of: MakeOf, collate_fn: Any, arguments: Any, workers: int) -> None:
     dataset = make_of(lambda image, k: [(image, k), (k, k)])
     how = dict(num_workers=workers, **arguments, collate_fn=collate_fn)
@@ -279,7 +270,8 @@ def test_stop_iteration_ends_a_loop_where_it_ends_torchs(make_of: MakeOf, where:
     def build(loader: Any) -> Any:
         generator = torch.Generator().manual_seed(2)
         if where == "collate_fn":
-            return loader(make_of(a_pair), 2, collate_fn=collate_until_4, generator=generator, **arguments)
+            collate_fn = functools.partial(collate_but_4, error=StopIteration)
+            return loader(make_of(a_pair), 2, collate_fn=collate_fn, generator=generator, **arguments)
         dataset = make_of(raising_at(4, lambda: StopIteration("early")))
         return loader(dataset, None if where == "without batches" else 2, generator=generator, **arguments)
 
@@ -291,35 +283,16 @@ def a_pair(image: Any, k: int) -> Any:
     return image, k
 
 
-def collate_but_4(samples: list[Any]) -> Any:
+def collate_but_4(samples: list[Any], error: type[Exception] = LookupError) -> Any:
     if any(number == 4 for _, number in samples):
-        raise LookupError("not 4")
-    return torch.stack([image for image, _ in samples]), [number for _, number in samples]
-
-
-def collate_until_4(samples: list[Any]) -> Any:
-    if any(number == 4 for _, number in samples):
-        raise StopIteration
-    return torch.utils.data.default_collate(samples)
+        raise error("not 4")
+    return default_collate(samples)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_collate_fn_that_raises_costs_its_batch_alone(make_of: MakeOf, workers: int) -> None:
     seen = assert_as_torch(lambda loader: loader(make_of(a_pair), 2, num_workers=workers, collate_fn=collate_but_4))
     assert [epoch["batches"][2].kind for epoch in seen["epochs"]] == [LookupError] * 2
-
-
-def process_and_type(samples: list[Any]) -> Any:
-    return os.getpid(), isinstance(samples[0][0], torch.Tensor), [number for _, number in samples]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_collate_fn_gets_tensors_in_the_worker(root: Path, workers: int) -> None:
-    for dataset in (Numbers(a_pair), Pictures(str(root), a_pair)):
-        loader = proxyloader.DataLoader(dataset, 2, num_workers=workers, collate_fn=process_and_type, device="cpu")
-        found = list(loader)
-        assert {(process == os.getpid(), is_tensor) for process, is_tensor, _ in found} == {(workers == 0, True)}
-        assert [number for *_, numbers in found for number in numbers] == list(range(SAMPLES))
 
 
 # --- samplers of other indices, batches in the dataset ---------------------------------------------------------------
@@ -412,15 +385,15 @@ class Sized:
 
 
 class PictureStream(Stream):
-    """Hands encoded images to the transform, so that DALI decodes them, or with ``by_pillow`` decoded ones."""
+    """Hands encoded images to the transform, so that DALI decodes them."""
 
-    def __init__(self, root: Any, *, by_pillow: bool = False, **arguments: Any) -> None:
+    def __init__(self, root: Any, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self.folder, self.transform, self.by_pillow = ImageFolder(root), TRANSFORM, by_pillow
+        self.folder, self.transform = ImageFolder(root), TRANSFORM
 
     def sample(self, number: int) -> Any:
         path, target = self.folder.samples[number % SAMPLES]
-        encoded = type(self.transform) is not type(TRANSFORM) and not self.by_pillow
+        encoded = type(self.transform) is not type(TRANSFORM)
         image = proxyloader.EncodedImage.open(path) if encoded else self.folder.loader(path)
         return self.transform(image), (number, target)
 
@@ -483,14 +456,6 @@ def test_a_stream_is_loaded_as_by_torch(stream: Streams, made: Any, arguments: A
         return loader(stream(**made), num_workers=workers, **mine)
 
     assert_as_torch(build, epochs if "persistent_workers" in arguments else one_epoch)
-
-
-@pytest.mark.parametrize("by_pillow", [False, True], ids=["", "decoded by Pillow"])
-def test_pictures_of_a_stream_arrive_where_they_should(root: Path, by_pillow: bool, device: str) -> None:
-    def build(loader: Any) -> Any:
-        return loader(PictureStream(str(root), by_pillow=by_pillow), 3, num_workers=2)
-
-    assert_as_torch(build, device=device)
 
 
 class SlowInTheFirstWorker(PictureStream):
