@@ -27,11 +27,9 @@ from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.compiled_transform import compiled_in
 from proxyloader.make_dataset import photograph
-from proxyloader.transforms.color import Grayscale, Posterize
-from proxyloader.transforms.geometry import Flip
+from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.plan import OneOf, Plan, Step
 from proxyloader.transforms.type_conversion import Normalize, ToFloat
-from proxyloader.transforms.warp import Affine, BicubicAffine
 
 from .odd_formats import ODD_FORMATS, encoded, jpeg
 from .undecoded import image_calls_in
@@ -341,52 +339,6 @@ def assert_nearly_exact_but_for(
     everything, allowed = np.concatenate(others), bound.on(device)
     assert len(others) > 6
     assert everything.mean() <= allowed.mean and np.quantile(everything, 0.999) <= allowed.p999
-
-
-IMAGES = 200
-DRAW_SIZES = [(40, 31), (31, 40), (100, 75), (224, 160), (7, 9)]
-"""(width, height)"""
-
-
-def assert_draws_as(transform: Any, done: list[Done], *also: type[Step]) -> list[Done]:
-    """The operations, numbers and states of the generators are those of a transform that was exchanged for one that
-    writes down in ``done`` what it would do, to the last bit of float32; what changes nothing may be left out. Of
-    ``also``, the numbers are not looked at.
-
-    Returns:
-        All that was done to ``IMAGES`` images of several sizes.
-    """
-    plan = the_plan(compile_transforms(v1.Compose([transform, v1.PILToTensor()])))
-    pictures = [Image.new("RGB", size, "olive") for size in DRAW_SIZES]
-    after: list[tuple[int, Any]] = []
-    everything: list[Done] = []
-    seed_all(7)
-    for picture in itertools.islice(itertools.cycle(pictures), IMAGES):
-        transform(picture)
-        after.append((len(done), generator_states()))
-    stock, start = list(done), 0
-    seed_all(7)
-    for k, (end, states) in enumerate(after):
-        width, height = DRAW_SIZES[k % len(DRAW_SIZES)]
-        row = plan.sample_params(height, width)
-        assert generator_states() == states, f"image {k} left a generator in another state"
-        assert len(row) == plan.num_params
-        found = [each for each in taken(plan.steps[:-1], row) if each[0] not in also]
-        kept = [
-            [(kind, tuple(np.array(numbers, np.float32))) for kind, numbers in each if not _is_nothing((kind, numbers))]
-            for each in (found, stock[start:end])
-        ]
-        assert kept[0] == kept[1], f"image {k}"
-        everything += found
-        start = end
-    return everything
-
-
-def _is_nothing(done: Done) -> bool:
-    kind, numbers = done
-    if kind in (Affine, BicubicAffine):
-        return tuple(map(np.float32, numbers[2:])) == (1, 0, 0, 0, 1, 0)
-    return (kind is Flip and numbers == (0,)) or (kind is Posterize and numbers[0] >= 8)
 
 
 def assert_alike(transform: Any, device: str, files: Images | None = None, *, bound: Bound = EXACT, **how: int) -> None:

@@ -9,13 +9,9 @@ PACKAGE = Path(__file__).parents[1] / "proxyloader"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 
-def imports(module: Path, source: str | None = None) -> set[str]:
-    """The modules that one of ours imports, at any depth; ours as file names relative to the package.
-
-    Args:
-        source: in place of the module's own.
-    """
-    tree = ast.parse(source or (PACKAGE / module).read_text())
+def imports(module: Path) -> set[str]:
+    """The modules that one of ours imports, at any depth; ours as file names relative to the package."""
+    tree = ast.parse((PACKAGE / module).read_text())
     return set().union(*(_imported(PACKAGE / module, node) for node in ast.walk(tree)))
 
 
