@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import functools
 import threading
-import time
+from time import monotonic
 from typing import Any
 
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
 from .assembly import NOTHING, BatchAssembler
-from .feed import Feed, InFlightBatch, size_of
+from .feed import Feed, InFlightBatch, infer_size
 from .stats import TAKE, StatsRecorder, Step, row
 
 OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
 """Attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
+
+
+_step = functools.partial(tuple.__new__, Step)
+"""``Step._make`` without its check of the length."""
 
 
 class LoaderIterator:
@@ -40,12 +45,14 @@ class LoaderIterator:
         with self._turn:
             self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
             self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
+            self._take = batches.__next__ if feed is None else None
+            self._sizes = pool.requests.sizes if pool.requests is not None else ()
             kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
             self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as of torch's own loader
             batches._profile_name = self._profile_name if feed is None else TAKE
             vars(self).update({name: each for name, each in vars(batches).items() if name in OF_TORCHS_ITERATOR})
             self._nothing_yet = not loader_state.batches
-            self._handed_out_s = time.monotonic()
+            self._returned_s = monotonic()
             self._was_interrupted = False
 
     def __iter__(self) -> LoaderIterator:
@@ -88,12 +95,12 @@ class LoaderIterator:
     def _next(self, feed: Feed) -> Any:
         assembler = self._assembler
         assert assembler is not None
-        asked_s, feed.for_workers_s = time.monotonic(), 0.0
-        loop_s, batch = asked_s - self._handed_out_s, NOTHING
+        asked_s, feed.worker_wait_s = monotonic(), 0.0
+        loop_s, batch = asked_s - self._returned_s, NOTHING
         while batch is NOTHING:
             in_flight = feed.next(loop_s)
             if in_flight is None:
-                if not feed.is_cut_short:
+                if not feed.truncated:
                     self._loader_state.finished = True
                     had_nothing, self._nothing_yet = self._nothing_yet, False
                     assembler.end_epoch(has_given=not had_nothing)
@@ -108,10 +115,10 @@ class LoaderIterator:
                 feed.give_back_slot(in_flight)
         self._nothing_yet = False
         feed.start_soon()
-        self._handed_out_s = time.monotonic()
+        self._returned_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None
-        packed, wait_s = in_flight.batch, self._handed_out_s - asked_s
-        step = Step(loop_s, wait_s, feed.for_workers_s, packed.num_samples, packed.bytes_read)
+        packed, wait_s = in_flight.batch, self._returned_s - asked_s
+        step = Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples, packed.bytes_read)
         self._recorder.add(packed, step)
         return batch
 
@@ -125,28 +132,28 @@ class LoaderIterator:
             self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
 
     def _next_of_torch(self) -> Any:
-        asked_s = time.monotonic()
+        # The cost of a batch of a few numbers depends on each line here.
+        asked_s, state = monotonic(), self._loader_state
         try:
-            batch = next(self._batches)
+            batch = self._take()
         except StopIteration:
-            self._loader_state.finished = True
+            state.finished = True
             raise
         except Exception:
             self._pool.broken |= getattr(self._batches, "failed", False)
-            self._count()  # the next batch is the one behind the failed one
+            self._count(state)  # the next batch is the one after the failed one
             raise
-        size, loop_s = self._count(), asked_s - self._handed_out_s
-        if self._pool.requests is None:
-            size = size_of(batch, self._pool.workers.batch_size or 1)
-        self._handed_out_s = now_s = time.monotonic()
-        self._recorder.add_step(Step(loop_s, now_s - asked_s, now_s - asked_s, size), size)
+        size = self._count(state) or infer_size(batch, self._pool.workers.batch_size or 1)
+        now_s = monotonic()
+        loop_s, wait_s, self._returned_s = asked_s - self._returned_s, now_s - asked_s, now_s
+        self._recorder.add_step(_step((loop_s, wait_s, wait_s, size, 0)), size)
         return batch
 
-    def _count(self) -> int:
-        """Advance the state of the epoch by a batch of torch's. Return its number of samples; 0 if it is not known."""
-        self._loader_state.batches += 1
-        if self._pool.requests is None or not self._pool.requests.sizes:
+    def _count(self, state: LoaderState) -> int:
+        """Advance the state of the epoch by a batch of torch's. Return its number of samples; 0 if unknown."""
+        state.batches += 1
+        if not self._sizes:
             return 0
-        size, places = self._pool.requests.sizes.popleft()
-        self._loader_state.samples += places
+        size, places = self._sizes.popleft()
+        state.samples += places
         return size

@@ -129,41 +129,41 @@ class RequestSampler:
         # At once, because torch creates the iterator before it draws seeds.
         with self._known_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
-        drawn = self._drawn(loader_state, remaining)
-        return self._indices(drawn) if self.yields_indices else self._requests(drawn, loader_state.epoch)
+        return self._drawn(loader_state, remaining)
 
     def _drawn(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
-        """Yield the indices of each batch. Generators are in a known state when torch's samplers draw, at the first."""
+        """Yield a request, or the indices, of each batch. torch's samplers draw from a known state at the first one."""
         with self._known_generators(loader_state, "next"):
             first = next(remaining, _END)
         if first is _END:
             return
+        yields_indices, batched, sizes = self.yields_indices, self._batched, self.sizes
+        sizes.clear()
+        size = 0, 0
         for indices in itertools.chain((first,), remaining):
-            # A generator cannot be pickled.
-            yield list(indices) if self._batched and not hasattr(indices, "__len__") else indices
-
-    def _indices(self, drawn: Iterator[Any]) -> Iterator[Any]:
-        self.sizes.clear()
-        size_before, places = 0, 0
-        for indices in drawn:
-            size = len(indices) if self._batched else 1
-            if size != size_before:
-                size_before, places = size, self.places(size)
-            self.sizes.append((size, places))
-            yield indices
-
-    def _requests(self, drawn: Iterator[Any], epoch: int) -> Iterator[BatchRequest]:
-        for indices in drawn:
+            if batched and type(indices) is not list and not hasattr(indices, "__len__"):
+                indices = list(indices)  # a generator cannot be pickled
+            if yields_indices:
+                count = len(indices) if batched else 1
+                if count != size[0]:
+                    size = count, self.places(count)
+                sizes.append(size)
+                yield indices
+            else:
+                yield self._request(indices, loader_state.epoch)
+        if not yields_indices:
             self.ahead.note(self._next_number, own_generator(self._of_samples))
-            slot = self._arena.lend() if self._arena is not None else None
-            needed, void = self.ahead.needed, self.ahead.void
-            request = BatchRequest(self._next_number, epoch, indices, self._batched, slot, needed, void)
-            self._next_number += 1
-            self._unanswered[request.number] = request
-            if is_stateful(self._of_samples) or is_stateful(self._iterator):
-                self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
-            yield request
-        self.ahead.note(self._next_number, own_generator(self._of_samples))
+
+    def _request(self, indices: Any, epoch: int) -> BatchRequest:
+        number, sampler, ahead = self._next_number, self._of_samples, self.ahead
+        ahead.note(number, own_generator(sampler))
+        slot = self._arena.lend() if self._arena is not None else None
+        request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.needed, ahead.void)
+        self._next_number += 1
+        self._unanswered[number] = request
+        if is_stateful(sampler) or is_stateful(self._iterator):
+            self._sampler_states[number] = sampler_state(sampler, self._iterator)
+        return request
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
