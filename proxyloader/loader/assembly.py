@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from ..dali.output_format import stacked
+from ..dali.output_format import stack
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.lazy_tensor import RESIZE, refuse_several_sizes
 from ..errors import ImageError, PipelineError
@@ -79,7 +79,7 @@ class BatchAssembler:
             return NOTHING
         self._counts.add(batch)
         if not batch.runs and not batch.is_computed:
-            content = self._format.of_batch(batch.content)
+            content = self._format.convert_batch(batch.content)
             if not self._options.translate:
                 return tree_map(self._placed, content)
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
@@ -95,7 +95,7 @@ class BatchAssembler:
         content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept, self._options.images_on).load()
         if not batch.collated:
             return self._collated(batch, content)
-        return self._format.of_batch(content) if batch.is_computed else content
+        return self._format.convert_batch(content) if batch.is_computed else content
 
     def warn_of_idle(self, batch: PackedBatch | None) -> None:
         """Log a warning, once a loader, if nothing in the first batch goes through the loader's server."""
@@ -130,7 +130,7 @@ class BatchAssembler:
         try:
             with row(WAIT):
                 outputs = self._servers[run.server].collect(pipeline_run)
-            return self._format.of_outputs(outputs)
+            return self._format.convert_outputs(outputs)
         except PipelineError as error:
             return error.with_traceback(None)  # the traceback would keep this frame alive
 
@@ -157,7 +157,7 @@ class BatchAssembler:
         with fetcher.generators():
             if batch.request is not None:
                 fetcher.seed_batch(batch.request)
-            return self._format.of_batch(self._collate_fn(samples))
+            return self._format.convert_batch(self._collate_fn(samples))
 
 
 def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
@@ -177,4 +177,4 @@ def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> An
 
 def _stacked(images: Sequence[torch.Tensor], advice: str) -> torch.Tensor:
     refuse_several_sizes(images, advice)
-    return stacked(images)
+    return stack(images)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from .._random_state import preserve_rng
-from ..dali.output_format import stacked_or_listed
+from ..dali.output_format import stack_or_list
 from ..data.bad_samples import UnreadableSample
 from ..data.encoded_image import EncodedImage
 from ..errors import ImageError, PipelineError
@@ -67,7 +67,7 @@ class BatchRecovery:
             if isinstance(outputs, PipelineError):
                 outputs, lost = self._run_again(batch, run, outputs)
                 saved.lost.update({(number, row): error for row, error in lost.items()})
-            saved.outputs.append(self._options.format.of_outputs(outputs))
+            saved.outputs.append(self._options.format.convert_outputs(outputs))
         return saved
 
     def _run_again(
@@ -143,7 +143,7 @@ class BatchRecovery:
                 lost[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
                 rows.append([])
         count = max(map(len, rows))
-        return [stacked_or_listed([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], lost
+        return [stack_or_list([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], lost
 
     def _replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0

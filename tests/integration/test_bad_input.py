@@ -233,7 +233,7 @@ def test_an_unsupported_transform_is_refused_when_the_loader_is_built_if_it_is_t
         (dict(translate="gpu"), "translate must be True, False or 'all', got 'gpu'"),
         (dict(check_scans="no"), "check_scans must be True or False, got 'no'"),
         (dict(hw_decoder_load=2), r"hw_decoder_load must be in \[0, 1\] or 'auto', got 2"),
-        (dict(device="meta"), "device is a CUDA device .* or 'cpu', got 'meta'"),
+        (dict(device="meta"), "device must be a CUDA device .* or 'cpu', got 'meta'"),
         (dict(num_workers=-1), "num_workers option should be non-negative"),
         (dict(batch_size=4, batch_sampler=[[1]]), "mutually exclusive"),
         (dict(shuffle=True, sampler=[1]), "mutually exclusive"),
@@ -253,7 +253,7 @@ def test_a_wrong_argument_is_told_what_is_allowed(folder: ImageFolder, arguments
 @pytest.mark.parametrize("translate", [True, False])
 def test_a_gpu_that_is_not_there_is_refused_at_once(folder: ImageFolder, device: Any, translate: bool) -> None:
     folder.transform = TRANSFORM
-    message = rf"device='{torch.device(device)}', and torch sees .* CUDA device\(s\). Leave device out to use a GPU"
+    message = rf"device='{torch.device(device)}', but torch sees .* CUDA device\(s\). Omit device to use a GPU"
     for dataset in (folder, [torch.zeros(3)]):
         with pytest.raises(ValueError, match=message):
             DataLoader(dataset, device=device, translate=translate)

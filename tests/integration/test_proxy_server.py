@@ -115,7 +115,7 @@ def test_a_dataset_may_hold_the_server_itself(road: Road, workers: int) -> None:
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_server_that_is_copied_points_to_its_proxy(copied: Any) -> None:
-    with pytest.raises(TypeError, match=r"cannot be pickled; give server\.proxy to the dataset"):
+    with pytest.raises(TypeError, match=r"cannot be pickled; pass server\.proxy to the dataset"):
         copied(ProxyServer(doubled()))
 
 
