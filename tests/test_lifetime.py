@@ -227,7 +227,7 @@ def test_a_server_that_a_fork_finds_at_work_is_named(caplog: pytest.LogCaptureFi
     lifetime.watch(server)
     assert in_fork(lambda: child(True)) == 0
     assert gc.isenabled()
-    assert "before a fork Faulty() could not be brought to rest: OSError('no such run')" in caplog.text
+    assert "failed to pause Faulty() before a fork: OSError('no such run')" in caplog.text
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def test_it_comes_after_what_it_would_have_interrupted_and_in_another_thread_not
     with pytest.raises(KeyboardInterrupt):
         with lifetime.interrupts_deferred():
             signal.raise_signal(signal.SIGINT)
-            time.sleep(2 * lifetime.LATER_S)
+            time.sleep(2 * lifetime.SIGNAL_DELAY_S)
             is_over = True
         time.sleep(WAIT_S)
     assert is_over and signal.getsignal(signal.SIGINT) is before
