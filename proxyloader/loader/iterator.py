@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import functools
+import os
 import threading
 from time import monotonic
 from typing import Any
@@ -14,8 +14,8 @@ from .assembly import NOTHING, BatchAssembler
 from .feed import Feed, InFlightBatch, infer_size
 from .stats import TAKE, StatsRecorder, Step, row
 
-OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
-"""Attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
+TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
+"""Attributes of torch's iterator by which scripts check that its workers and its thread have ended."""
 
 
 _step = functools.partial(tuple.__new__, Step)
@@ -38,19 +38,19 @@ class LoaderIterator:
         feed: Feed | None = None,
         assembler: BatchAssembler | None = None,
     ) -> None:
-        """Begin an epoch of torch's iterator. The position in ``loader_state`` is updated here.
+        """Begin an epoch of torch's iterator, whose position is recorded in ``loader_state``.
 
-        Without a feed and an assembler, the batches of torch's iterator are counted and nothing else.
+        Without a feed and an assembler, the batches of torch's iterator are returned and counted.
         """
         with self._turn:
             self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
             self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
-            self._take = batches.__next__ if feed is None else None
+            self._take: Any = batches.__next__ if feed is None else None
             self._sizes = pool.requests.sizes if pool.requests is not None else ()
             kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
-            self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as of torch's own loader
+            self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
             batches._profile_name = self._profile_name if feed is None else TAKE
-            vars(self).update({name: each for name, each in vars(batches).items() if name in OF_TORCHS_ITERATOR})
+            vars(self).update({name: each for name, each in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
             self._nothing_yet = not loader_state.batches
             self._returned_s = monotonic()
             self._was_interrupted = False
@@ -62,12 +62,12 @@ class LoaderIterator:
         raise NotImplementedError("the iterator of a DataLoader cannot be pickled")
 
     def __len__(self) -> int:
-        return len(self._pool.workers._index_sampler)  # as torch's iterators; TypeError for an IterableDataset
+        return len(self._pool.workers._index_sampler)  # as in torch, with a TypeError for an IterableDataset
 
     def close(self, until_begun: bool = False) -> None:
-        """Cancel the batches in flight and release the workers. So does dropping the iterator.
+        """Cancel the batches in flight and release the workers, as dropping the iterator does.
 
-        ``until_begun``: an epoch is about to begin, without which there is no next batch, and no end either.
+        ``until_begun``: raise from ``next()`` until another epoch has begun.
         """
         with self._turn:
             if self._feed is not None:
@@ -79,16 +79,16 @@ class LoaderIterator:
         if feed is None:
             return self._next_of_torch()
         if feed.process != os.getpid():
-            raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
+            raise RuntimeError("the iterator belongs to the parent of this forked process; create one here")
         with self._turn, row(self._profile_name):
             if self._was_interrupted:
                 raise RuntimeError(
-                    "this iterator was interrupted (KeyboardInterrupt, SystemExit) in the middle of a batch, which may "
-                    "be lost; begin a new one: iter(loader)"
+                    "the iterator was interrupted (KeyboardInterrupt, SystemExit) within a batch, which may be lost; "
+                    "create a new one: iter(loader)"
                 )
             try:
                 return self._next(feed)
-            except (KeyboardInterrupt, SystemExit):  # it may have come in any line, also in torch's queues
+            except (KeyboardInterrupt, SystemExit):  # raised at any line, including within torch's queues
                 self._was_interrupted = self._pool.broken = True
                 raise
 
@@ -103,7 +103,7 @@ class LoaderIterator:
                 if not feed.truncated:
                     self._loader_state.finished = True
                     had_nothing, self._nothing_yet = self._nothing_yet, False
-                    assembler.end_epoch(has_given=not had_nothing)
+                    assembler.end_epoch(has_batches=not had_nothing)
                 raise StopIteration
             try:
                 feed.start(in_flight)

@@ -1,7 +1,7 @@
-"""Which samples passed the checks of their JPEGs in an earlier epoch, in memory that the workers share. Worker.
+"""Samples whose JPEGs passed the checks in an earlier epoch, in memory shared by the workers. Worker.
 
-Each sample is recorded by its index. If a dataset opens other files for the same index later, their scans are not
-searched for lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.of_jpeg``.
+Samples are recorded by index. If a dataset later opens other files for the same index, their scans are not searched for
+lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.of_jpeg``.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class PassedSamples:
 
 @contextlib.contextmanager
 def checking(passed: PassedSamples | None, indices: Sequence[Any]) -> Iterator[None]:
-    """Context in which a dataset reads samples: skip the checks of those that passed them, and note if all pass.
+    """Context for reading samples: skip the checks that all of them have passed, or record that all pass.
 
-    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not to be searched for.
+    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not searched for.
     """
     checks.find_zeros = passed is not None
     checks.are_passed = are_passed = passed is not None and passed.has_all(indices)
@@ -60,6 +60,6 @@ def checking(passed: PassedSamples | None, indices: Sequence[Any]) -> Iterator[N
     try:
         yield
     finally:
-        checks.find_zeros, checks.are_passed = True, False  # what the collate_fn reads may be something else
+        checks.find_zeros, checks.are_passed = True, False  # the collate_fn may read other files
     if passed is not None and not are_passed and damaged == checks.damaged:
         passed.add(indices)

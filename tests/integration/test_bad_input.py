@@ -227,7 +227,7 @@ def test_an_unsupported_transform_is_refused_when_the_loader_is_built_if_it_is_t
         (dict(prefetch=0), "prefetch must be an integer >= 1, got 0"),
         (dict(prefetch=1.5), "prefetch must be an integer"),
         (dict(num_threads=0), "num_threads must be an integer >= 1, or 'auto', got 0"),
-        (dict(num_threads=5000), "num_threads is at most 1024, or 'auto'; got 5000"),
+        (dict(num_threads=5000), "num_threads must be at most 1024, or 'auto', got 5000"),
         (dict(on_error="ignore"), "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         *((dict(seed=seed), f"seed must be an integer >= 0, got {seed!r}") for seed in (-1, 1.5, "x")),
         (dict(translate="gpu"), "translate must be True, False or 'all', got 'gpu'"),

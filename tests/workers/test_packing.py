@@ -163,7 +163,7 @@ def test_our_errors_keep_their_message_and_others_are_re_raised_as_torch_does() 
         try:
             raise error
         except Exception as raised:
-            return pickle.loads(pickle.dumps(WorkerError.caught(raised, "in worker 3")))  # type: ignore[no-any-return]
+            return pickle.loads(pickle.dumps(WorkerError.capture(raised, "in worker 3")))  # type: ignore[no-any-return]
 
     with pytest.raises(ImageError, match=r"^dataset\[3\]: x$") as ours:
         raise caught(ImageError("dataset[3]: x")).exception()
