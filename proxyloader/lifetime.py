@@ -163,7 +163,7 @@ class ForkContext(multiprocessing.context.ForkContext):
     Process = ForkProcess
 
 
-def fork_in_turn(context: Any) -> Any:
+def serialize_forks(context: Any) -> Any:
     """Return a ``multiprocessing_context`` that forks workers one at a time, or the given one if it does not fork.
 
     None stands for Python's default.

@@ -165,7 +165,7 @@ class PipelineNotes:
     look_at_s: float = 0.0
 
 
-def notes_of(pipeline: Any) -> PipelineNotes:
+def get_notes(pipeline: Any) -> PipelineNotes:
     """Return the notes of a pipeline, which are stored in its attributes so that they live as long as it does."""
     notes: PipelineNotes = vars(pipeline).setdefault("_proxyloader_notes", PipelineNotes())
     return notes
@@ -183,7 +183,7 @@ def take_over(pipeline: Any, owner: Any) -> None:
             "function that makes it once more, in this process",
             code="forked",
         )
-    notes = notes_of(pipeline)
+    notes = get_notes(pipeline)
     before = notes.owner()
     if before is not None and before is not owner:
         before.lose_pipeline()

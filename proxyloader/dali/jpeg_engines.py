@@ -97,7 +97,7 @@ def build(pipeline: Pipeline) -> None:
             has run.
     """
     if not pipeline._built:
-        executor.notes_of(pipeline).holds_engines = False
+        executor.get_notes(pipeline).holds_engines = False
         if are_left_alone(pipeline.device_id):
             _avoid(pipeline)
         executor.build(pipeline)
@@ -112,11 +112,11 @@ def have_failed(pipeline: Pipeline) -> bool:
     Call this before each run. It checks the GPU once a second, and tries the engines if others have started to use it.
     """
     now_s = time.monotonic()
-    if pipeline.device_id is None or now_s < executor.notes_of(pipeline).look_at_s:
+    if pipeline.device_id is None or now_s < executor.get_notes(pipeline).look_at_s:
         return False
     if _fail_for(pipeline, _others_use):
         return True
-    executor.notes_of(pipeline).look_at_s = time.monotonic() + LOOK_EVERY_S
+    executor.get_notes(pipeline).look_at_s = time.monotonic() + LOOK_EVERY_S
     return False
 
 
@@ -133,7 +133,7 @@ def _avoid(pipeline: Pipeline) -> None:
 
 def _fail_for(pipeline: Pipeline, is_to_be_tried: Callable[[int], bool]) -> bool:
     """Return whether a built pipeline uses engines that fail to decode, or may fail."""
-    device_id, notes = pipeline.device_id, executor.notes_of(pipeline)
+    device_id, notes = pipeline.device_id, executor.get_notes(pipeline)
     if device_id is None or notes.holds_engines or not (paddings := executor.paddings_on_engines(pipeline)):
         return False
     if not are_left_alone(device_id):

@@ -35,7 +35,7 @@ from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
 from .stats import LoaderStats, StatsRecorder
-from .strategy import ImageCounts, describe_backend, name_of, translate_dataset
+from .strategy import ImageCounts, describe_backend, describe_dataset, translate_dataset
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -347,7 +347,7 @@ class DataLoader(CheckpointedLoader[T]):
         return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
 
     def __repr__(self) -> str:
-        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
+        return f"<proxyloader.DataLoader of {describe_dataset(self.dataset)}: {self.backend}>"
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
@@ -416,7 +416,7 @@ class DataLoader(CheckpointedLoader[T]):
         """Return the counting attributes, at zero."""
         return {
             "_counts": ImageCounts(self.dataset, self._options.on_gpu),
-            "_recorder": StatsRecorder(name_of(self.dataset), self.num_workers),
+            "_recorder": StatsRecorder(describe_dataset(self.dataset), self.num_workers),
         }
 
     def _log_translation(self, found: Translated) -> None:
@@ -428,7 +428,7 @@ class DataLoader(CheckpointedLoader[T]):
     def _warn(self, warning: str) -> None:
         """Log a warning, once per loader."""
         if warning not in self._logged:
-            log.warning("%s: %s", name_of(self.dataset), warning)
+            log.warning("%s: %s", describe_dataset(self.dataset), warning)
         self._logged |= {warning}
 
     def _log_epoch(self) -> None:

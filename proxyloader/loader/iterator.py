@@ -77,7 +77,7 @@ class LoaderIterator:
     def __next__(self) -> Any:
         feed = self._feed
         if feed is None:
-            return self._next_of_torch()
+            return self._next_torch_batch()
         if feed.process != os.getpid():
             raise RuntimeError("the iterator belongs to the parent of this forked process; create one here")
         with self._turn, row(self._profile_name):
@@ -131,7 +131,7 @@ class LoaderIterator:
             self._loader_state.worker_states[in_flight.batch.worker] = in_flight.batch.worker_state
             self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
 
-    def _next_of_torch(self) -> Any:
+    def _next_torch_batch(self) -> Any:
         # The cost of a batch of a few numbers depends on each line here.
         asked_s, state = monotonic(), self._loader_state
         try:

@@ -142,7 +142,7 @@ def describe_backend(
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
-def name_of(dataset: Any) -> str:
+def describe_dataset(dataset: Any) -> str:
     """Return the class and the size of a dataset, as in "Subset of ImageFolder, 500 samples"."""
     length = length_of(dataset)
     size = f", {length:,} samples" if length is not None else ""
@@ -165,7 +165,7 @@ class ImageCounts:
     """Counts of the images of a loader's first epoch by what decoded them, for the log."""
 
     def __init__(self, dataset: Any, on_gpu: bool) -> None:
-        self._name, self._has_arrays, self._on_gpu = name_of(dataset), _has_arrays(dataset), on_gpu
+        self._name, self._has_arrays, self._on_gpu = describe_dataset(dataset), _has_arrays(dataset), on_gpu
         self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_logged = self.is_server_idle = False
         self.decoded_why = ""  # why the workers decoded the first image that was deferred, if known

@@ -232,11 +232,12 @@ def _create_workers(
     loader: Any, arguments: dict[str, Any], has_images: bool = False, deferral: Deferral | None = None
 ) -> Workers:
     """Create torch's loader from these arguments and from those that the user passed."""
+    context = lifetime.serialize_forks(loader.multiprocessing_context) if loader.num_workers else None
     workers = Workers(
         **arguments,
         num_workers=loader.num_workers,
         worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
-        multiprocessing_context=lifetime.fork_in_turn(loader.multiprocessing_context) if loader.num_workers else None,
+        multiprocessing_context=context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         persistent_workers=loader.persistent_workers,
