@@ -13,7 +13,7 @@ import torch
 
 
 def seed_generators(seed: int, *place: Any) -> None:
-    """Seed the generators that datasets draw from with ``seed_for``: torch's CPU generator, numpy's and Python's."""
+    """Seed torch's CPU generator and those of NumPy and Python with ``seed_for`` of the same arguments."""
     number = seed_for(seed, *place)
     torch.default_generator.manual_seed(number)
     random.seed(number)
@@ -21,7 +21,7 @@ def seed_generators(seed: int, *place: Any) -> None:
 
 
 def generator_of(seed: int, *place: Any) -> torch.Generator:
-    """Return a CPU generator that is seeded with ``seed_for`` of the same arguments."""
+    """Return a CPU generator seeded with ``seed_for`` of the same arguments."""
     return torch.Generator().manual_seed(seed_for(seed, *place))
 
 
@@ -37,23 +37,20 @@ def preserve_rng() -> Iterator[None]:
 
 @contextlib.contextmanager
 def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
-    """Let the default generators draw from earlier ``states_now``, and restore them when the context ends."""
+    """Set the default generators to earlier ``states_now``, and restore them when the context ends."""
     with preserve_rng():
         set_states(states)
         yield
 
 
 def states_now(beside_torch: bool) -> tuple[Any, ...]:
-    """Return the state of torch's default generator; with ``beside_torch`` those of Python's and NumPy's, too.
-
-    Copying the latter takes much longer.
-    """
+    """Return the state of torch's default generator; if ``beside_torch``, also those of NumPy and Python."""
     state = torch.default_generator.get_state()
     return (state, np.random.get_state(), random.getstate()) if beside_torch else (state,)
 
 
 def set_states(states: tuple[Any, ...]) -> None:
-    """Let the default generators go on from earlier ``states_now``."""
+    """Set the default generators to earlier ``states_now``."""
     torch.set_rng_state(states[0])
     if len(states) > 1:
         np.random.set_state(states[1])
@@ -61,7 +58,7 @@ def set_states(states: tuple[Any, ...]) -> None:
 
 
 class SeededIterator:
-    """An iterator whose draws from the default generators come from a state of its own, given by a seed and a place."""
+    """An iterator that draws from its own states of the default generators, initialized with ``seed_generators``."""
 
     def __init__(self, iterator: Iterator[Any], seed: int, *place: Any) -> None:
         self._iterator = iterator
@@ -81,10 +78,7 @@ class SeededIterator:
 
 
 def seed_for(seed: int, *place: Any) -> int:
-    """Return a 63-bit integer for a seed and what the numbers are drawn for, told apart by its ``repr``.
-
-    An example of ``place`` is (epoch, index).
-    """
-    # Every generator accepts 63 bits. Hashing makes the seeds of neighbouring positions unrelated.
+    """Derive a 63-bit seed from a seed and the ``repr`` of a position, such as (epoch, index)."""
+    # Every generator accepts 63 bits. Hashing makes the seeds of neighboring positions unrelated.
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1

@@ -1,7 +1,7 @@
 """Lifetime of threads, pipelines and workers across ``os.fork()``, Ctrl-C and the end of the interpreter.
 
 NOTE [ What ends when ]
-**Fork.** Only the forking thread exists in a child. Locks that other threads hold stay locked, and waiting for a thread
+**Fork.** Only the forking thread exists in a child. Locks held by other threads stay locked, and waiting for a thread
 never returns. So a fork waits until DALI is idle: each watched queue collects its runs and blocks new ones, and a short
 sleep lets DALI release its inputs. Forks of several threads take turns. The fork also waits for a draw from torch's
 default generator, which a worker seeds first. The child must not destroy an inherited pipeline, as that joins threads.
@@ -39,7 +39,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -48,33 +48,18 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXIT_PRIORITY = 100
-"""Priority of the exit handler among multiprocessing's finalizers, whose queues and pools have lower ones."""
+"""Priority of the exit handler among multiprocessing's finalizers. Those of queues and pools are lower."""
 
 END_S = 1.0
 """Seconds that the exit waits for threads inside DALI, and for workers to end."""
 
 POLL_S = 0.001
-LET_GO_S = 0.002
-LATER_S = 0.1
-
-
-class Server(Protocol):
-    """An object that has runs in progress."""
-
-    def pause(self) -> bool:
-        """Wait for all runs and block new ones. Return whether there were any runs."""
-
-    def resume(self) -> None:
-        """Allow runs again. Called in the thread that called ``pause``, and in the child."""
-
-    def forget_in_child(self) -> None: ...
-
-    def end(self) -> None:
-        """Prevent other threads from using the pipeline. Called when the interpreter ends, before the pipeline."""
+RELEASE_S = 0.002
+SIGNAL_DELAY_S = 0.1
 
 
 # All of these belong to the process, because forks, signals and the exit do.
-_servers: weakref.WeakSet[Server] = weakref.WeakSet()
+_servers: weakref.WeakSet[Any] = weakref.WeakSet()
 _leaked_in_child: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.RLock()  # held from before a fork until after it
 _starting = threading.RLock()  # held while a ``ForkProcess`` starts
@@ -84,19 +69,22 @@ _inside: set[object] = set()  # one token for each thread inside DALI, except th
 _is_ending = False
 
 
-def watch(server: Server) -> None:
-    """Pause this server before each fork, and call its ``forget_in_child`` in each child."""
-    _servers.add(server)
+def watch(queue: Any) -> None:
+    """Pause a ``RunQueue`` before each fork, and resume it afterwards in both processes.
+
+    Its ``forget_in_child`` is called in the child, and its ``end`` at exit, before its pipeline ends.
+    """
+    _servers.add(queue)
 
 
-def watched() -> list[Server]:
+def watched() -> list[Any]:
     while True:
-        with contextlib.suppress(RuntimeError):  # another thread has added one meanwhile
+        with contextlib.suppress(RuntimeError):  # another thread has added one in the meantime
             return list(_servers)
 
 
 def leak_in_child(thing: Any) -> None:
-    """Never destroy this object in a forked child, such as CUDA events, whose destruction there aborts the process."""
+    """Never destroy this object in a forked child. Destroying a CUDA event there, for example, aborts the process."""
     _leaked_in_child.add(thing)
 
 
@@ -121,11 +109,11 @@ def _before_fork() -> None:
             was_busy |= server.pause()
             undo.callback(server.resume)
         except Exception as error:
-            log.warning("before a fork %r could not be brought to rest: %r", server, error)
+            log.warning("failed to pause %r before a fork: %r", server, error)
             was_busy = True
     if was_busy:
-        time.sleep(LET_GO_S)
-    torch.get_rng_state()  # waits for a draw; the last thing here, as the sleep lets other threads draw
+        time.sleep(RELEASE_S)
+    torch.get_rng_state()  # waits for a draw; last, because other threads may draw during the sleep
 
 
 def _undo_preparation() -> None:
@@ -136,12 +124,12 @@ def _after_fork_in_child() -> None:
     global _forking, _starting
     if _servers:
         gc.freeze()
-        at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would print all of them
+        at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would list all of them
     for thing in list(_leaked_in_child):
         leak(thing)
     for server in watched():
         server.forget_in_child()
-    _undo_preparation()  # may release the last reference to a server that another thread dropped during the fork
+    _undo_preparation()  # may drop the last reference to a server that another thread released during the fork
     _forking, _starting = threading.RLock(), threading.RLock()  # ``ForkProcess.start`` still holds the latter
     # torch seeds CUDA's generators in a worker, too. Another thread may have been starting CUDA.
     torch.cuda._initialization_lock = threading.Lock()
@@ -151,11 +139,11 @@ def _after_fork_in_child() -> None:
 class ForkProcess(multiprocessing.context.ForkProcess):
     """A forked process that is not started while another thread forks.
 
-    Some libraries, such as filelock 4, a dependency of torch, do not allow a thread to fork while another thread does.
-    Locking in ``_before_fork`` would be too late, because the check of these libraries runs before it. This must not
-    hold ``_forking``, though: a library that is imported later, such as h5py, takes its own lock at each fork before
-    ``_before_fork`` is called. Another thread that forks could hold that lock and wait for ``_forking``, and this
-    thread for that lock.
+    Some libraries, such as filelock 4, a dependency of torch, do not allow two threads to fork at the same time.
+    Locking in ``_before_fork`` would be too late, because their check runs before it. But ``_forking`` must not be held
+    here: a library that is imported later, such as h5py, takes its own lock at each fork before ``_before_fork`` is
+    called. Another forking thread could then hold that lock and wait for ``_forking``, while this thread waits for that
+    lock.
     """
 
     def start(self) -> None:
@@ -165,8 +153,8 @@ class ForkProcess(multiprocessing.context.ForkProcess):
             super().start()
 
     def run(self) -> None:
-        # At its end a process waits for the threads of each ThreadPoolExecutor. A process that such a thread has forked
-        # would wait for itself, and exit with status 1, which torch reports as a lost worker.
+        # At exit, a process joins the threads of each ThreadPoolExecutor. A process forked by such a thread would join
+        # itself and exit with status 1, which torch reports as a lost worker.
         concurrent.futures.thread._threads_queues.pop(threading.current_thread(), None)  # type: ignore[attr-defined]
         super().run()
 
@@ -175,8 +163,8 @@ class ForkContext(multiprocessing.context.ForkContext):
     Process = ForkProcess
 
 
-def fork_in_turn(context: Any) -> Any:
-    """Return a ``multiprocessing_context`` that forks workers one at a time; one that does not fork is unchanged.
+def serialize_forks(context: Any) -> Any:
+    """Return a ``multiprocessing_context`` that forks workers one at a time, or the given one if it does not fork.
 
     None stands for Python's default.
     """
@@ -186,9 +174,9 @@ def fork_in_turn(context: Any) -> Any:
 
 
 class cached_property(functools.cached_property[T]):  # named as Python's
-    """Python's ``cached_property`` without a lock.
+    """Python's ``cached_property`` without the lock.
 
-    Before Python 3.12 all objects of a class share one. A child waits for it forever if another thread was computing
+    Before Python 3.12 all objects of a class share it, and a child waits for it forever if another thread was computing
     the property of any of them at the fork.
     """
 
@@ -202,33 +190,33 @@ class cached_property(functools.cached_property[T]):  # named as Python's
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Deliver SIGINT shortly after the body. In other threads than the main one, which get no signals, do nothing."""
+    """Deliver SIGINT shortly after the body. Do nothing in other threads than the main one, which get no signals."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is None:
         yield
         return
-    came: list[int] = []
-    process, handler = os.getpid(), signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    received: list[int] = []
+    process, handler = os.getpid(), signal.signal(signal.SIGINT, lambda number, _: received.append(number))
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if came and os.getpid() == process:  # later, as after a fork Python would still ignore it
-            threading.Timer(LATER_S, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+        if received and os.getpid() == process:  # delayed, as Python would still ignore it right after a fork
+            threading.Timer(SIGNAL_DELAY_S, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
 
 
 # --- the end of the interpreter --------------------------------------------------------------------------------------
 
 
 def at_exit(end: Callable[[], None]) -> Callable[[], None]:
-    """Register a function to be called when the interpreter ends. Functions registered later are called earlier."""
+    """Register a function to be called when the interpreter ends. The latest is called first."""
     _ends.append(end)
     return end
 
 
 @contextlib.contextmanager
 def before_exit() -> Iterator[None]:
-    """Context manager whose body either finishes before the interpreter ends or is not entered."""
+    """Context whose body either finishes before the interpreter ends or is not entered."""
     if threading.current_thread() is threading.main_thread():
         yield
         return
@@ -254,7 +242,7 @@ def _end_all() -> None:
 
 
 def _register_exit() -> None:
-    _inside.clear()  # in a forked child, these are threads of the parent
+    _inside.clear()  # in a forked child, they are threads of the parent
     Finalize(None, _end_all, exitpriority=EXIT_PRIORITY)
 
 

@@ -185,7 +185,7 @@ all epochs have the order of the first
     workers/loader_state.py:LoaderState.following | self.epoch + 1 => self.epoch
     integration/test_reproduction.py
 a batch of a Subset is read from other places of its folder
-    workers/fetch_folder.py:_places_of | [dataset.indices[index] for index in indices] => indices
+    workers/fetch_folder.py:_resolve_indices | [dataset.indices[index] for index in indices] => indices
     workers/test_fetch_folder.py
 a batch whose transform fails leaves other numbers to the next one
     workers/fetch_folder.py:FolderFetcher.__call__ | set_states(before) => pass
@@ -228,7 +228,7 @@ a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>
     integration/test_kept_images.py
 behind a small first batch the engines decode a few images of each batch, and CUDA the others
-    dali/plan_server.py:PlanServer.submit | len(inputs[0]) > self._fits_images => not self._fits_images
+    dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_plan_server.py
 the images of a batch are turned round, and its labels are not
     workers/packing.py:_ContentPickler._place_batch | list(calls) => list(reversed(calls))
@@ -252,7 +252,7 @@ the user's collate_fn draws other numbers each time
     loader/assembly.py:BatchAssembler._collated | fetcher.seed_batch(batch.request) => pass
     integration/test_mixing.py integration/test_reproduction.py
 what was left out of a batch is not told
-    loader/assembly.py:BatchAssembler.assemble | in_flight.batch.unreadable => ()
+    loader/assembly.py:BatchAssembler.assemble | batch.unreadable => ()
     integration/test_unreadable.py
 an error names the sample before
     loader/recovery.py:BatchRecovery.errors | indices[row] => indices[row - 1]

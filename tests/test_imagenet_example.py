@@ -208,7 +208,7 @@ def test_a_run_of_other_processes_batches_or_images_does_not_resume(small: Path,
     image = min((data / "train").glob("*/*.jpg"))
     shutil.copy(image, image.with_name("another.jpg"))
     said = ending(SCRIPT, data, *TINY, "--out", stopped, "--resume")
-    assert "last.pt: the state was saved over a dataset of 96 samples, and this one has 97" in said
+    assert "last.pt: the state was saved with a dataset of 96 samples, but this one has 97" in said
 
 
 @pytest.mark.parametrize("kept", [0, 1000, 1_000_000, None])

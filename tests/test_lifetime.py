@@ -202,7 +202,7 @@ def test_a_server_that_a_fork_finds_at_work_is_named(caplog: pytest.LogCaptureFi
     lifetime.watch(server)
     assert in_fork(lambda: child(True)) == 0
     assert gc.isenabled()
-    assert "before a fork Faulty() could not be brought to rest: OSError('no such run')" in caplog.text
+    assert "failed to pause Faulty() before a fork: OSError('no such run')" in caplog.text
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------

@@ -1,14 +1,13 @@
-"""The part of DALI that is used to build graphs, with private names and names that differ between versions.
+"""The parts of DALI that are used to build graphs, including private names and names that differ between versions.
 
-Private names of pipelines are in ``executor.py``.
-
-Importing this module imports DALI. ``tests/dali/test_api.py`` checks every such name against the installed DALI.
+Private names of pipelines are in ``executor.py``. Importing this module imports DALI. ``tests/dali/test_api.py`` checks
+every such name against the installed DALI.
 
 NOTE [ What DALI cannot parse ]
 DALI's image decoder reads the headers of a batch in several threads. If it cannot parse one of them, it returns without
-waiting for the other threads. These go on in memory that was freed, and sometimes crash the process (DALI 2.4, on a
-CPU). An image that fails later, while its pixels are decoded, does no harm. So workers pass no JPEG to DALI whose
-header DALI cannot parse: ``data/jpeg.py`` refuses every unusual header, and Pillow decodes these images.
+waiting for the other threads, which continue in freed memory and sometimes crash the process (DALI 2.4, on a CPU). An
+image that fails later, while its pixels are decoded, is harmless. So workers never pass a JPEG to DALI whose header
+DALI cannot parse: ``data/jpeg.py`` rejects every unusual header, and Pillow decodes these images.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any
 from ..errors import MissingDaliError
 from ..lifetime import interrupts_deferred
 
-with interrupts_deferred():  # an import of DALI that is interrupted cannot be made good in this process
+with interrupts_deferred():  # an interrupted import of DALI cannot be repeated in this process
     try:
         from nvidia.dali import OperatorConcurrency as OperatorConcurrency
         from nvidia.dali import Pipeline as Pipeline
@@ -42,7 +41,7 @@ with interrupts_deferred():  # an import of DALI that is interrupted cannot be m
     except ImportError as error:
         raise MissingDaliError(
             f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120. "
-            "Without it, proxyloader.DataLoader works as torch's own. `proxyloader doctor` says what is wrong"
+            "Without it, proxyloader.DataLoader works like torch's. `proxyloader doctor` shows what is wrong"
         ) from error
 
 
@@ -50,13 +49,13 @@ _fn: Any = fn
 
 
 def decoder_arguments(operator: str, device_id: int | None, engine_share: float) -> dict[str, Any]:
-    """Return the arguments of a decoder for equality with Pillow: libjpeg's upsampling, no rotation by EXIF."""
-    chosen: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True}
+    """Return the arguments with which a decoder matches Pillow: libjpeg's upsampling, no rotation by EXIF."""
+    arguments: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True}
     schema: Any = backend
     if schema.GetSchema(operator).HasArgument("adjust_orientation"):  # before DALI 2 some decoders never rotate
-        chosen["adjust_orientation"] = False
-    where = {"device": "cpu"} if device_id is None else {"device": "mixed", "hw_decoder_load": engine_share}
-    return chosen | where
+        arguments["adjust_orientation"] = False
+    placement = {"device": "cpu"} if device_id is None else {"device": "mixed", "hw_decoder_load": engine_share}
+    return arguments | placement
 
 
 def split(images: Any, predicate: Any) -> tuple[Any, Any]:
@@ -87,21 +86,21 @@ def equalized(images: Any) -> Any:
 
 
 def automatic_augmentation(name: str) -> Any:
-    """Return a function of ``nvidia.dali.auto_aug``. It is imported here, as that takes long and is rarely needed."""
+    """Return a function of ``nvidia.dali.auto_aug``. The import is slow and rarely needed."""
     module = importlib.import_module(f"nvidia.dali.auto_aug.{name.removesuffix('_wide')}")
     return getattr(module, name)
 
 
 def operators_between(start: Any, end: Any) -> list[str]:
     """Return the names in ``fn`` of the operators between two nodes of a graph, each once, in the graph's order."""
-    there, waiting = set(), [end.source]
-    while waiting:
-        operator = waiting.pop()
-        if operator not in there:
-            there.add(operator)
-            waiting += [node.source for node in operator.inputs]
+    reached, pending = set(), [end.source]
+    while pending:
+        operator = pending.pop()
+        if operator not in reached:
+            reached.add(operator)
+            pending += [node.source for node in operator.inputs]
     through: list[Any] = []
-    for operator in sorted(there, key=lambda operator: operator.id):  # inputs come before their consumers
+    for operator in sorted(reached, key=lambda operator: operator.id):  # inputs come before their consumers
         if any(node.name == start.name or node.source in through for node in operator.inputs):
             through.append(operator)
     return list(dict.fromkeys(_name_in_fn(type(operator._op).schema_name) for operator in through))
@@ -121,5 +120,5 @@ def without_conversion(error: Exception) -> Exception:
 
 
 def is_pipeline_function(thing: Any) -> bool:
-    """Whether it was made by ``@pipeline_def``, and so returns a pipeline when called."""
+    """Return whether ``thing`` was created by ``@pipeline_def``, and so returns a pipeline when called."""
     return bool(getattr(thing, "_is_pipeline_def", False))

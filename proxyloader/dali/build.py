@@ -47,8 +47,8 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
 def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
     """Return the DALI operators that each step of a plan adds to the graph, by their names in ``fn``.
 
-    There is a list for each of the steps, of which there is at least one, and one for the output. That of a deferred
-    step is empty, as later operators do its work.
+    There is a list for each step, of which there must be at least one, and one for the output. The list of a deferred
+    step is empty, as later operators perform it.
     """
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
@@ -56,13 +56,13 @@ def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]
         in_dali, last = (steps, ()) if device_id is None else split(steps)
         output, *_ = graph.outputs(in_dali)
         reached = [encoded, *(encoded if node is None else node for node in graph.reached)]
-        # A Normalize at the end makes the output.
+        # A Normalize at the end produces the output.
         reached = [*reached, *reached[-1:] * len(last), output, output][: len(steps) + 2]
         return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
 
 
 def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None = None) -> list[str]:
-    """Return the DALI operators of all steps of a branch, by their names in ``fn``; ``state`` is that before it."""
+    """Return the DALI operators of a branch, by their names in ``fn``. ``state`` is the state before the branch."""
     with Pipeline(1, 1, device_id, exec_dynamic=True):
         image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
         graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.num_params for step in steps))

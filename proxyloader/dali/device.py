@@ -1,11 +1,11 @@
 """The device of the images. Main process.
 
 NOTE [ Queues ]
-All streams of a process send their work to a GPU through a few hardware queues. There are eight of them, unless
+All streams of a process send their work to a GPU through a few hardware queues: eight, unless
 CUDA_DEVICE_MAX_CONNECTIONS is set when CUDA starts. DALI decodes the images of a batch in several streams, in many
-small kernels. In a queue that they share with the model, these kernels wait for those of the model, and vice versa. So
+small kernels. In a queue that they share with the model, these kernels wait for the model's, and vice versa. So
 importing the package sets the variable to 32, the maximum, unless the user has set it. This has no effect in a process
-that has started CUDA before.
+that has already started CUDA.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ import torch
 
 
 def check_device(device: Any) -> None:
-    """Raise ValueError if a device is not None, a CUDA device or the CPU."""
+    """Raise ValueError unless the device is None, a CUDA device or the CPU."""
     try:
-        known = device is None or torch.device(device).type in ("cpu", "cuda")
+        is_known = device is None or torch.device(device).type in ("cpu", "cuda")
     except RuntimeError:
-        known = False
-    if not known:
-        raise ValueError(f"device is a CUDA device ('cuda', 'cuda:1') or 'cpu', got {device!r}")
+        is_known = False
+    if not is_known:
+        raise ValueError(f"device must be a CUDA device ('cuda', 'cuda:1') or 'cpu', got {device!r}")
 
 
 def check_device_exists(device: Any) -> None:
-    """Raise ValueError if torch does not see the device. This does not start CUDA, so processes may still be forked."""
+    """Raise ValueError if the device does not exist. This does not start CUDA, so the process may still fork."""
     if device is None or torch.device(device).type == "cpu":
         return
     device, count = torch.device(device), torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise ValueError(
-            f"device={str(device)!r}, and torch sees {count or 'no'} CUDA device(s). "
-            "Leave device out to use a GPU where there is one and the CPU elsewhere. `proxyloader doctor` says why "
-            "there are no more"
+            f"device={str(device)!r}, but torch sees {count or 'no'} CUDA device(s). "
+            "Omit device to use a GPU if there is one, and the CPU otherwise. `proxyloader doctor` shows why there are "
+            "no more"
         )
 
 
 def cuda_ordinal(device: Any) -> int | None:
-    """Return the ordinal of the CUDA device to decode on, or None for the CPU. This starts CUDA, so call it late.
+    """Return the ordinal of the CUDA device to decode on, or None for the CPU. This starts CUDA.
 
     Raises:
         ValueError: there is no such device.
     """
     if device is None:
-        return _of_this_process() if torch.cuda.is_available() else None
+        return _default_ordinal() if torch.cuda.is_available() else None
     device = torch.device(device)
     if device.type == "cpu":
         return None
@@ -54,8 +54,8 @@ def cuda_ordinal(device: Any) -> int | None:
     return int(device.index) if device.index is not None else torch.cuda.current_device()
 
 
-def _of_this_process() -> int:
-    """Return the current device; under torchrun and Slurm, if the script has not set a device, that of the local rank.
+def _default_ordinal() -> int:
+    """Return the current device, or that of the local rank under torchrun and Slurm if the script has not set one.
 
     Otherwise all processes of such a script would decode on the first GPU.
     """

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 def external_sources(pipeline: Any) -> list[Any]:
-    """Return the ``fn.external_source`` nodes of a pipeline. A deserialized one does not know them: RuntimeError."""
+    """Return the ``fn.external_source`` nodes of a pipeline. RuntimeError: it was deserialized and has lost them."""
     names = _external_source_node_names(pipeline)
     return [node for node in pipeline._ops if node.name in names]
 
@@ -52,9 +52,9 @@ def repeats_last(node: Any) -> bool:
 
 
 def declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
-    """Return the (``str`` of numpy's dtype, number of dimensions) that an external source declares, or None for each.
+    """Return the (NumPy dtype string, number of dimensions) that an external source declares, each None if undeclared.
 
-    The input of a decoder is always (uint8, 1), the bytes of a file. With other input a decoder may crash the process.
+    The input of a decoder is always (uint8, 1), the bytes of a file. Other input may crash the process.
     """
     for operator in pipeline._ops:
         schema_name: str = getattr(type(operator._op), "schema_name", "")
@@ -72,36 +72,25 @@ Padding = tuple[tuple[str, int], ...]
 """The padding arguments of a decoder. See NOTE [ Engines that fail ] in ``dali/jpeg_engines.py``."""
 
 
-def is_built(pipeline: Any) -> bool:
-    """Return whether a pipeline has an executor."""
-    return bool(pipeline._built)
-
-
 def paddings_on_engines(pipeline: Any) -> set[Padding]:
     """Return the paddings of the decoders that use the JPEG engines; the default for one deserialized on a GPU.
 
     The pipeline must be built, or have its graph.
     """
-    if not _has_graph(pipeline):
+    if not pipeline._py_graph_built:  # deserialized
         return set() if pipeline.device_id is None else {()}
-    return {tuple((name, int(told[name])) for name in PADDINGS if name in told) for _, told in _on_engines(pipeline)}
-
-
-def _has_graph(pipeline: Any) -> bool:
-    """Return whether a pipeline has its graph in Python, as every built pipeline that was not deserialized."""
-    return bool(pipeline._py_graph_built)
+    return {tuple((name, int(args[name])) for name in PADDINGS if name in args) for _, args in _on_engines(pipeline)}
 
 
 def _on_engines(pipeline: Any) -> list[tuple[Any, dict[str, str]]]:
     """Return the decoders that use the JPEG engines of a GPU, with their arguments."""
-    decoders = [(each, _told(each.spec)) for each in pipeline._ops if each._op.schema.HasArgument("hw_decoder_load")]
-    return [
-        (each, told) for each, told in decoders if told["device"] == "mixed" and float(told.get("hw_decoder_load", 1))
-    ]
+    decoders = [node for node in pipeline._ops if node._op.schema.HasArgument("hw_decoder_load")]
+    found = [(node, _arguments(node.spec)) for node in decoders]
+    return [each for each in found if each[1]["device"] == "mixed" and float(each[1].get("hw_decoder_load", 1))]
 
 
-def _told(spec: Any) -> dict[str, str]:
-    """Return the arguments of an operator, from the text of its spec. DALI has no other access to them."""
+def _arguments(spec: Any) -> dict[str, str]:
+    """Parse the arguments of an operator from the text of its spec. DALI has no other access to them."""
     lines = str(spec).partition("Arguments:\n")[2].splitlines()
     return dict(line.strip().split(": ", 1) for line in lines if ": " in line)
 
@@ -113,23 +102,22 @@ def leave_engines_alone(pipeline: Any) -> bool:
         Whether that was possible. It is not for a pipeline with engines that was deserialized and built, or is in the
         middle of an epoch, or has a decoder with ``hw_decoder_load`` and arguments that other operators compute.
     """
-    if not _has_graph(pipeline):
-        if is_built(pipeline):
+    if not pipeline._py_graph_built:
+        if pipeline._built:  # deserialized
             return not paddings_on_engines(pipeline)
         pipeline._build_graph()
-    found = [operator for operator, _ in _on_engines(pipeline)]
-    specs = [_off_engines(operator) for operator in found]
-    if not found:
+    specs = [(operator, _spec_without_engines(operator)) for operator, _ in _on_engines(pipeline)]
+    if not specs:
         return True
-    if None in specs or is_under_way(pipeline):
+    if is_under_way(pipeline) or any(spec is None for _, spec in specs):
         return False
     take_apart(pipeline)
-    for operator, spec in zip(found, specs):
+    for operator, spec in specs:
         operator._spec = spec
     return True
 
 
-def _off_engines(operator: Any) -> Any:
+def _spec_without_engines(operator: Any) -> Any:
     """Return the spec of a decoder with ``hw_decoder_load=0``, or None if its other arguments cannot be kept."""
     spec = operator.spec.copy()
     try:
@@ -137,18 +125,18 @@ def _off_engines(operator: Any) -> Any:
     except RuntimeError:  # the argument was given, and cannot be changed
         if len(operator.inputs) > spec.NumRegularInput():  # other operators compute arguments
             return None
-        how = {**operator._op._init_args, "hw_decoder_load": 0.0}
-        how |= {} if operator._autoname else {"name": operator.name}
-        with Pipeline(1, 1, None):  # an operator with preserve=True must be made in a pipeline
-            again = type(operator._op)(device=operator._op.device, **how)(*operator.inputs)
-        spec = again.source.spec
+        arguments = {**operator._op._init_args, "hw_decoder_load": 0.0}
+        arguments |= {} if operator._autoname else {"name": operator.name}
+        with Pipeline(1, 1, None):  # an operator with preserve=True must be created in a pipeline
+            node = type(operator._op)(device=operator._op.device, **arguments)(*operator.inputs)
+        spec = node.source.spec
         for k in range(spec.NumOutput()):
             spec.RenameOutput(k, operator.spec.OutputName(k))
     return spec
 
 
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
-    """Return a DALI batch over numpy memory, without a copy. The memory must stay until the run has finished.
+    """Return a DALI batch that is a view of NumPy memory, which must stay valid until the run has finished.
 
     The batch itself should also be kept until then. A batch that only DALI holds is freed under the interpreter lock,
     one sample at a time.
@@ -164,12 +152,12 @@ def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
 
 @dataclass
 class PipelineNotes:
-    """What this package knows of a pipeline.
+    """Data of this package about a pipeline.
 
     Attributes:
-        owner: the only one that runs it.
-        holds_engines: whether it was tried, and its decoders hold the shared room of the JPEG engines.
-        look_at_s: when to check next whether its GPU has become crowded, by ``time.monotonic()``.
+        owner: weak reference to the only queue that may run it.
+        holds_engines: whether a trial has shown that its decoders hold the shared room of the JPEG engines.
+        look_at_s: ``time.monotonic()`` of the next check for a crowded GPU.
     """
 
     owner: Callable[[], Any] = lambda: None
@@ -177,8 +165,8 @@ class PipelineNotes:
     look_at_s: float = 0.0
 
 
-def notes_of(pipeline: Any) -> PipelineNotes:
-    """Return the notes of a pipeline, which lie in its attributes, so that they last as long as it does."""
+def get_notes(pipeline: Any) -> PipelineNotes:
+    """Return the notes of a pipeline, which are stored in its attributes so that they live as long as it does."""
     notes: PipelineNotes = vars(pipeline).setdefault("_proxyloader_notes", PipelineNotes())
     return notes
 
@@ -195,7 +183,7 @@ def take_over(pipeline: Any, owner: Any) -> None:
             "function that makes it once more, in this process",
             code="forked",
         )
-    notes = notes_of(pipeline)
+    notes = get_notes(pipeline)
     before = notes.owner()
     if before is not None and before is not owner:
         before.lose_pipeline()
@@ -203,7 +191,7 @@ def take_over(pipeline: Any, owner: Any) -> None:
 
 
 def is_under_way(pipeline: Any) -> bool:
-    """Return whether a pipeline has run and is in the middle of an epoch, so that its next outputs belong to that."""
+    """Return whether a pipeline has run and is in the middle of an epoch, to which its next outputs belong."""
     return pipeline._pipe is not None and (not pipeline._first_iter or pipeline._batches_to_consume > 0)
 
 
@@ -215,7 +203,7 @@ def drop_runs(pipeline: Any) -> None:
         while pipeline._first_iter and pipeline._batches_to_consume > 0:
             pipeline.outputs()
     except RuntimeError:
-        log.info("a run that nobody has collected failed; the pipeline is built anew")
+        log.info("an uncollected run failed; rebuilding the pipeline")
         take_apart(pipeline)
     if is_under_way(pipeline):  # it was run by pipeline.run() or an iterator, which cannot be mixed with our runs
         take_apart(pipeline)
@@ -237,11 +225,11 @@ LITTLE_BYTES = 256 << 20
 
 
 def build(pipeline: Any) -> None:
-    """Build a pipeline, if it is not built yet. On a GPU this is slow.
+    """Build a pipeline unless it is built already. On a GPU this is slow.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
-        PipelineError: the pipeline needs a GPU, and there is none; or DALI cannot load its decoders.
+        PipelineError: the pipeline requires a GPU, and there is none; or DALI cannot load its decoders.
     """
     if pipeline._built:
         return
@@ -257,15 +245,15 @@ def build(pipeline: Any) -> None:
             raise _out_of_memory(error, device_id, "a pipeline") from error
         if "requires a CUDA-capable GPU" in str(error):
             raise PipelineError(
-                "the pipeline has operators for a GPU, and there is none that DALI can use here. On a CPU give its "
-                f'decoders device="cpu" in place of "mixed", and leave out .gpu(). `proxyloader doctor` says why '
-                f"there is none. DALI says: {error}",
+                "the pipeline has GPU operators, but DALI cannot use a GPU here. For a CPU, give its decoders "
+                'device="cpu" instead of "mixed" and omit .gpu(). `proxyloader doctor` shows why there is none. '
+                f"DALI's error: {error}",
                 code="no-gpu",
             ) from error
         if "libnvimgcodec" in str(error):
             raise PipelineError(
-                "DALI cannot load nvImageCodec, which decodes for it. Install the version that `pip check` asks for; "
-                f"`proxyloader doctor` says which is there. DALI says: {error}",
+                "DALI cannot load nvImageCodec, its image decoding library. Install the version that `pip check` asks "
+                f"for; `proxyloader doctor` shows the installed one. DALI's error: {error}",
                 code="no-decoder",
             ) from error
         raise
@@ -283,8 +271,8 @@ def _make_room(device_id: int) -> None:
     if gpu_memory(device_id)[0] < LITTLE_BYTES:
         torch.cuda.empty_cache()
     if (free := gpu_memory(device_id)[0]) < LITTLE_BYTES:
-        found = f"GPU {device_id} has {free / 2**20:.0f} MB left, and {LITTLE_BYTES >> 20} should be free"
-        advice = "begin the loop before the model takes all, or leave it less with a smaller batch"
+        found = f"GPU {device_id} has {free / 2**20:.0f} MB free, and at least {LITTLE_BYTES >> 20} MB are required"
+        advice = "start iterating before the model fills the memory, or reduce its batch size"
         raise _out_of_memory(f"{found}; {advice}", device_id, "a pipeline")
 
 
@@ -314,10 +302,10 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or bool(re.search(r"(?i)out of memory|bad_alloc|allocat(e|ion|or) ", text))
 
 
-def error_of_run(error: Exception, device_id: int | None, size: int) -> Exception | None:
+def run_error(error: Exception, device_id: int | None, size: int) -> Exception | None:
     """Return the error of a run of ``size`` samples, without its traceback, which would keep the run alive.
 
-    It is None if another than DALI raised it, as signal handlers do, such as torch's for lost workers.
+    Return None if it was not raised by DALI but by a signal handler, such as torch's for lost workers.
     """
     if error.args and _is_out_of_memory(error):
         return _out_of_memory(error, device_id, f"a batch of {size}")
@@ -327,7 +315,7 @@ def error_of_run(error: Exception, device_id: int | None, size: int) -> Exceptio
 def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
     """Return torch's error, which users may catch, in place of DALI's; for the CPU a MemoryError."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
-    return kind(f"DALI found no memory for {purpose}: {error}")
+    return kind(f"DALI ran out of memory for {purpose}: {error}")
 
 
 def shares_decoder_stream(pipeline: Any) -> bool:
@@ -336,14 +324,14 @@ def shares_decoder_stream(pipeline: Any) -> bool:
 
 
 def forget_in_child(pipeline: Any) -> None:
-    """Leak the pipeline of a forked child, as destroying it would wait for threads that only the parent has."""
+    """Leak the pipeline in a forked child, as destroying it would wait for threads that exist only in the parent."""
     if getattr(pipeline, "_pipe", None) is not None:
         lifetime.leak(pipeline._pipe)
         pipeline._pipe = None
 
 
 def _all_pipelines() -> list[Pipeline]:
-    """Return all pipelines of this process, including those that only the user or the garbage collector knows."""
+    """Return all pipelines of this process, including those that only user code or the garbage collector references."""
     return [pipeline for known in list(Pipeline._pipes) if (pipeline := known()) is not None]
 
 
@@ -359,7 +347,7 @@ def _end_pipelines() -> None:
     for pipeline in _all_pipelines():
         pipeline._shutdown()
     if "__del__" in vars(Pipeline):
-        del Pipeline.__del__  # the names that it uses are gone when it is called
+        del Pipeline.__del__  # the globals that it uses are gone when it is called
 
 
 atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ What ends when ].

@@ -1,9 +1,9 @@
-"""Conversion to float and normalisation in one pass, from DALI's memory to torch's. Main process.
+"""Conversion to float and normalization in one pass, from DALI's memory to torch's. Main process.
 
 NOTE [ Copied once ]
-DALI's outputs are copied to memory of torch, so that torch's rules for streams, ``record_stream`` and memory statistics
-hold for them. If the remaining steps are only a conversion to float and normalisation, DALI returns uint8 levels, and
-the copy does these steps in the requested dtype, with one rounding. So DALI's outputs take a quarter of the memory, and
+DALI's outputs are copied to torch's memory, so that torch's rules for streams, ``record_stream`` and memory statistics
+apply to them. If a plan ends with a conversion to float and normalization, DALI returns uint8 levels, and the copy
+performs these steps in the requested dtype, with a single rounding. So DALI's outputs take a quarter of the memory, and
 no batch is read and written an additional time.
 """
 
@@ -23,17 +23,16 @@ def split(steps: Branch) -> tuple[Branch, Branch]:
     at = len(steps)
     while at and isinstance(steps[at - 1], (Normalize, ToFloat)):
         at -= 1
-    is_of_levels = at < len(steps) and isinstance(steps[at], ToFloat)
-    return (steps[:at], steps[at:]) if is_of_levels else (steps, ())
+    return (steps[:at], steps[at:]) if isinstance(next(iter(steps[at:]), None), ToFloat) else (steps, ())
 
 
 class FusedNormalize:
     """Copies images, converts them to float and normalizes them, in one pass.
 
     Args:
-        steps: ToFloat and Normalize steps; none, for a copy.
+        steps: ToFloat and Normalize steps; empty for a mere copy.
         channels: number of channels of the images.
-        dtype: dtype of floating-point results. None: float32, or for a copy the dtype of the images.
+        dtype: dtype of floating-point results. None: float32, or for a mere copy the dtype of the images.
         device: device of the images.
     """
 
@@ -53,11 +52,11 @@ class FusedNormalize:
         """Return the converted images.
 
         Args:
-            images: (N, C, H, W) or (C, H, W), uint8; for a copy also floating-point.
+            images: (N, C, H, W) or (C, H, W), uint8; for a mere copy also floating-point.
 
         Returns:
-            A new tensor with the same strides. ``tests/dali/test_fused_normalize.py`` has the bounds of its difference
-            from torchvision.
+            A new tensor with the same strides. ``tests/dali/test_fused_normalize.py`` bounds its difference from
+            torchvision.
         """
         if self._is_copy:
             dtype = self._dtype if self._dtype is not None and images.is_floating_point() else images.dtype

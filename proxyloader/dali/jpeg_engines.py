@@ -1,29 +1,29 @@
 """Build pipelines; on a crowded GPU without its JPEG engines, if these fail to decode. Main process.
 
 NOTE [ Engines that fail ]
-The JPEG engines of a GPU have room for a limited number of users, over all processes. A decoder that finds no room
+The JPEG engines of a GPU have room for a limited number of users across all processes. A decoder that finds no room
 reports it only on stderr, and CUDA decodes instead. But the operators after that decoder do not wait for CUDA, so an
-image may be the earlier content of its memory (nvImageCodec 0.9). They do wait for a decoder that was configured to not
+image may be the earlier content of its memory (nvImageCodec 0.9). They do wait for a decoder that is configured not to
 use the engines.
 
 A decoder takes room in two steps. The room for batches of images of one kind is taken when the decoder is built. The
 room for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same padding,
-and taken by the first one that needs it. So after a pipeline a decoder with the same padding is built, and decodes one
-image and then two. This takes both kinds of room, and the pipeline keeps the shared one.
+and taken by the first one that needs it. The trial therefore builds another decoder with the same padding after the
+pipeline, and decodes one image and then two. This takes both kinds of room, and the pipeline keeps the shared one.
 
-On a crowded GPU this is done after each pipeline is built, before it is used. Images from the engines equal those of
-Pillow, while CUDA rounds differently. If the images are not those of the engines, the decoders of the pipeline are
-configured to not use the engines, and the pipeline is built again. So is every later pipeline of the process.
+On a crowded GPU each pipeline is tried before it is used. Images from the engines equal Pillow's, whereas CUDA rounds
+differently. If the images are not those of the engines, the decoders of this and of every later pipeline of the process
+are configured not to use the engines, and the pipeline is built again.
 
-On a GPU that is not crowded this is not done, as it takes the time of some fifty batches: another decoder is built, and
-no run ends meanwhile (``longest_wait_ms`` in ``versions.jsonl``). If such a GPU does not decode with engines, it has
-none, and DALI handles that. But others may come. So before a run it is checked once a second whether others use the
-GPU, and then it is done for each pipeline that has not been tried. They cannot use the engines up within that second,
-as CUDA builds one decoder after the other. If nothing ran for long and no room is left, the pipeline is built again. A
-model of this process that fills the memory is no reason to try the engines: the trial would fail for lack of memory.
+A trial takes as long as some fifty batches, and no run ends meanwhile (``longest_wait_ms`` in ``versions.jsonl``), so a
+GPU that is not crowded is not tried. If it does not decode with engines, it has none, which DALI handles. But other
+processes may arrive. Before a run, it is therefore checked once a second whether others use the GPU, and then each
+pipeline is tried. Others cannot exhaust the engines within that second, as CUDA builds one decoder after the other. If
+nothing ran for long and no room is left, the pipeline is built again. A model of this process that fills the memory is
+no reason for a trial, which would fail for lack of memory.
 
-The pipeline cannot take the shared room itself, by decoding one image before its first batch. Its engines then decode
-only as many images of a later batch as there are engines; see ``PlanServer``.
+The pipeline cannot take the shared room itself by decoding one image before its first batch, because its engines would
+then decode only as many images of a later batch as there are engines; see ``PlanServer``.
 """
 
 from __future__ import annotations
@@ -52,31 +52,30 @@ SIDE_PX = 256
 """Side of the test image, in pixels."""
 
 MOST_LEVELS = 0.005
-"""Bound of the mean difference between an image from the engines and Pillow's. For CUDA it is some hundredths."""
+"""Maximum mean difference between an image from the engines and Pillow's. For CUDA it is some hundredths."""
 
 CROWDED_BYTES = 4 << 30
-"""What others use of a crowded GPU: its used memory, without that of torch in this process. Each process with a decoder
-uses a good part of a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ Queues ] in
+"""Memory of a GPU used by others than torch in this process, above which the GPU is crowded. Each process with a
+decoder uses almost a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ Queues ] in
 ``dali/device.py``."""
 
 SHORT_BYTES = 1 << 30
 """Free memory of a GPU below which its engines may not have enough."""
 
 LOOK_EVERY_S = 1.0
-"""Interval at which it is checked before runs whether the GPU has become crowded, in seconds."""
+"""Minimum interval between checks before a run whether the GPU has become crowded, in seconds."""
 
 _engines: dict[int | None, Literal["decoding", "absent", "failing"]] = {}
-"""What was found of the engines of each GPU. No pipeline uses engines that are failing. This belongs to the process, as
-the room on the engines does: all decoders of a process share it."""
+"""State of the engines of each GPU. No pipeline uses failing engines. All decoders of a process share their room."""
 
 
 def are_left_alone(device_id: int | None) -> bool:
-    """Return whether this process does not use the engines of a GPU, as they failed to decode."""
+    """Return whether this process avoids the engines of a GPU because they failed to decode."""
     return _engines.get(device_id) == "failing"
 
 
 def are_used(device_id: int | None) -> bool:
-    """Return whether the engines of a GPU decode for this process. The first time they are tried, which takes long."""
+    """Return whether the engines of a GPU decode for this process. The first call tries them, which is slow."""
     if device_id not in _engines:
         _engines[device_id] = "decoding" if _decode(device_id, {()}) else "absent"
         if _engines[device_id] == "absent" and is_crowded(device_id):
@@ -85,22 +84,20 @@ def are_used(device_id: int | None) -> bool:
 
 
 def is_crowded(device_id: int | None) -> bool:
-    """Return whether the engines may find no room, or no memory."""
+    """Return whether the engines may lack room or memory."""
     return _others_use(device_id) or executor.gpu_memory(device_id)[0] < SHORT_BYTES
 
 
 def build(pipeline: Pipeline) -> None:
-    """Build a pipeline, if it is not built yet, so that it does not use engines that fail to decode.
-
-    This takes longer on a crowded GPU.
+    """Build a pipeline unless it is built already, without engines that fail to decode. Slower on a crowded GPU.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
-        PipelineError: the engines fail to decode, and the decoders cannot be changed, for example as the pipeline has
-            run.
+        PipelineError: the engines fail to decode, and the decoders cannot be changed, for example because the pipeline
+            has run.
     """
-    if not executor.is_built(pipeline):
-        executor.notes_of(pipeline).holds_engines = False
+    if not pipeline._built:
+        executor.get_notes(pipeline).holds_engines = False
         if are_left_alone(pipeline.device_id):
             _avoid(pipeline)
         executor.build(pipeline)
@@ -110,33 +107,33 @@ def build(pipeline: Pipeline) -> None:
 
 
 def have_failed(pipeline: Pipeline) -> bool:
-    """Return whether a built pipeline must be built again, without engines, before it runs.
+    """Return whether a built pipeline must be built again, without engines, before its next run.
 
-    This is for each run, and checks the GPU once a second. It takes longer when others have come to use it.
+    Call this before each run. It checks the GPU once a second, and tries the engines if others have started to use it.
     """
     now_s = time.monotonic()
-    if pipeline.device_id is None or now_s < executor.notes_of(pipeline).look_at_s:
+    if pipeline.device_id is None or now_s < executor.get_notes(pipeline).look_at_s:
         return False
     if _fail_for(pipeline, _others_use):
         return True
-    executor.notes_of(pipeline).look_at_s = time.monotonic() + LOOK_EVERY_S
+    executor.get_notes(pipeline).look_at_s = time.monotonic() + LOOK_EVERY_S
     return False
 
 
 def _avoid(pipeline: Pipeline) -> None:
-    """Change the decoders of a pipeline to not use the engines. PipelineError: they cannot be changed."""
+    """Change the decoders of a pipeline not to use the engines. PipelineError: they cannot be changed."""
     if not executor.leave_engines_alone(pipeline):
         raise PipelineError(
-            f"the pipeline gives JPEGs to the engines of GPU {pipeline.device_id}, which has none, or other processes "
-            "use them up; its pictures might be wrong. Give its decoders hw_decoder_load=0. `proxyloader doctor` shows "
-            "what decodes",
+            f"the pipeline decodes with the JPEG engines of GPU {pipeline.device_id}, which has none, or which other "
+            "processes have exhausted; its images might be wrong. Give its decoders hw_decoder_load=0. "
+            "`proxyloader doctor` shows what decodes",
             code="no-engines",
         )
 
 
 def _fail_for(pipeline: Pipeline, is_to_be_tried: Callable[[int], bool]) -> bool:
     """Return whether a built pipeline uses engines that fail to decode, or may fail."""
-    device_id, notes = pipeline.device_id, executor.notes_of(pipeline)
+    device_id, notes = pipeline.device_id, executor.get_notes(pipeline)
     if device_id is None or notes.holds_engines or not (paddings := executor.paddings_on_engines(pipeline)):
         return False
     if not are_left_alone(device_id):
@@ -152,9 +149,9 @@ def _fail_for(pipeline: Pipeline, is_to_be_tried: Callable[[int], bool]) -> bool
 def _leave_alone(device_id: int | None) -> None:
     _engines[device_id] = "failing"
     log.warning(
-        "CUDA decodes, which is slower: GPU %s has no JPEG engines, or other processes use them up. If it has some, "
-        "end what is not needed, or give each process CUDA_DEVICE_MAX_CONNECTIONS=8 in its environment, and start this "
-        "one again. `proxyloader doctor` shows what decodes",
+        "Falling back to CUDA, which decodes more slowly: GPU %s has no JPEG engines, or other processes have "
+        "exhausted them. If it has engines, end unneeded processes or set CUDA_DEVICE_MAX_CONNECTIONS=8 in the "
+        "environment of each, and restart this one. `proxyloader doctor` shows what decodes",
         device_id,
     )
 
@@ -165,7 +162,7 @@ def _others_use(device_id: int | None) -> bool:
 
 
 def _decode(device_id: int | None, paddings: set[Padding]) -> bool:
-    """Return whether the engines decode. This takes the shared room of these paddings, if the GPU has any left."""
+    """Return whether the engines decode. This takes the shared room of the paddings, if the GPU has any left."""
     with before_exit():
         return max([_levels_off(device_id, padding) for padding in paddings]) < MOST_LEVELS
 
@@ -173,7 +170,7 @@ def _decode(device_id: int | None, paddings: set[Padding]) -> bool:
 def _levels_off(device_id: int | None, padding: Padding = (), engine_share: float = 1.0) -> float:
     """Return the largest mean difference from Pillow of an image that is decoded alone, and in a batch of two.
 
-    It is infinite if the image cannot be decoded, for example for lack of memory.
+    Return infinity if the image cannot be decoded, for example for lack of memory.
     """
     encoded, wanted = known_picture(quality=90)
     pipeline = decoder(device_id, engine_share, padding)
@@ -181,15 +178,15 @@ def _levels_off(device_id: int | None, padding: Padding = (), engine_share: floa
         pipeline.build()  # even with little memory, as the next decoder would not find more
         found = [image for count in (1, 2) for image in decode(pipeline, [encoded] * count)]
     except (RuntimeError, MemoryError) as error:
-        if "DataLoader worker" in str(error):  # torch's signal handler, as a worker has ended
+        if "DataLoader worker" in str(error):  # raised by torch's signal handler because a worker has died
             raise
-        log.info("a picture could not be decoded on GPU %s: %s", device_id, str(error))
+        log.info("failed to decode a test image on GPU %s: %s", device_id, str(error))
         return math.inf
     return max(float(np.abs(image - wanted).mean()) for image in found)
 
 
 def decoder(device_id: int | None, engine_share: float, padding: Padding = ()) -> Pipeline:
-    """Return a pipeline that decodes one or two images, not built yet."""
+    """Return a pipeline that decodes one or two images. It is not built."""
     how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
@@ -202,7 +199,7 @@ def decoder(device_id: int | None, engine_share: float, padding: Padding = ()) -
 
 
 def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
-    """Return the pixels that a decoder makes of one or two files, each (H, W, 3)."""
+    """Decode one or two files. Return the pixels of each, (H, W, 3)."""
     pipeline.feed_input("images", executor.tensor_list(files))
     executor.run(pipeline)
     (images,) = pipeline.outputs()
@@ -216,12 +213,12 @@ def known_picture(
     format: str = "JPEG",
     **options: Any,
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return a file of a picture whose colours change from pixel to pixel, and the pixels that Pillow decodes of it.
+    """Return a file of a random image whose colors vary from pixel to pixel, and its pixels as Pillow decodes them.
 
     Args:
-        seed: each gives another picture.
+        seed: seed of the colors.
         size_px: width and height.
-        mode, format, options: as Pillow writes the file.
+        mode, format, options: as in Pillow's ``Image.save``.
 
     Returns:
         The bytes, (bytes,) uint8, and the image in mode RGB, (H, W, 3).

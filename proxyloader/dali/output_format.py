@@ -1,4 +1,4 @@
-"""The dtype and memory format of the images handed out. Main process."""
+"""The dtype and memory format of returned images. Main process."""
 
 from __future__ import annotations
 
@@ -36,25 +36,23 @@ class OutputFormat:
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, *IMAGE_DTYPES):
-            raise ValueError(f"dtype is one of {', '.join(map(str, IMAGE_DTYPES))}, got {self.dtype!r}")
+            raise ValueError(f"dtype must be one of {', '.join(map(str, IMAGE_DTYPES))}, got {self.dtype!r}")
         if self.memory_format not in (torch.contiguous_format, torch.channels_last):
             raise ValueError(
-                f"memory_format is torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
+                f"memory_format must be torch.contiguous_format or torch.channels_last, got {self.memory_format!r}"
             )
 
     def check(self, plan: Plan) -> None:
-        """Raise ValueError if converting the output of a plan from or to uint8 would need a scale."""
-        if self.dtype is None:
-            return
+        """Raise ValueError if converting the output of a plan from or to uint8 would require a scale."""
         if self.dtype == torch.uint8 and plan.output.dtype != "uint8":
             raise ValueError(
-                "dtype=torch.uint8, and the transform gives floats. Leave out what makes them, such as ToTensor() and "
-                "Normalize(), and end it with PILToTensor()"
+                "dtype=torch.uint8, but the transform returns floats. Omit steps that convert to float, such as "
+                "ToTensor() and Normalize(), and end it with PILToTensor()"
             )
-        if self.dtype != torch.uint8 and plan.output.dtype == "uint8":
+        if self.dtype not in (None, torch.uint8) and plan.output.dtype == "uint8":
             raise ValueError(
-                f"dtype={self.dtype}, and the transform gives uint8. Let it end with ToTensor(), or "
-                "v2.ToDtype(torch.float32, scale=True), which says what becomes of 255"
+                f"dtype={self.dtype}, but the transform returns uint8. End it with ToTensor() or "
+                "v2.ToDtype(torch.float32, scale=True), which defines the scale"
             )
 
     @property
@@ -65,51 +63,44 @@ class OutputFormat:
     def channels_last(self) -> bool:
         return self.memory_format == torch.channels_last
 
-    def of_images(self, images: torch.Tensor) -> torch.Tensor:
-        """Return images in this format, without a copy if they have it already.
+    def convert_batch(self, batch: Any) -> Any:
+        """Convert the four-dimensional tensors of a batch of a collate_fn, which count as images."""
+        return batch if self.is_default else tree_map(self._convert, batch)
 
-        With ``torch.contiguous_format``, the default, images keep the memory format that they have, for example from a
-        collate_fn.
-
-        Args:
-            images: (N, C, H, W), or one image (C, H, W), of which only the dtype is converted.
-
-        Raises:
-            ValueError: the images are floating-point and the dtype is uint8, which would need a scale.
-        """
-        if self.dtype == torch.uint8 and images.is_floating_point():
-            raise ValueError(
-                f"dtype=torch.uint8, and the batch has {images.dtype} {list(images.shape)}. Leave out what makes it "
-                "floats, such as ToTensor() and Normalize(), or leave out dtype"
-            )
-        dtype = self.dtype if images.is_floating_point() else None
-        memory_format = torch.channels_last if self.channels_last and images.ndim == 4 else torch.preserve_format
-        return images.to(dtype=dtype or images.dtype, memory_format=memory_format)
-
-    def of_batch(self, batch: Any) -> Any:
-        """Return a batch of a collate_fn with its four-dimensional tensors, which count as images, in this format."""
-        return batch if self.is_default else tree_map(self._of_leaf, batch)
-
-    def of_outputs(self, outputs: Outputs) -> Outputs:
-        """Return the outputs of a run with the four-dimensional ones, which count as images, in this format."""
+    def convert_outputs(self, outputs: Outputs) -> Outputs:
+        """Convert the four-dimensional outputs of a run, which count as images."""
         if self.is_default:
             return outputs
         return [
-            [self._of_leaf(image, 3) for image in output] if isinstance(output, list) else self._of_leaf(output)
+            [self._convert(image, 3) for image in output] if isinstance(output, list) else self._convert(output)
             for output in outputs
         ]
 
-    def _of_leaf(self, value: Any, image_ndim: int = 4) -> Any:
-        return self.of_images(value) if isinstance(value, torch.Tensor) and value.ndim == image_ndim else value
+    def _convert(self, value: Any, image_ndim: int = 4) -> Any:
+        """Convert images (N, C, H, W), or the dtype of one image (C, H, W). Return anything else unchanged.
+
+        With ``torch.contiguous_format``, the default, images keep their memory format, for example from a collate_fn.
+        ValueError: the images are floating-point and the dtype is uint8, which would require a scale.
+        """
+        if not isinstance(value, torch.Tensor) or value.ndim != image_ndim:
+            return value
+        if self.dtype == torch.uint8 and value.is_floating_point():
+            raise ValueError(
+                f"dtype=torch.uint8, but the batch has {value.dtype} {list(value.shape)}. Omit dtype, or the steps "
+                "that convert to float, such as ToTensor() and Normalize()"
+            )
+        dtype = self.dtype if value.is_floating_point() else None
+        memory_format = torch.channels_last if self.channels_last and image_ndim == 4 else torch.preserve_format
+        return value.to(dtype=dtype or value.dtype, memory_format=memory_format)
 
 
-def stacked(images: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stack images (C, H, W) as ``torch.stack`` does, and keep their memory format."""
+def stack(images: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stack images (C, H, W) as ``torch.stack`` does, but keep their memory format."""
     if not images[0].is_contiguous() and images[0].permute(1, 2, 0).is_contiguous():
         return torch.stack([image.permute(1, 2, 0) for image in images]).permute(0, 3, 1, 2)
     return torch.stack(list(images))
 
 
-def stacked_or_listed(images: list[torch.Tensor]) -> Output:
-    """Stack images of one shape. Images of several shapes are returned as a list."""
-    return stacked(images) if len({image.shape for image in images}) == 1 else images
+def stack_or_list(images: list[torch.Tensor]) -> Output:
+    """Stack images of one shape. Return images of several shapes as a list."""
+    return stack(images) if len({image.shape for image in images}) == 1 else images

@@ -19,11 +19,11 @@ def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Outputs:
     """Return the outputs of the oldest run as torch tensors.
 
     On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``. GPU
-    tensors are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics hold for them.
+    tensors are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics apply to them.
     """
     asynchronous = stream is not None and pipeline.exec_dynamic
     outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
-    return [_each(lambda tensor: _tensor_to_torch(tensor, stream, pipeline.exec_dynamic), each) for each in outputs]
+    return [_convert(lambda tensor: _tensor_to_torch(tensor, stream, pipeline.exec_dynamic), each) for each in outputs]
 
 
 def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
@@ -39,13 +39,13 @@ def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic
 def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> Outputs:
     """Return the outputs of the oldest run of a GPU pipeline as views of DALI's memory.
 
-    They must be read in ``stream`` and released at once. DALI reuses the memory when ``stream`` has reached this point,
-    and does not consider other streams.
+    Read them in ``stream`` and release them at once. DALI reuses the memory when ``stream`` has reached this point, and
+    does not consider other streams.
     """
-    return [_each(lambda tensor: _view(tensor, stream), output) for output in pipeline.outputs(cuda_stream=stream)]
+    return [_convert(lambda tensor: _view(tensor, stream), output) for output in pipeline.outputs(cuda_stream=stream)]
 
 
-def _each(to_torch: Callable[[Any], torch.Tensor], output: Any) -> Output:
+def _convert(to_torch: Callable[[Any], torch.Tensor], output: Any) -> Output:
     """Convert an output to a tensor (N, ...), or to a list of N tensors if the samples differ in shape."""
     if output.is_dense_tensor():
         return to_torch(output.as_tensor())
@@ -54,7 +54,6 @@ def _each(to_torch: Callable[[Any], torch.Tensor], output: Any) -> Output:
 
 def _view(tensor: Any, stream: torch.cuda.Stream | None) -> torch.Tensor:
     """Return a torch view of DALI's memory. ``stream`` is the stream that will read it; None for the CPU."""
-    # A capsule is passed, as torch compares the device of other objects with its own, and a Ctrl-C in DALI's code for
-    # that is lost.
-    how = {} if stream is None else {"stream": stream.cuda_stream or LEGACY_STREAM}
-    return torch.utils.dlpack.from_dlpack(tensor.__dlpack__(**how))
+    # Pass a capsule: for other objects torch calls DALI's code for the device, in which a Ctrl-C is lost.
+    arguments = {} if stream is None else {"stream": stream.cuda_stream or LEGACY_STREAM}
+    return torch.utils.dlpack.from_dlpack(tensor.__dlpack__(**arguments))

@@ -17,55 +17,48 @@ from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline
 from .fused_normalize import FusedNormalize, split
 from .output_format import Output, OutputFormat, Outputs
-from .run_queue import PipelineRun, RunQueue
+from .run_queue import RunQueue
 
 log = logging.getLogger(__name__)
 
 ROOM = 1.5
-"""How many times as large as the first batch a later one may be before the pipeline is built again."""
+"""Ratio of a batch's size to that of the first one above which the pipeline is built again."""
 
 
 class PlanServer(RunQueue):
     """The run queue of the pipeline of a plan. It returns images as (N, C, H, W).
 
-    The pipeline makes the output format where DALI has it; ``OutputFormat.of_outputs`` does the rest.
+    The pipeline produces the output format as far as DALI supports it; ``OutputFormat.convert_outputs`` does the rest.
 
     Args:
-        plan: the plan.
         options: options of the pipeline, except for those of the output format.
-        format: the output format of images.
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
         float16 = options.device_id is None and format.dtype == torch.float16  # DALI has no bfloat16
         self._options = self._built = replace(options, float16=float16, channels_last=format.channels_last)
-        self._fits_images = 0.0  # size up to which batches keep the pipeline; 0: it has had none
+        self._fits_images = 0.0  # maximum batch size for this pipeline; 0: it has had no batch
         steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
         self._plan = plan_of(steps) if last else plan
         trim_heap()
         super().__init__(build_pipeline(self._plan, self._options))
-        # After the pipeline, as where memory is short the error of that one says what to do.
+        # After the pipeline, whose error gives advice if memory is short.
         self._last_steps: FusedNormalize | None = None
         if options.device_id is not None:
             device = torch.device("cuda", options.device_id)
             self._last_steps = FusedNormalize(last, plan.output.channels, format.dtype, device)
 
-    def submit(self, inputs: Sequence[Any]) -> PipelineRun:
-        with self._lock:  # only one of two threads may rebuild
-            self._check_owned()
-            self._get_in_step()
-            if len(inputs[0]) > self._fits_images:
-                self._fit(inputs[0])
-            pipeline_run = super().submit(inputs)
-            self._fits_images = self._fits_images or ROOM * len(inputs[0])
-            return pipeline_run
+    def _prepare(self, inputs: Sequence[Any]) -> None:
+        if len(inputs[0]) > self._fits_images:
+            self._fit(inputs[0])
+        self._fits_images = self._fits_images or ROOM * len(inputs[0])
 
     def _rebuild(self) -> None:
         super()._rebuild()
         self._fits_images = 0.0
 
     def _fit(self, files: Sequence[Any]) -> None:
-        """Build the pipeline again if another one decodes the JPEGs of the first batch, or of a larger one, faster.
+        """Build the pipeline again if that decodes JPEGs like those of the first batch, or a larger batch, faster.
 
         The engines decode as many images of a batch as the first batch had, rounded up to a multiple of the number of
         engines, and CUDA decodes the rest (nvImageCodec 0.9).
@@ -83,18 +76,18 @@ class PlanServer(RunQueue):
         try:
             self.pipeline = build_pipeline(self._plan, options)
         except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
-            log.warning("the pipeline stays as it is, and is slower than it could be: %s", str(error))
+            log.warning("keeping a slower pipeline for lack of memory: %s", str(error))
             self._fits_images = ROOM * len(files)
         else:
             self._built, self._fits_images = options, 0.0
 
     def _has_room_for_engines(self) -> bool:
-        """Return whether engines decode, and those of another pipeline will."""
+        """Return whether engines decode, and will also decode for another pipeline."""
         device_id = self._options.device_id
         return self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.are_used(device_id)
 
     def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
-        """Return the options with which JPEGs like these are decoded fastest."""
+        """Return the options that decode JPEGs like these fastest."""
         headers = [read_jpeg_header(memoryview(each)) for each in files]
         jpegs = [header for header in headers if header is not None]
         mean_pixels = sum(header.height * header.width for header in jpegs) / max(1, len(jpegs))
@@ -106,9 +99,9 @@ class PlanServer(RunQueue):
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         if self._last_steps is None or stream is None:
-            return [_each(self._as_images, output) for output in super()._take_outputs(stream)]
-        views = [_each(self._as_images, output) for output in outputs.view_outputs(self.pipeline, stream)]
-        return [_each(self._last_steps, view) for view in views]
+            return [_map(self._as_images, output) for output in super()._take_outputs(stream)]
+        last_steps, views = self._last_steps, outputs.view_outputs(self.pipeline, stream)
+        return [_map(lambda images: last_steps(self._as_images(images)), view) for view in views]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:
         """Return images as (N, C, H, W), or one image as (C, H, W)."""
@@ -118,11 +111,11 @@ class PlanServer(RunQueue):
 def trim_heap() -> None:
     """Return freed memory to the system.
 
-    DALI's threads leave it in many arenas of malloc, so that a process that builds one pipeline after the other grows.
+    DALI's threads leave it in many malloc arenas, so a process that builds one pipeline after another would grow.
     """
     with contextlib.suppress(AttributeError, OSError):  # malloc_trim exists only in glibc
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _each(do: Callable[[torch.Tensor], torch.Tensor], output: Output) -> Output:
-    return list(map(do, output)) if isinstance(output, list) else do(output)
+def _map(function: Callable[[torch.Tensor], torch.Tensor], output: Output) -> Output:
+    return list(map(function, output)) if isinstance(output, list) else function(output)

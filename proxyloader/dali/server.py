@@ -11,7 +11,7 @@ import torch
 
 from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, one_kind
 from . import api
-from .output_format import Outputs, stacked_or_listed
+from .output_format import Outputs, stack_or_list
 from .run_queue import RunQueue
 
 
@@ -27,7 +27,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     Args:
         pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. With ``exec_async=False`` it runs
-            within ``next()``, and not while the model trains.
+            within ``next()``, not while the model trains.
         deterministic: as in DALI, start a run only when the loop asks for its batch, which is slower. If False, runs
             are also started in the order of the loop, and batches are reproducible. The only exception are random
             numbers of the pipeline after a loop was left early, as runs that were started ahead have drawn some.
@@ -37,8 +37,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         ValueError: the ``stream_policy`` of the pipeline lets other operators use the stream of a GPU decoder, or an
             external source has ``source=`` or ``repeat_last=True``.
         RuntimeError: the pipeline has no external source, or was deserialized.
-        PipelineError: other processes use up the JPEG engines of the GPU, and the decoders of this pipeline cannot be
-            changed any more to work without them. The decoders of most pipelines can be changed.
+        PipelineError: other processes have exhausted the JPEG engines of the GPU, and the decoders of this pipeline
+            cannot be changed to work without them. Most can.
         torch.OutOfMemoryError, MemoryError: there is not enough memory for the pipeline, on the GPU or on the CPU.
 
     Source: ``nvidia.dali.plugin.pytorch.experimental.proxy.DALIServer``.
@@ -46,15 +46,15 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     def __init__(self, pipeline: api.Pipeline, deterministic: bool = False) -> None:
         """Build the pipeline. The class documents arguments and errors."""
-        self._thread_stop_event = None  # set before anything that can raise, as the __del__ of DALIServer reads it
+        self._thread_stop_event = None  # before anything that can raise, as DALIServer.__del__ reads it
         self.runs = RunQueue(pipeline, deterministic)
         self.deterministic, self._started = deterministic, False
         super().__init__(pipeline, deterministic)
-        # Made here, as the dataset of a forked worker may hold the server, and there the pipeline cannot be used.
+        # Created here, because a dataset may hold the server, whose pipeline is unusable in a forked worker.
         self._proxy = Proxy(self.runs.key, tuple(self._dali_input_names), self._pipe.num_outputs)
 
     def __repr__(self) -> str:
-        return f"ProxyServer({', '.join(self._dali_input_names)}; {self.runs.under_way} runs under way)"
+        return f"ProxyServer({', '.join(self._dali_input_names)}; {self.runs.under_way} runs in flight)"
 
     @property
     def pipeline(self) -> api.Pipeline:
@@ -67,18 +67,17 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         return self._proxy
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("ProxyServer cannot be pickled; give server.proxy to the dataset instead")
+        raise TypeError("ProxyServer cannot be pickled; pass server.proxy to the dataset instead")
 
     def start_thread(self) -> None:
-        """Open the server. No thread is started here, as DALI's own threads do the work."""
+        """Open the server. It starts no thread, as DALI's own threads do the work."""
         self._started = True
 
     def stop_thread(self) -> None:
         """Cancel all runs, without waiting. Their outputs cannot appear in a later batch."""
-        if not hasattr(self, "runs"):  # the constructor failed
-            return
-        self.runs.cancel_all()
-        self._started = False
+        if hasattr(self, "runs"):  # else the constructor failed
+            self.runs.cancel_all()
+            self._started = False
 
     def _is_thread_running(self) -> bool:
         return self._started
@@ -93,50 +92,44 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             The structure with tensors in place of this server's references. References of other servers are kept.
 
         Raises:
-            InputError: the samples of an input differ in dtype or number of dimensions, or the pipeline declares others
-                or took others before.
+            InputError: the samples of an input differ in dtype or number of dimensions from each other, from the
+                pipeline's declaration or from earlier batches.
             PipelineError: DALI failed, or the pipeline was taken over by another server.
             torch.OutOfMemoryError, MemoryError: there is not enough memory for a run, on the GPU or on the CPU.
         """
-        found: list[ProxyBatch | ProxySample] = []
+        calls: dict[int, ProxyInputs] = {}
+        runs: dict[int, ProxyInputBatch] = {}
 
-        def note(ref: ProxyBatch | ProxySample) -> Any:
-            if self._owns(ref):
-                found.append(ref)
+        def collect(ref: ProxyBatch | ProxySample) -> Any:
+            if isinstance(ref, ProxySample):
+                if ref.call.server == self.runs.key:
+                    calls[id(ref.call)] = ref.call
+            elif any(call.server == self.runs.key for call in ref.run.calls):
+                runs[id(ref.run)] = ref.run
             return ref
 
-        _map_references(obj, note, set())
-        singles = {id(ref.call): ref.call for ref in found if isinstance(ref, ProxySample)}
-        of_call = dict(zip(singles, self._rows_of(list(singles.values()))))
-        of_run = {id(ref.run): self._run(ref.run) for ref in found if isinstance(ref, ProxyBatch)}
+        def resolve(ref: ProxyBatch | ProxySample) -> Any:
+            found = outputs.get(id(ref.call if isinstance(ref, ProxySample) else ref.run))
+            return ref if found is None else found[ref.output]
 
-        def output_of(ref: ProxyBatch | ProxySample) -> Any:
-            if not self._owns(ref):
-                return ref
-            if isinstance(ref, ProxySample):
-                return of_call[id(ref.call)][ref.output]
-            outputs = of_run[id(ref.run)]
-            return ref if outputs is None else outputs[ref.output]
-
-        return _map_references(obj, output_of, set())
-
-    def _owns(self, ref: ProxyBatch | ProxySample) -> bool:
-        calls = [ref.call] if isinstance(ref, ProxySample) else ref.run.calls
-        return any(call.server == self.runs.key for call in calls)
+        _map_references(obj, collect, set())
+        outputs: dict[int, Sequence[Any] | None] = dict(zip(calls, self._run_rows(list(calls.values()))))
+        outputs |= {key: self._run(run) for key, run in runs.items()}
+        return _map_references(obj, resolve, set())
 
     def _run(self, run: ProxyInputBatch) -> Outputs | None:
-        """Return the outputs of a batch, or None while it also waits for the outputs of another server."""
+        """Return the outputs of a batch, or None if it still lacks outputs of another server."""
         if len(run.calls) <= self._pipe.max_batch_size and all(call.server == self.runs.key for call in run.calls):
             return self._run_calls(run.calls)
         own = [row for row, call in enumerate(run.calls) if call.server == self.runs.key]
-        run.done.update(zip(own, self._rows_of([run.calls[row] for row in own])))
+        run.done.update(zip(own, self._run_rows([run.calls[row] for row in own])))
         if len(run.done) < len(run.calls):
             return None
         rows = [run.done[row] for row in range(len(run.calls))]
-        return [stacked_or_listed(list(output)) for output in zip(*rows)]
+        return [stack_or_list(list(output)) for output in zip(*rows)]
 
-    def _rows_of(self, calls: Sequence[ProxyInputs]) -> list[list[torch.Tensor]]:
-        """Return the outputs of each call. Calls beyond the batch size of the pipeline take several runs."""
+    def _run_rows(self, calls: Sequence[ProxyInputs]) -> list[list[torch.Tensor]]:
+        """Return the outputs of each call. More calls than the pipeline's batch size take several runs."""
         rows: list[list[torch.Tensor]] = []
         for start in range(0, len(calls), self._pipe.max_batch_size):
             outputs = self._run_calls(calls[start : start + self._pipe.max_batch_size])
@@ -150,26 +143,26 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         return self.runs.collect(self.runs.submit(inputs))
 
 
-def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
-    """Return a batch with ``of(reference)`` in place of each reference, in containers and in objects with attributes.
+def _map_references(obj: Any, function: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
+    """Apply a function to each reference in a batch, in containers and in objects with attributes.
 
-    Lists, dicts, sets and objects change in place. ``seen`` has the IDs of those that were visited, at first none.
+    Lists, dicts, sets and objects are changed in place. ``seen`` holds the IDs of those visited so far.
     """
     if isinstance(obj, (ProxyBatch, ProxySample)):
-        return of(obj)
+        return function(obj)
     if id(obj) in seen or isinstance(obj, (torch.Tensor, np.ndarray, str, bytes, int, float, type, type(None))):
         return obj
     if isinstance(obj, tuple):
-        items = [_map_references(item, of, seen) for item in obj]
+        items = [_map_references(item, function, seen) for item in obj]
         if all(new is old for new, old in zip(items, obj)):
             return obj
         return type(obj)(*items) if hasattr(obj, "_fields") else type(obj)(items)
     seen.add(id(obj))
     if isinstance(obj, (MutableSequence, MutableMapping)):
         for key in list(obj) if isinstance(obj, MutableMapping) else range(len(obj)):
-            obj[key] = _map_references(obj[key], of, seen)
+            obj[key] = _map_references(obj[key], function, seen)
     elif isinstance(obj, MutableSet):
-        items = [_map_references(item, of, seen) for item in obj]
+        items = [_map_references(item, function, seen) for item in obj]
         obj.clear()
         for item in items:
             obj.add(item)
@@ -177,7 +170,7 @@ def _map_references(obj: Any, of: Callable[[ProxyBatch | ProxySample], Any], see
         slots = itertools.chain(*(getattr(cls, "__slots__", ()) for cls in type(obj).__mro__))
         for name in [*getattr(obj, "__dict__", ()), *(name for name in slots if hasattr(obj, name))]:
             value = getattr(obj, name)
-            new = _map_references(value, of, seen)
+            new = _map_references(value, function, seen)
             if new is not value:
                 object.__setattr__(obj, name, new)  # frozen dataclasses too
     return obj

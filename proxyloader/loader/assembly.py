@@ -1,17 +1,17 @@
-"""BatchAssembler: combines a packed batch and the outputs of its runs into the user's batch. Main process."""
+"""BatchAssembler: combine a packed batch and the outputs of its runs into the user's batch. Main process."""
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from ..dali.output_format import stacked
+from ..dali.output_format import stack
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.lazy_tensor import RESIZE, refuse_several_sizes
 from ..errors import ImageError, PipelineError
@@ -30,13 +30,13 @@ if TYPE_CHECKING:  # importing it imports DALI
 log = logging.getLogger(__name__)
 
 RESIZE_IN_GRAPH = (
-    "Give them one size in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a ready one, "
-    "or give the loader a collate_fn that takes tensors of several shapes"
+    "Resize them in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a predefined one, or "
+    "give the loader a collate_fn that accepts tensors of several shapes"
 )
 """Advice for images of several sizes from a hand-written pipeline."""
 
 NOTHING = object()
-"""Returned instead of a batch if none of its samples could be read."""
+"""Stands for a batch of which no sample could be read."""
 
 
 class BatchAssembler:
@@ -51,12 +51,11 @@ class BatchAssembler:
         pin: bool,
         options: LoaderOptions,
     ) -> None:
-        pool, servers = feed.pool, feed.servers
-        self._pool, self._servers, self._errors, self._collate_fn = pool, servers, errors, collate_fn
-        self._pin = pin and not pool.workers.pin_memory and torch.cuda.is_available()
-        self._on_error, self._format = options.on_error, options.format
-        self._options, self._counts = options, counts
-        self._recovery = BatchRecovery(servers, pool, options)
+        self._pool, self._servers, self._errors, self._collate_fn = feed.pool, feed.servers, errors, collate_fn
+        self._pin = pin and not feed.pool.workers.pin_memory and torch.cuda.is_available()
+        self._options, self._on_error, self._format = options, options.on_error, options.format
+        self._counts = counts
+        self._recovery = BatchRecovery(feed.servers, feed.pool, options)
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
         """Return the batch, or ``NOTHING`` if it has no readable sample.
@@ -64,117 +63,113 @@ class BatchAssembler:
         Raises:
             Exception: the error of this batch: from the worker, from the dataset, or an ImageError.
         """
-        if in_flight.batch is not None:
+        batch = in_flight.batch
+        if batch is not None:
             # In a batch that has failed, no sample is skipped or replaced.
-            self._errors.add(in_flight.batch.unreadable, self._on_error if in_flight.error is None else "raise")
+            self._errors.add(batch.unreadable, self._on_error if in_flight.error is None else "raise")
         if in_flight.error is not None:
             error, in_flight.error = in_flight.error, None
             try:
                 raise error
             finally:
                 del error  # the traceback keeps this frame alive
-        batch = in_flight.batch
         assert batch is not None
         if batch.is_empty:
             return NOTHING
         self._counts.add(batch)
         if not batch.runs and not batch.is_computed:
-            content = self._format.of_batch(batch.content)
+            content = self._format.convert_batch(batch.content)
             if not self._options.translate:
-                return tree_map(self._placed, content)
+                return tree_map(self._to_device, content)
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
-        found = [self._collected(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
+        found = [self._collect(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
         outputs = [each for each in found if not isinstance(each, PipelineError)]
         if len(outputs) < len(found):
-            saved = self._recovery.save(batch, found)
-            if saved.lost:
-                return self._without_lost(batch, saved)
-            outputs = saved.outputs
-        by_hand = any(run.server not in self._pool.plans for run in batch.runs)
-        resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if by_hand else RESIZE)
+            recovered = self._recovery.recover(batch, found)
+            if recovered.lost:
+                return self._drop_lost(batch, recovered)
+            outputs = recovered.outputs
+        is_custom = any(run.server not in self._pool.plans for run in batch.runs)
+        resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if is_custom else RESIZE)
         content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept, self._options.images_on).load()
         if not batch.collated:
             return self._collated(batch, content)
-        return self._format.of_batch(content) if batch.is_computed else content
+        return self._format.convert_batch(content) if batch.is_computed else content
 
     def warn_of_idle(self, batch: PackedBatch | None) -> None:
-        """Log a warning, once a loader, if nothing in the first batch goes through the loader's server."""
+        """Log a warning, once per loader, if no sample of the first batch uses the loader's server."""
         if batch is None or batch.is_empty:
             return
         is_idle = self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}
         if is_idle and not self._counts.is_server_idle:
             self._counts.is_server_idle = True
             log.warning(
-                "the loader was given a server=, and nothing in its first batch goes through that: let the dataset's "
-                "transform be server.proxy, or call it"
+                "no sample of the first batch uses the server of the loader; set the dataset's transform to "
+                "server.proxy, or call server.proxy in the dataset"
             )
 
-    def end_epoch(self, has_given: bool) -> None:
-        """Log what the first epoch was made by. ImageError: every sample of an epoch was skipped."""
+    def end_epoch(self, has_batches: bool) -> None:
+        """Log the counts of the first epoch. ImageError: all samples of the epoch were skipped."""
         self._counts.end_epoch()
-        if has_given or not self._errors or self._on_error != "skip":
+        if has_batches or not self._errors or self._on_error != "skip":
             return
         first = self._errors[0]
         path = f" ({first.path})" if first.path else ""
         raise first.error(
-            f"not one sample of this epoch could be read; {len(self._errors)} were left out, the first of them "
-            f"dataset[{first.index}]{path}: {first.reason}. Is the data where it should be?"
+            f"no sample of this epoch could be read; {len(self._errors)} were skipped, the first of them "
+            f"dataset[{first.index}]{path}: {first.reason}. Check the location of the data"
         )
 
-    def _placed(self, value: Any) -> Any:
-        """Return a four-dimensional tensor, which counts as images, on the device of the images."""
+    def _to_device(self, value: Any) -> Any:
+        """Move a four-dimensional tensor, which counts as images, to the device of the images."""
         is_images = isinstance(value, torch.Tensor) and value.ndim == 4
         return value.to(self._options.images_on, non_blocking=True) if is_images else value
 
-    def _collected(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
+    def _collect(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:
             with row(WAIT):
                 outputs = self._servers[run.server].collect(pipeline_run)
-            return self._format.of_outputs(outputs)
+            return self._format.convert_outputs(outputs)
         except PipelineError as error:
             return error.with_traceback(None)  # the traceback would keep this frame alive
 
-    def _without_lost(self, batch: PackedBatch, saved: RecoveredBatch) -> Any:
-        """Return the batch without samples whose images are lost, or with replacements, depending on ``on_error``."""
+    def _drop_lost(self, batch: PackedBatch, recovered: RecoveredBatch) -> Any:
+        """Return the batch without the samples of lost images, or with replacements, depending on ``on_error``."""
         if self._on_error == "raise":
-            errors = self._recovery.errors(batch, saved)
+            errors = self._recovery.errors(batch, recovered)
             lost = [UnreadableSample.of(error.index, error) for error in errors]
             self._errors.add(lost, self._on_error)
             raise lost[0].error("; ".join(map(str, errors)), errors[0].code)
         try:
-            samples, unreadable = self._recovery.samples(batch, saved)
-        except ImageError as error:  # there is no replacement for one of them
+            samples, unreadable = self._recovery.samples(batch, recovered)
+        except ImageError as error:  # a sample has no replacement
             self._errors.add([UnreadableSample.of(error.index, error)], "raise")
             raise
         self._errors.add(unreadable, self._on_error)
-        if not samples:
-            return NOTHING
-        return self._collated(batch, samples if batch.batched else samples[0])
+        return self._collated(batch, samples if batch.batched else samples[0]) if samples else NOTHING
 
     def _collated(self, batch: PackedBatch, samples: Any) -> Any:
-        """Call the user's collate_fn on decoded samples, with the seed of the batch if the loader has a seed."""
+        """Call the user's collate_fn on decoded samples, under the seed of the batch if the loader has a seed."""
         fetcher = self._pool.fetcher
         with fetcher.generators():
             if batch.request is not None:
                 fetcher.seed_batch(batch.request)
-            return self._format.of_batch(self._collate_fn(samples))
+            return self._format.convert_batch(self._collate_fn(samples))
 
 
 def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
     """Return the tensor of a reference to an output.
 
-    ``place`` is the index of a run, for its whole output; (run, row), for one row; a list of these, for rows to be
-    stacked.
+    ``place`` is a run, for its whole output; (run, row), for one row; or a list of these, for rows to be stacked.
     """
-    if isinstance(place, int):
-        found = outputs[place][output]
-        return found if isinstance(found, torch.Tensor) else _stacked(found, advice)
     if isinstance(place, tuple):
         run, row = place
         return outputs[run][output][row]
-    return _stacked([outputs[run][output][row] for run, row in place], advice)
-
-
-def _stacked(images: Sequence[torch.Tensor], advice: str) -> torch.Tensor:
+    if isinstance(place, int):
+        images: Any = outputs[place][output]
+        if isinstance(images, torch.Tensor):
+            return images
+    else:
+        images = [outputs[run][output][row] for run, row in place]
     refuse_several_sizes(images, advice)
-    return stacked(images)
+    return stack(images)

@@ -35,7 +35,7 @@ from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
 from .stats import LoaderStats, StatsRecorder
-from .strategy import ImageCounts, described, name_of, translated
+from .strategy import ImageCounts, describe_backend, describe_dataset, translate_dataset
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -45,15 +45,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 NEW_WORKERS = (
-    "each epoch forks new workers. What this process then writes to first has to be copied, DALI's memory among it, so "
-    "that short epochs may take longer than with torch's loader. Give the loader persistent_workers=True"
+    "each epoch forks new workers, after which this process copies each page of memory that it writes to, including "
+    "DALI's. Short epochs may therefore take longer than with torch's loader. Set persistent_workers=True"
 )
 SHORT_S = 60.0
-"""A second epoch that begins earlier after the first one is worth a warning of ``NEW_WORKERS``."""
+"""Maximum duration of a first epoch after which ``NEW_WORKERS`` is logged."""
 
 
-class _NotPrepared:
-    """Descriptor: False until Accelerate sets the attribute. Whoever reads it is most likely Accelerate."""
+class _IsPrepared:
+    """Descriptor that is False until Accelerate sets the attribute. Only Accelerate is expected to read it."""
 
     def __get__(self, loader: Any, kind: Any) -> bool:
         if loader is not None and "accelerate" in sys.modules:
@@ -67,68 +67,68 @@ class _NotPrepared:
 class DataLoader(CheckpointedLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
 
-    It takes every argument of torch's loader, positionally and by keyword, with the same meaning and defaults. Worker
-    processes read files, draw random numbers and collate. The main process decodes and transforms. Under the same seed
+    It accepts every argument of torch's loader, by position and by keyword, with the same meaning and defaults. Worker
+    processes read files, draw random numbers and collate. The main process decodes and transforms. Under the same seed,
     the batches have the order, labels and crops of the stock loader.
 
-    Images are returned as tensors (N, C, H, W) on ``device``, floating-point or uint8 depending on the transform. So is
-    all that the dataset or a ``collate_fn`` computes from them. Labels and all other data are returned as by torch's
-    loader. A dataset without images is loaded as by torch's.
+    Images are returned as tensors (N, C, H, W) on ``device``, floating-point or uint8 depending on the transform. The
+    same holds for results that the dataset or a ``collate_fn`` computes from them. Labels and other data are returned
+    as by torch's loader. A dataset without images is loaded as by torch.
 
     Args:
-        dataset: the dataset. In its ``__getitem__``, JPEGs that ``Image.open`` or ``torchvision.io`` reads are decoded
-            late. DALI does the transforms of torchvision and timm that are translated, wherever they are called. They
-            return tensors whose values are computed late. Code that uses pixels or values gets those of the stock
-            loader. The loader uses a copy of the dataset with another ``.transform``; see ``proxyloader.wrap``.
-        collate_fn: as in torch. It runs in the worker; on samples of a ``server``, in the main process.
+        dataset: the dataset. JPEGs that its ``__getitem__`` reads with ``Image.open`` or ``torchvision.io`` are decoded
+            later. DALI performs the supported transforms of torchvision and timm, wherever they are called; the tensors
+            that they return are computed later. Code that uses pixels or values gets those of the stock loader. The
+            loader uses a copy of the dataset with another ``.transform``; see ``proxyloader.wrap``.
+        collate_fn: as in torch. It runs in the worker, or in the main process for samples of a ``server``.
         num_workers: as in torch. With 0, images are decoded in the calling thread.
         device: device of the images. Default: the current CUDA device if there is one, else the CPU. In a script under
             ``torchrun`` that has not set a device, it is the device of ``LOCAL_RANK``.
         dtype: dtype of images that are floating-point after the transform: ``torch.float16``, ``torch.bfloat16`` or
-            ``torch.float32``, the default. ``torch.uint8`` is allowed if the transform returns uint8. The values are
-            those of ``images.to(dtype)``, at less cost.
-        memory_format: memory format of image batches, ``torch.contiguous_format`` or ``torch.channels_last``. The
-            result is that of ``images.to(memory_format=...)``, at less cost. In batches made by torchvision in the
-            workers or by a ``collate_fn``, and among the outputs of a ``server``, every four-dimensional tensor counts
-            as images. There ``dtype`` applies to floating-point tensors, and ``torch.channels_last`` to all of them.
+            ``torch.float32``, the default. ``torch.uint8`` is allowed if the transform returns uint8. Equivalent to
+            ``images.to(dtype)``, but cheaper.
+        memory_format: memory format of image batches, ``torch.contiguous_format`` or ``torch.channels_last``.
+            Equivalent to ``images.to(memory_format=...)``, but cheaper. In batches from torchvision in the workers or a
+            ``collate_fn``, and among the outputs of a ``server``, every four-dimensional tensor counts as images:
+            ``dtype`` applies to those that are floating-point, and ``torch.channels_last`` to all.
         server: the ``ProxyServer`` of a hand-written pipeline, whose ``server.proxy`` the dataset calls.
-        seed: makes the order and the random numbers of each sample a function of (seed, epoch, index) alone. They are
-            then the same for any number of workers, any start method, and after ``load_state_dict``. A ``generator``,
-            or a sampler that has one, still decides the order. Default: torch's generators, as in the stock loader.
-        on_error: what to do with a sample that cannot be read. "raise" raises an ImageError at its batch. "skip" leaves
-            out the sample with its label. "replace" uses the next readable sample of the dataset. ``loader.errors``
-            lists these samples.
+        seed: makes the order and the random numbers of each sample a function of (seed, epoch, index) alone, so that
+            they are the same for any number of workers, any start method, and after ``load_state_dict``. A
+            ``generator``, or a sampler that has one, still determines the order. Default: torch's generators, as in the
+            stock loader.
+        on_error: what to do with an unreadable sample. "raise" raises an ImageError at its batch. "skip" omits the
+            sample and its label. "replace" uses the next readable sample of the dataset. ``loader.errors`` lists these
+            samples.
         check_scans: search JPEGs for lost blocks in the worker before a GPU decodes them for the first time, and let
             Pillow decode damaged files. If False, a damaged image may show parts of other images. ``proxyloader
-            verify`` reads all files of a dataset to their ends.
-        translate: True translates what DALI can do, and leaves the rest to torchvision in the workers: a transform
-            that is not translated, an input that DALI does not accept, and, without a GPU, a transform that
-            torchvision does faster. If this slows down the first epoch, a warning names the transform. "all" raises
-            when the loader is built if a part of the dataset's ``.transform`` is not translated, and at the sample if
-            DALI does not accept an input. False lets torch load the dataset, without DALI. Then tensors of four
-            dimensions count as images, and are returned on ``device``. ``dtype``, ``memory_format``, ``seed``,
-            ``on_error`` and states work as with DALI.
+            verify`` checks all files of a dataset completely.
+        translate: True lets DALI perform the supported transforms, and leaves the rest to torchvision in the workers:
+            unsupported transforms and inputs, and, without a GPU, transforms that are faster in torchvision. If this
+            slows down the first epoch, a warning names the transform. "all" raises at construction if a part of the
+            dataset's ``.transform`` is unsupported, and at the sample if DALI does not accept an input. False lets
+            torch load the dataset without DALI. Four-dimensional tensors then count as images and are returned on
+            ``device``. ``dtype``, ``memory_format``, ``seed``, ``on_error`` and states work as with DALI.
         num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
             ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
-            each process loads the whole dataset, as in torch. With ``shuffle=True`` the order depends only on ``seed``,
-            or 0, and the epoch. ``generator`` is not used for it.
+            each process loads the whole dataset, as in torch. With ``shuffle=True``, the order depends only on the
+            epoch and ``seed``, or 0 without a seed, and not on ``generator``.
         last_batch_policy: what to do with the last batch of a shard: a ``LastBatchPolicy`` of this package or of DALI,
             or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
-            processes may have one batch more than others.
-        prefetch: maximum number of decoded batches that wait for the training loop. ``prefetch_factor`` counts, as in
-            torch, the batches of each worker, which are not decoded yet.
+            processes may have one more batch than others.
+        prefetch: maximum number of decoded batches that wait for the training loop. As in torch, ``prefetch_factor``
+            counts the batches of each worker, which are not decoded yet.
         num_threads: number of DALI's CPU threads, at most 1024. "auto": on the CPU, the number of cores of this process
             plus one; on a GPU, at most 4.
-        hw_decoder_load: share of the JPEGs, 0 to 1, that the JPEG engines of the GPU decode, if it has any. "auto": all
-            of them. If this and ``num_threads`` are "auto", there are 12 cores or more for this process, and the JPEGs
-            of the first batch have 1.2 million pixels or more on average, the share is 0.65, and there are up to 16
-            threads. There are up to 16 threads, too, if one in 50 is progressive, as CUDA decodes these.
-        torch_arguments: arguments that only a later version of torch's loader takes. Type checkers report them, like
+        hw_decoder_load: share of the JPEGs, in [0, 1], that the JPEG engines of the GPU decode, if it has any. "auto":
+            all of them. If this and ``num_threads`` are "auto", this process has 12 or more cores, and the JPEGs of the
+            first batch have 1.2 million or more pixels on average, the share is 0.65, with up to 16 threads. There are
+            also up to 16 threads if one in 50 JPEGs is progressive, as CUDA decodes these.
+        torch_arguments: arguments that only later versions of torch's loader accept. Type checkers report them, like
             misspelled names.
 
     Raises:
-        UnsupportedTransformError: a part of ``.transform`` is not translated, and ``translate`` is "all". The error
-            names its position and class.
+        UnsupportedTransformError: a part of ``.transform`` is unsupported, and ``translate`` is "all". The error names
+            its position and class.
         ImageError: an image cannot be read. Raised by the loop at the batch of the image, with the dataset index and
             the file. The loop may continue with the next batch.
         TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
@@ -140,15 +140,15 @@ class DataLoader(CheckpointedLoader[T]):
     """The iterator over persistent workers. As in torch, ``iter()`` restarts it and returns the same object."""
 
     _process: int
-    _one_begins: threading.RLock
-    """Held where an iteration gets its epoch and its workers. Several threads may share a loader."""
+    _begin_lock: threading.RLock
+    """Held while an iteration acquires its epoch and its workers. Threads may share a loader."""
 
     _counts: ImageCounts
     _recorder: StatsRecorder
     _servers: PlanServers
 
-    _said: frozenset[str] = frozenset()
-    """The warnings that were logged for this loader."""
+    _logged: frozenset[str] = frozenset()
+    """Warnings logged for this loader."""
 
     def __init__(
         self,
@@ -221,8 +221,8 @@ class DataLoader(CheckpointedLoader[T]):
             **torch_arguments,
         )
         self._torch_arguments = torch_arguments
-        # Libraries rebuild a loader from its public attributes, with their own sampler. So each attribute is an
-        # argument. Arguments that only define the sampler, as num_shards and torch's ``shuffle``, are not attributes.
+        # Libraries rebuild a loader from its public attributes, with their own sampler. So each public attribute is an
+        # argument, and arguments that only define the sampler, such as num_shards, are no attributes.
         self.device = device
         self.dtype = dtype
         self.memory_format = memory_format
@@ -234,65 +234,65 @@ class DataLoader(CheckpointedLoader[T]):
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
-        self._options = LoaderOptions.of(self)
+        self._options = LoaderOptions.from_loader(self)
         check_device_exists(device)
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
         self._passed: PassedSamples | None = None
         self._transforms: list[Any] = []  # of the dataset in the last epoch
-        vars(self).update(_of_this_process(self) | self._new_counts())
+        vars(self).update(_new_process_state(self) | self._new_counts())
         if "accelerate" in sys.modules:
             from .accelerate import keep_loaders
 
             keep_loaders()
-        self._warn_of(self._translate())  # a transform that is to be refused is refused now, not in the first epoch
+        self._log_translation(self._translate())  # raises for an unsupported transform now, not in the first epoch
 
-    _is_accelerate_prepared = _NotPrepared()
+    _is_accelerate_prepared = _IsPrepared()
 
     @property
     def _proxyloader_build(self) -> Callable[..., Any]:
-        """Function that builds a loader with the arguments of this one; NOTE [ Loaders that Accelerate prepares ]."""
+        """Return a function that builds a loader like this one. See NOTE [ Loaders that Accelerate prepares ]."""
         from .accelerate import PreparedLoader
 
         return functools.partial(PreparedLoader.built_from, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTION_NAMES and "_options" in vars(self):  # a trainer sets loader.device, for example
-            self._options = LoaderOptions.of(self, **{name: value})
+            self._options = LoaderOptions.from_loader(self, **{name: value})
         super().__setattr__(name, value)
 
     @property
     def _iterator(self) -> Any:
-        """torch's iterator over persistent workers, or None. Trainers end the workers by it, and set it to None."""
+        """torch's iterator over persistent workers, or None. Trainers end the workers through it and set it to None."""
         return None if self._pool is None else self._pool.workers._iterator
 
     @_iterator.setter
     def _iterator(self, iterator: Any) -> None:
         if iterator is None and self._pool is not None and self.persistent_workers:
-            self._pool.let_go(None)
+            self._pool.shut_down(None)
 
     def __iter__(self) -> Any:
-        if self._process != os.getpid():
-            vars(self).update(_of_this_process(self))  # a copy: those belong to another process
-        with self._one_begins:
+        if self._process != os.getpid():  # a copy, whose state belongs to another process
+            vars(self).update(_new_process_state(self))
+        with self._begin_lock:
             loader_state = self._upcoming
             iterator = self._running() if self._running is not None else None
             if iterator is not None:
                 iterator.close(until_begun=True)
             pool = self._pool_for_epoch(loader_state)
-            at_first = loader_state.copied()
-            self._next_epoch = loader_state.following()  # another thread may begin this epoch meanwhile
+            start_state = loader_state.copied()
+            self._next_epoch = loader_state.following()  # another thread may begin this epoch in the meantime
+        iterator = LoaderIterator(self._recorder) if iterator is None else iterator
         try:
-            iterator = self._begun(iterator, pool, loader_state)
+            self._begin_epoch(iterator, pool, loader_state)
         except BaseException:
-            self._begin(at_first)  # the next iteration tries this epoch again
+            self._begin(start_state)  # the next iteration tries this epoch again
             raise
         self._loader_state = loader_state
         self._running = weakref.ref(iterator) if self.persistent_workers else None
         return iterator
 
-    def _begun(self, iterator: LoaderIterator | None, pool: WorkerPool, loader_state: LoaderState) -> LoaderIterator:
-        """Begin an epoch. Return its iterator, which is the given one if it can be."""
+    def _begin_epoch(self, iterator: LoaderIterator, pool: WorkerPool, loader_state: LoaderState) -> None:
         batches: Any = None
         try:
             # Workers start while the pipelines are built. They are forked before DALI starts threads.
@@ -305,20 +305,16 @@ class DataLoader(CheckpointedLoader[T]):
                 pool.broken = True
                 pool = self._pool_for_epoch(loader_state)
                 batches = self._start(pool, loader_state)
-            options = self._options
-            servers = self._servers.of(pool.plans, options)
-            self._say_what_begins()
-            iterator = LoaderIterator(self._recorder) if iterator is None else iterator
-            if pool.is_torchs:
-                iterator.begin(batches, pool, loader_state)
-                return iterator
-            serve = functools.partial(self._servers.serve, options=options)
-            feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
-            assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
+            options, feed, assembler = self._options, None, None
+            servers = self._servers.begin_epoch(pool.plans, options)
+            self._log_epoch()
+            if not pool.is_torchs:
+                serve = functools.partial(self._servers.serve, options=options)
+                feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
+                assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
             iterator.begin(batches, pool, loader_state, feed, assembler)
-            return iterator
         except BaseException:
-            pool.let_go(batches)
+            pool.shut_down(batches)
             raise
 
     def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
@@ -327,83 +323,83 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def errors(self) -> UnreadableSamples:
-        """The samples of all epochs that could not be read."""
+        """The unreadable samples of all epochs."""
         return self._errors
 
     @property
     def backend(self) -> str:
-        """What loads the images, as a text.
+        """A description of what loads the images.
 
-        It is "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason. Transforms that no attribute of
-        the dataset holds are known after the first batch.
+        It is "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason. Transforms that are not stored
+        in an attribute of the dataset are known after the first batch.
         """
         found = self._translate()
         plans = (found.plans | self._servers.found).values()
-        return described(found, plans, self._options, self._loader_state is not None, self._counts)
+        return describe_backend(found, plans, self._options, self._loader_state is not None, self._counts)
 
     def stats(self) -> LoaderStats:
-        """Return what this loader has given since it was made, and the times of its last 1,000 batches.
+        """Return counts since the loader was created, and the times of its last 1,000 batches.
 
-        It may be called at any time, in any thread. A copy of a loader counts anew.
+        It may be called at any time, in any thread. A copy of a loader starts from zero.
         """
         pool = self._pool
         iterator = None if pool is None or pool.user is None else pool.user()
         return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
 
     def __repr__(self) -> str:
-        return f"<proxyloader.DataLoader of {name_of(self.dataset)}: {self.backend}>"
+        return f"<proxyloader.DataLoader of {describe_dataset(self.dataset)}: {self.backend}>"
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
         fresh = {"_loader_state": None, "_passed": None, "_errors": UnreadableSamples()}
-        epochs = {"_next_epoch": LoaderState(self._next_epoch.epoch)}
-        nowhere = {"_process": 0, "_one_begins": None}  # a lock cannot be pickled
-        return self.__dict__ | _of_this_process(self) | fresh | epochs | self._new_counts() | nowhere
+        fresh |= {"_next_epoch": LoaderState(self._next_epoch.epoch)} | self._new_counts()
+        unbound = {"_process": 0, "_begin_lock": None}  # a lock cannot be pickled
+        return self.__dict__ | _new_process_state(self) | fresh | unbound
 
     def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
-        pool, is_given_states = self._pool, loader_state.resumes and bool(loader_state.worker_states)
-        found_plans = self._servers.still_used()
+        pool, counts, before = self._pool, self._counts, self._loader_state
+        found_plans = self._servers.drop_unused()
         if pool is not None and pool.requests is not None:
             pool.requests.undo_draws_ahead()
-        # Torch's own batches have no way to skip those before the position of a stream.
-        is_in_vain = pool is not None and pool.source is None and loader_state.resumes
-        counts = self._counts
-        if pool is not None and self.persistent_workers and not (pool.broken or is_given_states or is_in_vain):
-            if not loader_state.resumes and self._loader_state is not None:
-                loader_state.worker_states = self._states_at_end(self._loader_state)
-            # After an epoch that was left early, workers may have draws to undo, which requests tell them.
-            has_draws_to_undo = not pool.is_torchs and (self._loader_state is None or not self._loader_state.finished)
-            if pool.requests is not None and pool.source is not None:  # what its workers are sent, and send
+        # New workers load the states of a checkpoint. A stream of torch's own batches cannot skip to its position.
+        is_torch_stream = pool is not None and pool.source is None
+        needs_new = loader_state.resumes and (is_torch_stream or bool(loader_state.worker_states))
+        if pool is not None and self.persistent_workers and not (pool.broken or needs_new):
+            if not loader_state.resumes and before is not None:
+                loader_state.worker_states = self._states_at_end(before)
+            # After an epoch that was left early, workers may have draws to undo, which they learn from requests.
+            has_draws_to_undo = not pool.is_torchs and (before is None or not before.finished)
+            if pool.requests is not None and pool.source is not None:  # workers that answer requests and indices
                 is_torchs = not has_draws_to_undo and self._is_torchs(False, loader_state)
                 pool.is_torchs = pool.requests.yields_indices = is_torchs
             return pool  # its workers keep their dataset
         translate, options = self._translate, self._options
         found = translate()
-        self._warn_of(found)
+        self._log_translation(found)
         transforms = [getattr(source, "transform", None) for source in sources_of(self.dataset)]
         counts.has_given_up &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         if self._is_torchs(found.is_torchs and not found.plans, loader_state):
-            self._pool = WorkerPool.of_torch(self, found)
+            self._pool = WorkerPool.build_torch(self, found)
             return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
-        arena = pool.left_arena() if pool is not None else None
+        arena = pool.reusable_arena() if pool is not None else None
         if not (options.check_scans and options.on_gpu):
             self._passed = None
         elif self._passed is None:
             self._passed = PassedSamples(length_of(found.dataset) or 0)
         found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
         deferral = None
-        if options.server is None:  # it begins as an epoch with the same transforms has ended
+        if options.server is None:  # it starts in the state in which an epoch with the same transforms has ended
             gave_up = counts.has_given_up
             deferral = Deferral(options.on_gpu, not gave_up, gave_up and counts.has_images)
         self._pool = WorkerPool.build(self, found, arena, self._passed, loader_state, live, deferral)
         return self._pool
 
     def _is_torchs(self, has_nothing: bool, loader_state: LoaderState) -> bool:
-        """Return whether torch's own loader gives the batches of the next epoch, with nothing of ours in its way.
+        """Return whether torch's own loader produces the batches of the next epoch.
 
-        ``has_nothing``: whether it is known that the dataset has nothing for DALI. Workers may have found that, too.
+        ``has_nothing``: whether the dataset is known to have nothing for DALI. Workers may also have found that out.
         """
         options, counts = self._options, self._counts
         has_nothing |= counts.has_given_up and not counts.has_images
@@ -417,26 +413,26 @@ class DataLoader(CheckpointedLoader[T]):
         )
 
     def _new_counts(self) -> dict[str, Any]:
-        """Return the attributes that count what the loader gives, at zero."""
+        """Return the counting attributes, at zero."""
         return {
             "_counts": ImageCounts(self.dataset, self._options.on_gpu),
-            "_recorder": StatsRecorder(name_of(self.dataset), self.num_workers),
+            "_recorder": StatsRecorder(describe_dataset(self.dataset), self.num_workers),
         }
 
-    def _warn_of(self, found: Translated) -> None:
-        """Log what makes the dataset slower than it might be, once for this loader."""
+    def _log_translation(self, found: Translated) -> None:
+        """Log what makes the dataset slower than necessary."""
         self._counts.not_translated, self._counts.reason = found.not_translated, found.reason
         for warning in found.warnings:
             self._warn(warning)
 
     def _warn(self, warning: str) -> None:
-        """Log a warning, once for this loader."""
-        if warning not in self._said:
-            log.warning("%s: %s", name_of(self.dataset), warning)
-        self._said |= {warning}
+        """Log a warning, once per loader."""
+        if warning not in self._logged:
+            log.warning("%s: %s", describe_dataset(self.dataset), warning)
+        self._logged |= {warning}
 
-    def _say_what_begins(self) -> None:
-        """Log what loads the images, in the first epoch, and in the second one if new workers make it slower."""
+    def _log_epoch(self) -> None:
+        """Log what loads the images in the first epoch, and in the second one whether new workers slow it down."""
         if self._loader_state is None:
             log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
             self._began_s = time.monotonic()
@@ -449,13 +445,12 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def _translate(self) -> Callable[[], Translated]:
-        """A function that returns the dataset of the workers."""
-        # It holds no reference to this loader, as an iterator may outlive the loader.
-        return functools.partial(translated, self.dataset, self._options)
+        """Return a function that returns the dataset of the workers."""
+        # It must not reference this loader, as an iterator may outlive the loader.
+        return functools.partial(translate_dataset, self.dataset, self._options)
 
 
-def _of_this_process(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the attributes of a loader that has no workers and no pipelines yet in this process."""
-    servers = PlanServers(run_size(loader))
-    here = {"_process": os.getpid(), "_one_begins": threading.RLock()}
-    return {"_pool": None, "_servers": servers, "_running": None} | here
+def _new_process_state(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the attributes of a loader that has no workers and no pipelines in this process yet."""
+    process = {"_process": os.getpid(), "_begin_lock": threading.RLock()}
+    return {"_pool": None, "_servers": PlanServers(run_size(loader)), "_running": None} | process

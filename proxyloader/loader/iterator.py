@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-import time
+from time import monotonic
 from typing import Any
 
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
 from .assembly import NOTHING, BatchAssembler
-from .feed import Feed, InFlightBatch, size_of
+from .feed import Feed, InFlightBatch, infer_size
 from .stats import TAKE, StatsRecorder, Step, row
 
-OF_TORCHS_ITERATOR = ("_workers", "_pin_memory_thread")
-"""Attributes by which scripts check that the workers of torch's iterator, and its thread, end."""
+TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
+"""Attributes of torch's iterator by which scripts check that its workers and its thread have ended."""
+
+
+_step = functools.partial(tuple.__new__, Step)
+"""``Step._make`` without its check of the length."""
 
 
 class LoaderIterator:
@@ -33,19 +38,21 @@ class LoaderIterator:
         feed: Feed | None = None,
         assembler: BatchAssembler | None = None,
     ) -> None:
-        """Begin an epoch of torch's iterator. The position in ``loader_state`` is updated here.
+        """Begin an epoch of torch's iterator, whose position is recorded in ``loader_state``.
 
-        Without a feed and an assembler, the batches of torch's iterator are counted and nothing else.
+        Without a feed and an assembler, the batches of torch's iterator are returned and counted.
         """
         with self._turn:
             self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
             self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
+            self._take: Any = batches.__next__ if feed is None else None
+            self._sizes = pool.requests.sizes if pool.requests is not None else ()
             kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
-            self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as of torch's own loader
+            self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
             batches._profile_name = self._profile_name if feed is None else TAKE
-            vars(self).update({name: each for name, each in vars(batches).items() if name in OF_TORCHS_ITERATOR})
+            vars(self).update({name: each for name, each in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
             self._nothing_yet = not loader_state.batches
-            self._handed_out_s = time.monotonic()
+            self._returned_s = monotonic()
             self._was_interrupted = False
 
     def __iter__(self) -> LoaderIterator:
@@ -55,12 +62,12 @@ class LoaderIterator:
         raise NotImplementedError("the iterator of a DataLoader cannot be pickled")
 
     def __len__(self) -> int:
-        return len(self._pool.workers._index_sampler)  # as torch's iterators; TypeError for an IterableDataset
+        return len(self._pool.workers._index_sampler)  # as in torch, with a TypeError for an IterableDataset
 
     def close(self, until_begun: bool = False) -> None:
-        """Cancel the batches in flight and release the workers. So does dropping the iterator.
+        """Cancel the batches in flight and release the workers, as dropping the iterator does.
 
-        ``until_begun``: an epoch is about to begin, without which there is no next batch, and no end either.
+        ``until_begun``: raise from ``next()`` until another epoch has begun.
         """
         with self._turn:
             if self._feed is not None:
@@ -70,33 +77,33 @@ class LoaderIterator:
     def __next__(self) -> Any:
         feed = self._feed
         if feed is None:
-            return self._next_of_torch()
+            return self._next_torch_batch()
         if feed.process != os.getpid():
-            raise RuntimeError("this iterator belongs to the process that made it; a forked child makes one of its own")
+            raise RuntimeError("the iterator belongs to the parent of this forked process; create one here")
         with self._turn, row(self._profile_name):
             if self._was_interrupted:
                 raise RuntimeError(
-                    "this iterator was interrupted (KeyboardInterrupt, SystemExit) in the middle of a batch, which may "
-                    "be lost; begin a new one: iter(loader)"
+                    "the iterator was interrupted (KeyboardInterrupt, SystemExit) within a batch, which may be lost; "
+                    "create a new one: iter(loader)"
                 )
             try:
                 return self._next(feed)
-            except (KeyboardInterrupt, SystemExit):  # it may have come in any line, also in torch's queues
+            except (KeyboardInterrupt, SystemExit):  # raised at any line, including within torch's queues
                 self._was_interrupted = self._pool.broken = True
                 raise
 
     def _next(self, feed: Feed) -> Any:
         assembler = self._assembler
         assert assembler is not None
-        asked_s, feed.for_workers_s = time.monotonic(), 0.0
-        loop_s, batch = asked_s - self._handed_out_s, NOTHING
+        asked_s, feed.worker_wait_s = monotonic(), 0.0
+        loop_s, batch = asked_s - self._returned_s, NOTHING
         while batch is NOTHING:
             in_flight = feed.next(loop_s)
             if in_flight is None:
-                if not feed.is_cut_short:
+                if not feed.truncated:
                     self._loader_state.finished = True
                     had_nothing, self._nothing_yet = self._nothing_yet, False
-                    assembler.end_epoch(has_given=not had_nothing)
+                    assembler.end_epoch(has_batches=not had_nothing)
                 raise StopIteration
             try:
                 feed.start(in_flight)
@@ -108,10 +115,10 @@ class LoaderIterator:
                 feed.give_back_slot(in_flight)
         self._nothing_yet = False
         feed.start_soon()
-        self._handed_out_s = time.monotonic()
+        self._returned_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None
-        packed, wait_s = in_flight.batch, self._handed_out_s - asked_s
-        step = Step(loop_s, wait_s, feed.for_workers_s, packed.num_samples, packed.bytes_read)
+        packed, wait_s = in_flight.batch, self._returned_s - asked_s
+        step = Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples, packed.bytes_read)
         self._recorder.add(packed, step)
         return batch
 
@@ -124,29 +131,29 @@ class LoaderIterator:
             self._loader_state.worker_states[in_flight.batch.worker] = in_flight.batch.worker_state
             self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
 
-    def _next_of_torch(self) -> Any:
-        asked_s = time.monotonic()
+    def _next_torch_batch(self) -> Any:
+        # The cost of a batch of a few numbers depends on each line here.
+        asked_s, state = monotonic(), self._loader_state
         try:
-            batch = next(self._batches)
+            batch = self._take()
         except StopIteration:
-            self._loader_state.finished = True
+            state.finished = True
             raise
         except Exception:
             self._pool.broken |= getattr(self._batches, "failed", False)
-            self._count()  # the next batch is the one behind the failed one
+            self._count(state)  # the next batch is the one after the failed one
             raise
-        size, loop_s = self._count(), asked_s - self._handed_out_s
-        if self._pool.requests is None:
-            size = size_of(batch, self._pool.workers.batch_size or 1)
-        self._handed_out_s = now_s = time.monotonic()
-        self._recorder.add_step(Step(loop_s, now_s - asked_s, now_s - asked_s, size), size)
+        size = self._count(state) or infer_size(batch, self._pool.workers.batch_size or 1)
+        now_s = monotonic()
+        loop_s, wait_s, self._returned_s = asked_s - self._returned_s, now_s - asked_s, now_s
+        self._recorder.add_step(_step((loop_s, wait_s, wait_s, size, 0)), size)
         return batch
 
-    def _count(self) -> int:
-        """Advance the state of the epoch by a batch of torch's. Return its number of samples; 0 if it is not known."""
-        self._loader_state.batches += 1
-        if self._pool.requests is None or not self._pool.requests.sizes:
+    def _count(self, state: LoaderState) -> int:
+        """Advance the state of the epoch by a batch of torch's. Return its number of samples; 0 if unknown."""
+        state.batches += 1
+        if not self._sizes:
             return 0
-        size, places = self._pool.requests.sizes.popleft()
-        self._loader_state.samples += places
+        size, places = self._sizes.popleft()
+        state.samples += places
         return size

@@ -1,4 +1,4 @@
-"""LoaderOptions: the arguments of DataLoader that torch's does not have, checked. Main process."""
+"""LoaderOptions: the validated arguments of DataLoader that torch's lacks. Main process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
 
-MOST_THREADS = 1024
-"""Most DALI threads. DALI creates all of them at once, and the process ends if the system refuses one."""
+MAX_THREADS = 1024
+"""Maximum number of DALI threads. DALI creates all of them at once and aborts the process if one cannot be created."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class LoaderOptions:
             raise ValueError(f"on_error must be one of {', '.join(map(repr, ON_ERROR))}, got {self.on_error!r}")
         if self.num_threads != "auto":
             check_int("num_threads", self.num_threads, 1, ", or 'auto'")
-            if self.num_threads > MOST_THREADS:
-                raise ValueError(f"num_threads is at most {MOST_THREADS}, or 'auto'; got {self.num_threads}")
+            if self.num_threads > MAX_THREADS:
+                raise ValueError(f"num_threads must be at most {MAX_THREADS}, or 'auto', got {self.num_threads}")
         if not isinstance(self.translate, bool) and self.translate != "all":
             raise ValueError(f"translate must be True, False or 'all', got {self.translate!r}")
         if not isinstance(self.check_scans, bool):
@@ -56,13 +56,13 @@ class LoaderOptions:
             raise TypeError(f"server must be a proxyloader.ProxyServer, got {type(self.server).__name__}")
 
     @classmethod
-    def of(cls, loader: Any, **changed: Any) -> LoaderOptions:
-        """Return the options of a loader from its attributes, with those ``changed`` replaced."""
+    def from_loader(cls, loader: Any, **changed: Any) -> LoaderOptions:
+        """Create the options from the attributes of a loader, with those ``changed`` replaced."""
         options = cls(**{name: getattr(loader, name) for name in OPTION_NAMES} | changed)
         if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
             raise ValueError(
-                "on_error='replace' needs a dataset with indices. With an IterableDataset 'skip' leaves out what "
-                "cannot be decoded; what your __iter__ cannot open, leave out there"
+                "on_error='replace' requires a map-style dataset. For an IterableDataset, 'skip' leaves out images "
+                "that cannot be decoded; skip files that cannot be opened in __iter__"
             )
         return options
 
@@ -83,4 +83,4 @@ class LoaderOptions:
 
 
 OPTION_NAMES = frozenset(field.name for field in fields(LoaderOptions))
-"""The arguments, each of which is an attribute of the loader, too."""
+"""Names of the arguments. Each is also an attribute of the loader."""

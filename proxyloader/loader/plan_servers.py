@@ -1,4 +1,4 @@
-"""PlanServers: the servers of a loader's plans, which are kept from epoch to epoch. Main process."""
+"""PlanServers: the servers of a loader's plans, kept across epochs. Main process."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 
 class PlanServers:
-    """The servers of the plans of a loader. A run has at most ``run_size`` samples."""
+    """The servers of the plans of a loader, by the key of the plan. A run has at most ``run_size`` samples."""
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self.kept: dict[str, RunQueue] = {}  # the server of each plan, by the key of the plan
-        self.found: dict[str, Plan] = {}  # plans of transforms that no attribute of the dataset holds, from batches
-        self._idle: set[str] = set()  # of found plans without a batch in the last epoch: served with their next one
+        self.kept: dict[str, RunQueue] = {}
+        self.found: dict[str, Plan] = {}  # arrived with batches: their transforms are no attribute of the dataset
+        self._idle: set[str] = set()  # found plans without a batch in the last epoch; served with their next batch
 
-    def of(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
-        """Return the servers of an epoch by their keys, among them the server that the user passed."""
+    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
+        """Return the servers of an epoch by key, including the server that the user passed."""
         given = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans and options.device is not None:
             cuda_ordinal(options.device)  # raises if there is no such device
         self._idle &= plans.keys()
         wanted = {key: plan for key, plan in plans.items() if key not in self._idle}
-        # Drop pipelines before others are built, as two of them may not fit into the memory of the GPU.
+        # Drop pipelines before building others, as both may not fit into the memory of the GPU.
         self.kept = {key: server for key, server in self.kept.items() if key in wanted}
         for key, plan in wanted.items():
             if key not in self.kept:
-                self.kept[key] = self._made(plan, options)
+                self.kept[key] = self._build(plan, options)
         return self.kept | given
 
-    def still_used(self) -> dict[str, Plan]:
-        """Return those of the found plans that had a batch since this was last asked. Forget the others.
+    def drop_unused(self) -> dict[str, Plan]:
+        """Forget the found plans that had no batch since the last call. Return the others.
 
-        A dataset may make a transform with other arguments for each image, or change its own in each epoch. None of
-        these comes back, and each has a pipeline.
+        A dataset may create a transform with other arguments for each image or each epoch. Such plans do not recur, but
+        each has a pipeline.
         """
         used = {key for key, server in self.kept.items() if server.had_a_run}
         self._idle = (self._idle | self.found.keys()) - used
@@ -49,22 +49,19 @@ class PlanServers:
         return self.found
 
     def serve(self, plan: Plan, options: LoaderOptions) -> RunQueue:
-        """Return the server of a plan that arrived with a batch, and remember the plan for later epochs."""
+        """Return the server of a plan that arrived with a batch, and keep the plan for later epochs."""
         options.format.check(plan)
         self._idle.discard(plan.key)
         self.found[plan.key] = plan
-        server = self.kept[plan.key] = self.kept.get(plan.key) or self._made(plan, options)
+        server = self.kept[plan.key] = self.kept.get(plan.key) or self._build(plan, options)
         return server
 
-    def _made(self, plan: Plan, options: LoaderOptions) -> RunQueue:
+    def _build(self, plan: Plan, options: LoaderOptions) -> RunQueue:
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer
 
-        how = PipelineOptions(
-            self._run_size,
-            cuda_ordinal(options.device),
-            None if options.num_threads == "auto" else options.num_threads,
-            options.prefetch + 1,
-            None if options.hw_decoder_load == "auto" else options.hw_decoder_load,
-        )
-        return PlanServer(plan, how, options.format)
+        num_threads = None if options.num_threads == "auto" else options.num_threads
+        hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
+        device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
+        pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
+        return PlanServer(plan, pipeline_options, options.format)

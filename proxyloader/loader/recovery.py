@@ -1,4 +1,4 @@
-"""Error recovery: find the images that made DALI fail and run the rest again. Main process."""
+"""Error recovery: find the images that made DALI fail, and run the others again. Main process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from numpy.typing import NDArray
 
 from .._random_state import preserve_rng
-from ..dali.output_format import stacked_or_listed
+from ..dali.output_format import stack_or_list
 from ..data.bad_samples import UnreadableSample
 from ..data.encoded_image import EncodedImage
 from ..errors import ImageError, PipelineError
-from ..workers.fetch import MOST_TRIES, nothing_replaces
+from ..workers.fetch import MAX_TRIES, no_replacement
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler, Packer
 from ..workers.pool import WorkerPool
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 @dataclass
 class RecoveredBatch:
-    """A batch after the runs that failed were repeated.
+    """A batch whose failed runs were repeated.
 
     Attributes:
         outputs: the outputs of each run, in the order of the runs. The rows of lost images hold arbitrary values.
@@ -50,88 +50,88 @@ class RecoveredBatch:
 
 
 class BatchRecovery:
-    """Finds the images that made a run fail, and repeats the run without them."""
+    """Finds the images that made a run fail and repeats the run without them."""
 
     def __init__(self, servers: Mapping[str, RunQueue], pool: WorkerPool, options: LoaderOptions) -> None:
         self._servers, self._pool, self._options = servers, pool, options
 
-    def save(self, batch: PackedBatch, found: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
-        """Repeat the runs that failed. ``found`` has the outputs or the error of each run of the batch.
+    def recover(self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
+        """Repeat the failed runs. ``results`` has the outputs or the error of each run of the batch.
 
         Raises:
-            PipelineError: DALI fails although Pillow decodes all images, or the images of a hand-written pipeline
-                cannot be told apart because ``on_error`` is "raise".
+            PipelineError: DALI fails although Pillow decodes all images, or a hand-written pipeline fails and
+                ``on_error`` is "raise".
         """
-        saved = RecoveredBatch()
-        for number, (run, outputs) in enumerate(zip(batch.runs, found)):
+        recovered = RecoveredBatch()
+        for number, (run, outputs) in enumerate(zip(batch.runs, results)):
             if isinstance(outputs, PipelineError):
                 outputs, lost = self._run_again(batch, run, outputs)
-                saved.lost.update({(number, row): error for row, error in lost.items()})
-            saved.outputs.append(self._options.format.of_outputs(outputs))
-        return saved
+                recovered.lost.update({(number, row): error for row, error in lost.items()})
+            recovered.outputs.append(self._options.format.convert_outputs(outputs))
+        return recovered
 
     def _run_again(
         self, batch: PackedBatch, run: PackedRun, error: PipelineError
     ) -> tuple[Outputs, dict[int, ImageError]]:
         if not self._servers[run.server].pipeline.exec_dynamic:
-            outputs = self._run(batch, run)  # DALI's old executor also fails the batches after a bad one
+            outputs = self._run(batch, run)  # DALI's old executor also fails the batches that follow a bad one
             if not isinstance(outputs, PipelineError):
                 return outputs, {}
         if run.server in self._pool.plans:
-            return self._by_pillow(batch, run)
+            return self._run_with_pillow(batch, run)
         if self._options.on_error != "raise":
-            return self._one_by_one(batch, run)
-        advice = "on_error='skip' finds out which of them it is, and leaves that out"
-        raise error.at(f"{_place_of(batch)} ({advice})", indices=batch.sample_indices) from error
+            return self._run_one_by_one(batch, run)
+        advice = "on_error='skip' finds and skips the sample that fails"
+        raise error.at(f"{_describe_batch(batch)} ({advice})", indices=batch.sample_indices) from error
 
-    def errors(self, batch: PackedBatch, saved: RecoveredBatch) -> list[ImageError]:
+    def errors(self, batch: PackedBatch, recovered: RecoveredBatch) -> list[ImageError]:
         """Return the error of each lost image, with the index of its sample if that is known."""
         indices = batch.sample_indices
         if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
-            return [error.at(_place_of(batch)) for error in saved.lost.values()]
-        lost = [(indices[row], error) for (_, row), error in saved.lost.items()]
+            return [error.at(_describe_batch(batch)) for error in recovered.lost.values()]
+        lost = [(indices[row], error) for (_, row), error in recovered.lost.items()]
         return [error.at(f"dataset[{index}]", index=index) for index, error in lost]
 
-    def samples(self, batch: PackedBatch, saved: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
-        """Return the samples of the batch, and the samples that were lost.
+    def samples(self, batch: PackedBatch, recovered: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
+        """Return the readable samples of the batch, and the unreadable ones.
 
-        Samples with a lost image are left out, or replaced if ``on_error`` is "replace". So is the last one of a batch
-        without a readable sample where the fetcher keeps its batches. ImageError: no readable sample can replace one.
+        Samples with a lost image are skipped, or replaced if ``on_error`` is "replace". The last sample of a batch
+        without a readable one is also replaced if the fetcher keeps its batches. ImageError: a replacement is missing.
         """
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
         indices = batch.sample_indices or [None] * len(batch.samples)
         for place, (index, data) in enumerate(zip(indices, batch.samples), 1):
             try:
-                samples.append(self._content(data, saved, batch))
+                samples.append(self._unpickle(data, recovered, batch))
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
                 unreadable.append(UnreadableSample.of(index, error))
                 is_last = index is not None and not samples and place == len(indices)
                 is_kept = is_last and self._pool.fetcher.keeps_batches
                 if self._options.on_error == "replace" or is_kept:
-                    samples.append(self._replacement(batch, index, unreadable))
+                    samples.append(self._find_replacement(batch, index, unreadable))
         return samples, unreadable
 
-    def _content(self, data: bytes, saved: RecoveredBatch, batch: PackedBatch) -> Any:
-        return ContentUnpickler(data, saved.resolve, kept=batch.kept, device=self._options.images_on).load()
+    def _unpickle(self, data: bytes, recovered: RecoveredBatch, batch: PackedBatch) -> Any:
+        return ContentUnpickler(data, recovered.resolve, kept=batch.kept, device=self._options.images_on).load()
 
-    def _by_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
+    def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         images, *rest = map(list, batch.inputs(run, self._pool.arena))
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            decoded: list[Any] = list(pool.map(_decoded, images, run.sources))
+            decoded: list[Any] = list(pool.map(_decode, images, run.sources))
         lost = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         sound = next((row for row in range(len(decoded)) if row not in lost), None)
         if sound is None or (lost and self._options.on_error == "raise"):
             return [], lost
-        for row in lost:  # the run needs an input in each row
+        for row in lost:  # the run requires an input in each row
             for part in (decoded, *rest):
                 part[row] = part[sound]
         server = self._servers[run.server]
-        return server.collect(server.submit([decoded, *map(_as_one, rest)])), lost
+        return server.collect(server.submit([decoded, *map(_stack_arrays, rest)])), lost
 
-    def _one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        """Run each sample by itself. Of a hand-written pipeline nothing is known but which samples fail alone."""
+    def _run_one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
+        """Run each sample of a hand-written pipeline alone to find those on which it fails."""
         server, inputs = self._servers[run.server], batch.inputs(run, self._pool.arena)
         rows: list[Outputs] = []
         lost: dict[int, ImageError] = {}
@@ -139,27 +139,27 @@ class BatchRecovery:
             try:
                 rows.append(server.collect(server.submit([[part[row]] for part in inputs])))
             except PipelineError as error:
-                reason = f"the pipeline fails on it: {_what_failed(error.__cause__ or error)}"
+                reason = f"the pipeline fails on it: {_describe_failure(error.__cause__ or error)}"
                 lost[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
                 rows.append([])
         count = max(map(len, rows))
-        return [stacked_or_listed([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], lost
+        return [stack_or_list([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], lost
 
-    def _replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
+    def _find_replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
         lost = index
-        tries = min(MOST_TRIES, len(self._pool.fetcher.dataset) - 1)
+        tries = min(MAX_TRIES, len(self._pool.fetcher.dataset) - 1)
         for _ in range(tries):
             with preserve_rng():
                 index, sample = self._pool.fetcher.next_readable(index, epoch, unreadable)
             alone = Packer(list, None, run_size=1)([sample])
             if not alone.runs and not alone.is_computed:
                 return sample
-            saved = self.save(alone, [self._run(alone, run) for run in alone.runs])
-            if not saved.lost:
-                return self._content(alone.content, saved, alone)[0]
-            unreadable.extend(UnreadableSample.of(index, error) for error in saved.lost.values())
-        raise nothing_replaces(lost, unreadable, tries)
+            recovered = self.recover(alone, [self._run(alone, run) for run in alone.runs])
+            if not recovered.lost:
+                return self._unpickle(alone.content, recovered, alone)[0]
+            unreadable.extend(UnreadableSample.of(index, error) for error in recovered.lost.values())
+        raise no_replacement(lost, unreadable, tries)
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
@@ -172,18 +172,18 @@ class BatchRecovery:
             server.resume()
 
 
-def _place_of(batch: PackedBatch) -> str:
+def _describe_batch(batch: PackedBatch) -> str:
     indices = batch.sample_indices
-    return "in an IterableDataset's batch" if indices is None else f"in the batch of dataset indices {list(indices)}"
+    return "in a batch of an IterableDataset" if indices is None else f"in the batch of dataset indices {list(indices)}"
 
 
-def _what_failed(error: BaseException) -> str:
-    """Return the failed operator and its error in one line, or DALI's message if it names none."""
+def _describe_failure(error: BaseException) -> str:
+    """Return the failed operator and its error in one line, or DALI's message if it names no operator."""
     found = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
     return ": ".join(found.groups()) if found is not None else str(error)
 
 
-def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:
+def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:
     try:
         decoded = EncodedImage(image.tobytes(), 0, 0, source).decoded()
         return np.frombuffer(EncodedImage.from_pil(decoded, source).data, np.uint8)
@@ -191,5 +191,5 @@ def _decoded(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | Image
         return error.with_traceback(None)  # the traceback would keep this frame alive
 
 
-def _as_one(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
+def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
     return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays

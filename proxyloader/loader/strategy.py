@@ -1,4 +1,4 @@
-"""What loads the images: DALI, torchvision in the workers, or torch. Choose it, describe it and count. Main process."""
+"""Choose what loads the images: DALI, torchvision in the workers, or torch. Describe and count it. Main process."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from .options import LoaderOptions
 log = logging.getLogger(__name__)
 
 NO_SERVER = (
-    "its .transform is the proxy of a server, and the loader has none: give it server=..., or call server.produce_data "
-    "on each batch"
+    "its .transform is the proxy of a server, but the loader has none: pass server=..., or call server.produce_data on "
+    "each batch"
 )
 
 GREY_ARRAYS = (MNIST, SEMEION, USPS)
 """FashionMNIST, KMNIST, QMNIST and EMNIST are subclasses of MNIST."""
 
 MANY = 0.05
-"""Share of the images of an epoch from which it is worth a warning that DALI does not make them."""
+"""Share of the images of an epoch that DALI does not decode above which a warning is logged."""
 
 
-def translated(dataset: Any, options: LoaderOptions) -> Translated:
+def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
     """Return the dataset of the workers, for the chosen strategy.
 
     Raises:
@@ -50,13 +50,12 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         missing = "NVIDIA DALI is not installed"
         warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
         return Translated(dataset, {}, reason=missing, warnings=(warning,), is_torchs=True)
-    # With a GPU they are LazyTensors, so that what is computed from them arrives on the loader's device.
-    if options.translate is True and options.server is None and not options.on_gpu and _is_of_grey_arrays(dataset):
-        return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take", is_torchs=True)
+    # With a GPU they are LazyTensors, so that results computed from them arrive on the loader's device.
+    if options.translate is True and options.server is None and not options.on_gpu and _has_grey_arrays(dataset):
+        return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not accept", is_torchs=True)
     not_translated: list[str] = []
     try:
-        compile = functools.partial(_compiled, options=options, not_translated=not_translated)
-        wrapped = wrap(dataset, compile=compile)
+        wrapped = wrap(dataset, compile=functools.partial(_compile, options=options, not_translated=not_translated))
     except TypeError:  # its transform cannot be set
         if options.translate == "all":
             raise
@@ -71,36 +70,37 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
             reason = f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}"
             warning = f"torchvision transforms in the workers: {reason}"
             return Translated(left, plans_in(left), reason=reason, warnings=(warning,))
-    source, *others = sources_of(dataset)
-    kinds = {type(each) for each in (source, *others)}
+    sources = sources_of(dataset)
+    kinds = set(map(type, sources))
     if kinds <= {TensorDataset, list, tuple, range}:
         reason = "" if plans else "its samples are in memory, with nothing to decode"
         return Translated(wrapped, plans, reason=reason, is_torchs=kinds == {TensorDataset})
-    lacks_server = options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy)
+    is_proxy = len(sources) == 1 and isinstance(getattr(sources[0], "transform", None), Proxy)
+    lacks_server = options.server is None and is_proxy
     warnings = (NO_SERVER,) if lacks_server else ()
     return Translated(wrapped, plans, is_late=True, warnings=warnings, not_translated=tuple(not_translated))
 
 
-@functools.cache  # as without workers a dataset is translated again for each batch
+@functools.cache  # because without workers a dataset is translated again for each batch
 def _dali_is_installed() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
-def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
-    """Translate a transform, or return it as it is if its parts are to be met where they are called."""
+def _compile(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
+    """Translate a transform, or return it unchanged if its parts are to be intercepted when they are called."""
     try:
         return compile_for_loader(transform, takes_all=options.translate is True)
     except UnsupportedTransformError as error:
         if options.translate == "all":
             raise
-        if error.code != "no-tensor":  # which may be as the dataset decodes images to tensors itself
+        if error.code != "no-tensor":  # perhaps because the dataset decodes images to tensors itself
             where = f"{error.position}: {error.transform}" if error.transform else error.position
             not_translated.append(f"{where}: {error.reason}")
         return transform
 
 
 def _slow_on_cpu(dataset: Any) -> str:
-    """Return the classes of the transforms at which torchvision is faster on a CPU, in words."""
+    """Describe the transforms that are faster in torchvision on a CPU."""
     transforms = [getattr(source, "transform", None) for source in sources_of(dataset)]
     held = [each for transform in transforms for each in (find_nested(transform) or {"": transform}).values()]
     parts = [part for each in held for part in translate(each).on_the_way()]
@@ -109,8 +109,8 @@ def _slow_on_cpu(dataset: Any) -> str:
     return f"{names} with these arguments" if names else "some of its transforms"
 
 
-def _is_of_grey_arrays(dataset: Any) -> bool:
-    """Return whether a dataset is one of torchvision's that make each image of an array in memory, in mode L."""
+def _has_grey_arrays(dataset: Any) -> bool:
+    """Return whether a dataset is one of torchvision's that create images in mode L from arrays in memory."""
     return all(
         isinstance(source, GREY_ARRAYS)
         and getattr(type(source).__getitem__, "__module__", "").startswith("torchvision.")
@@ -118,12 +118,12 @@ def _is_of_grey_arrays(dataset: Any) -> bool:
     )
 
 
-def described(
+def describe_backend(
     found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
 ) -> str:
-    """Return what loads the images of a loader, and with which transforms, or why torch does.
+    """Describe what loads the images of a loader, and with which transforms, or why torch does.
 
-    ``plans`` are those of all transforms that are known by now, and ``has_begun`` says whether a batch was loaded.
+    ``plans`` are those of all transforms known so far. ``has_begun`` tells whether a batch was loaded.
     """
     if counts.has_given_up:
         return f"torch: {counts.why_given_up}"
@@ -142,7 +142,7 @@ def described(
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
-def name_of(dataset: Any) -> str:
+def describe_dataset(dataset: Any) -> str:
     """Return the class and the size of a dataset, as in "Subset of ImageFolder, 500 samples"."""
     length = length_of(dataset)
     size = f", {length:,} samples" if length is not None else ""
@@ -153,8 +153,8 @@ def name_of(dataset: Any) -> str:
     return " of ".join(names) + size
 
 
-def _is_of_arrays(dataset: Any) -> bool:
-    """Return whether a dataset makes its images of an array in memory, as CIFAR10 does, so that nobody decodes them."""
+def _has_arrays(dataset: Any) -> bool:
+    """Return whether a dataset creates its images from an array in memory, as CIFAR10 does, so none is decoded."""
     return all(
         isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor)) and len(data) == length_of(source)
         for source in sources_of(dataset)
@@ -162,17 +162,17 @@ def _is_of_arrays(dataset: Any) -> bool:
 
 
 class ImageCounts:
-    """How many images of the first epoch of a loader were made by whom, for the log."""
+    """Counts of the images of a loader's first epoch by what decoded them, for the log."""
 
     def __init__(self, dataset: Any, on_gpu: bool) -> None:
-        self._name, self._is_of_arrays, self._on_gpu = name_of(dataset), _is_of_arrays(dataset), on_gpu
+        self._name, self._has_arrays, self._on_gpu = describe_dataset(dataset), _has_arrays(dataset), on_gpu
         self._by_dali = self._by_pillow = self._in_workers = 0
-        self._is_said = self.is_server_idle = False
-        self.decoded_why = ""  # why the workers decoded the first image that was to be decoded late, if that is known
+        self._is_logged = self.is_server_idle = False
+        self.decoded_why = ""  # why the workers decoded the first image that was deferred, if known
         self.not_translated: tuple[str, ...] = ()  # the transforms that are not translated, and why
-        self.reason = ""  # why torch loads the dataset, if that is known before its first batch
+        self.reason = ""  # why torch loads the dataset, if known before its first batch
         self.has_given_up = False  # whether workers have: NOTE [ When deferring is given up ] in ``data/deferral.py``
-        self.has_images = False  # whether undecoded images were handed out so far
+        self.has_images = False  # whether undecoded images were returned so far
 
     @property
     def why_given_up(self) -> str:
@@ -195,11 +195,11 @@ class ImageCounts:
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
         total = self._by_dali + self._by_pillow + self._in_workers
-        if self._is_said or self.has_given_up or not total:
+        if self._is_logged or self.has_given_up or not total:
             return
-        self._is_said = True
+        self._is_logged = True
         # An array needs no decoder, and DALI is faster than torchvision at the rest.
-        slow = self._in_workers + (0 if self._is_of_arrays else self._by_pillow)
+        slow = self._in_workers + (0 if self._has_arrays else self._by_pillow)
         is_slow = slow / total > MANY
         log.log(
             logging.WARNING if is_slow else logging.INFO,
@@ -212,7 +212,7 @@ class ImageCounts:
 
     def _reason(self) -> str:
         reasons = ["That is slower than where DALI decodes" if self._on_gpu else "That is torch's speed at best"]
-        if self._by_pillow and not self._is_of_arrays:
+        if self._by_pillow and not self._has_arrays:
             reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
         if self.decoded_why:
             reasons.append(f"The first image that the workers decoded: {self.decoded_why}")

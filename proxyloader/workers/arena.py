@@ -1,14 +1,13 @@
 """Arena: shared memory for batches, lent to workers slot by slot. Owned by the main process, written by workers.
 
-NOTE [ The way of a slot ]
-The main process owns the arena. Its sampler assigns a free slot to each request. The request is sent to a worker on
-torch's index queue. The worker writes the bytes of the batch into the slot, marks the slot as ready, and returns a
-message that says where they are. The main process feeds DALI views of the slot. Only one process writes at a time, so
-there is no lock. If no slot is free, the bytes are sent in torch's shared memory instead, which is slower.
+NOTE [ Life cycle of a slot ]
+The main process owns the arena. Its sampler assigns a free slot to each request, which is sent to a worker through
+torch's index queue. The worker writes the bytes of the batch to the slot, marks the slot as ready, and returns a
+message with their position. The main process feeds views of the slot to DALI. Only one process writes at a time, so
+there is no lock. If no slot is free, the bytes are sent through torch's shared memory instead, which is slower.
 
-A slot is given back when its batch was handed out, when its loop is left, and when its request will not be answered any
-more. It is free at once if DALI and the GPU have read it. Otherwise ``lend`` asks for that again, and waits if it needs
-the slot.
+A slot is given back when its batch was returned, when the loop is left, or when its request will not be answered. It is
+free at once if DALI and the GPU have read it. Otherwise ``lend`` checks this again, and waits if it has no other slot.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,31 +26,20 @@ from numpy.typing import NDArray
 PAGE_BYTES = mmap.PAGESIZE
 
 SLOT_STRIDE_BYTES = 1 << 40
-"""Distance between two slots in the file. Only pages that were written use memory, and only mapped pages use address
-space, so a slot can grow to any size that a batch needs."""
+"""Distance between two slots in the file. Only written pages use memory, and only mapped pages use address space, so a
+slot can grow to any size."""
 
 FAULT_AROUND_BYTES = 1 << 16
-"""How much Linux maps, of a file that is in memory, where a process first reads of it. Where it first writes, it maps a
-page alone."""
+"""Bytes that Linux maps around the first read from a file in memory. On a first write, it maps a single page."""
 
 Memory = NDArray[np.uint8]
-
-
-class Reader(Protocol):
-    """A reader of a slot: the runs of its batch."""
-
-    def inputs_released(self) -> bool:
-        """Return whether the slot may be written again."""
-
-    def wait_until_read(self) -> None:
-        """Wait until the GPU has read the slot, unless something other than the GPU must finish first."""
 
 
 class Arena:
     """Shared memory in slots, one for each batch in progress. Workers receive it as a file descriptor.
 
     The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter. At first
-    ``slot_bytes`` of a slot are mapped. OSError: the system cannot create such a file, as too many files are open.
+    ``slot_bytes`` of a slot are mapped. OSError: the file cannot be created, for example as too many files are open.
     """
 
     _fd = -1
@@ -61,14 +49,14 @@ class Arena:
         os.ftruncate(fd, (1 + slots) * SLOT_STRIDE_BYTES)
         self._map(fd, slots, slot_bytes)
         self._free = deque(range(slots))
-        self._read_by: deque[tuple[int, Reader]] = deque()
+        self._read_by: deque[tuple[int, Any]] = deque()  # slots that an InFlightBatch may still be reading
 
     def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
         self._fd = fd
         self.slots, self.slot_bytes = slots, slot_bytes
         self._ready = _map_file(fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
-        self._read_bytes: dict[int, int] = {}  # of a slot, by this process, which writes to it
+        self._read_bytes: dict[int, int] = {}  # bytes of a slot whose pages this process has mapped by reading
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ What ends when ]
         if self._fd >= 0 and not is_finalizing():
@@ -84,7 +72,7 @@ class Arena:
         """Take a free slot, or return None if there is none. Main process."""
         self._take_back()
         if not self._free and self._read_by:
-            # The training loop is ahead of the GPU. Wait for the GPU here, so that queued work does not accumulate.
+            # The training loop is ahead of the GPU. Wait here, so that queued work does not accumulate.
             self._read_by[0][1].wait_until_read()
             self._take_back()
         if not self._free:
@@ -93,11 +81,11 @@ class Arena:
         self._ready[slot] = 0
         return slot
 
-    def give_back(self, slot: int | None, reader: Reader | None = None) -> None:
-        """Make a slot free again once ``reader`` has finished with it. Main process."""
+    def give_back(self, slot: int | None, reader: Any = None) -> None:
+        """Free a slot once ``reader``, an ``InFlightBatch`` or None, has finished with it. Main process."""
         if slot is not None and (reader is None or reader.inputs_released()):
             self._free.append(slot)
-        elif slot is not None and reader is not None:
+        elif slot is not None:
             self._read_by.append((slot, reader))
 
     def _take_back(self) -> None:
@@ -108,7 +96,7 @@ class Arena:
         """Return the beginning of a slot, at least ``size_bytes`` long, (bytes,) uint8. Earlier contents are kept."""
         mapped = self._mapped.get(slot)
         if mapped is None or len(mapped) < size_bytes:
-            # Map half as much again, so that a slot that grows in small steps is not mapped at each of them.
+            # Map half as much again, so that a slot that grows in small steps is not remapped at each of them.
             length = max(self.slot_bytes, size_bytes if mapped is None else size_bytes * 3 // 2)
             mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)
             self._read_bytes[slot] = 0
@@ -132,10 +120,9 @@ class Arena:
 
 
 def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
-    """Map part of a file, (bytes,) uint8, in whole pages. It is unmapped when nothing refers to it.
+    """Map part of a file, (bytes,) uint8, in whole pages. It is unmapped when nothing references it.
 
-    This calls ``mmap`` of libc, because Python's ``mmap`` duplicates the descriptor for each mapping, and the number of
-    descriptors is limited.
+    This calls libc's ``mmap``, as Python's duplicates the descriptor for each mapping, and descriptors are limited.
     """
     length = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
     libc = ctypes.CDLL(None, use_errno=True)
@@ -145,12 +132,12 @@ def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
     address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset_bytes)
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
-        raise OSError(error, f"a slot of {length} bytes cannot be mapped: {os.strerror(error)}")
+        raise OSError(error, f"cannot map a slot of {length} bytes: {os.strerror(error)}")
     return np.asarray(_Mapping(address, length, libc.munmap))
 
 
 class _Mapping:
-    """Mapped memory, which arrays over it keep alive. It is unmapped with them, but not when the interpreter ends."""
+    """Mapped memory that is kept alive by arrays over it, and not unmapped when the interpreter ends."""
 
     def __init__(self, address: int, length: int, unmap: Callable[[int, int], object]) -> None:
         self.__array_interface__ = {"data": (address, False), "shape": (length,), "typestr": "|u1", "version": 3}

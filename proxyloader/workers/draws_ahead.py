@@ -1,10 +1,10 @@
 """Keep generator states in step with torch's loader despite deeper prefetching. Both processes.
 
-NOTE [ As many draws as torch's ]
-Decoded batches wait beside those that workers load, so the sampler and the workers are asked for more batches ahead
-than by torch's loader. After a loop that is left early these batches are not needed, and what was drawn for them is
-undone. Otherwise the next epochs would differ from those of torch's loader, and depend on timing: samplers may draw
-from a generator that goes on from epoch to epoch, and transforms in persistent workers do.
+NOTE [ Undoing draws ahead ]
+Decoded batches wait in addition to those that workers load, so more batches are requested ahead than by torch's loader.
+If a loop is left early, the draws for the excess batches are undone. Otherwise later epochs would differ from torch's
+and depend on timing, because samplers may draw from a generator that continues from epoch to epoch, as do transforms in
+persistent workers.
 """
 
 from __future__ import annotations
@@ -18,22 +18,20 @@ from .._random_state import set_states, states_now
 
 
 class RequestsAhead:
-    """Requests to the workers that torch's loader would not have made, and what the sampler has drawn for them.
+    """Requests that torch's loader would not have issued yet, and the draws of the sampler for them. Main process.
 
-    A sampler that draws as it goes advances its own generator for each request. torch's RandomSampler draws once more
-    at its end. Main process.
-
-    ``requests`` is the number of requests that torch's loader makes before its first batch.
+    A sampler that draws incrementally advances its own generator at each request. torch's RandomSampler draws once more
+    at its end. ``requests`` is the number of requests that torch's loader issues before its first batch.
 
     Attributes:
-        needed: number below which all requests are needed that are not void.
-        void: the numbers of requests that were made and are not needed, of which some worker may not know yet.
+        needed: number below which all requests are needed, except void ones.
+        void: the numbers of issued requests that are not needed, as far as a worker may not know.
     """
 
     def __init__(self, requests: int) -> None:
         self._before_first, self._first, self.needed = requests, 0, requests
         self.void: tuple[range, ...] = ()
-        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one made
+        self._states: deque[torch.Tensor] = deque()  # from the last request of torch's loader to the last one issued
 
     def begin(self, number: int) -> None:
         """Begin an epoch, with the number of its first request."""
@@ -45,27 +43,27 @@ class RequestsAhead:
         self._states.clear()
 
     def note(self, number: int, generator: torch.Generator | None) -> None:
-        """Record what was drawn from the sampler's generator for a request, or for the end of the epoch after it."""
+        """Record the state of the sampler's generator after a request, or at the end of the epoch."""
         if number < self.needed:
             self._states.clear()
         if generator is not None:
             self._states.append(generator.get_state())
 
     def received(self, number: int) -> None:
-        """Record that the training loop received a batch, so that torch's loader would have made another request."""
+        """Record that the training loop received a batch, after which torch's loader issues another request."""
         if self._first <= number:
             self.needed += 1
             if len(self._states) > 1:
                 self._states.popleft()
 
     def undo(self, generator: torch.Generator | None) -> None:
-        """Set the generator back to where torch's loader would have left it, if nothing else has drawn from it."""
+        """Reset the generator to its state under torch's loader, unless others have drawn from it."""
         if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
             generator.set_state(self._states[0])
 
 
 class DrawsOfWorker:
-    """Sets the generators back to where they were before requests that were not needed. Worker."""
+    """Resets the generators to their states before requests that were not needed. Worker."""
 
     def __init__(self) -> None:
         self._before: deque[tuple[int, tuple[Any, ...]]] = deque()

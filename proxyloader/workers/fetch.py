@@ -1,6 +1,6 @@
 """Fetch the samples of a request from the user's dataset: each under its own seed, without unreadable ones.
 
-Runs in the worker. Runs in the main process if there are no workers, and for a few samples that are replaced late.
+Runs in the worker; in the main process if there are no workers, and for samples that replace images DALI failed on.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from .fetch_folder import FolderFetcher
 from .request_sampler import BatchRequest
 from .scan_checks import PassedSamples, checking
 
-MOST_TRIES = 100
-"""Most consecutive unreadable samples before the search for a replacement fails."""
+MAX_TRIES = 100
+"""Maximum number of consecutive unreadable samples in the search for a replacement."""
 
 
 _NOTHING = object()
-"""Marks a missing list of samples. None does not work, because a dataset may return None."""
+"""Stands for a missing list of samples, as a dataset may return None."""
 
 
 @dataclass
 class Fetched:
-    """The samples of a request, or what ``__getitems__`` returned for it, their indices, and what could not be read."""
+    """The samples of a request, or what ``__getitems__`` returned for it, their indices, and unreadable samples."""
 
     samples: Any = field(default_factory=list)
     indices: list[Any] = field(default_factory=list)
@@ -46,12 +46,12 @@ class Fetcher:
 
     Args:
         seed: seed of the random numbers; None: use torch's generators as they are.
-        passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
-        live: returns the dataset as it is when a batch begins; None: the dataset does not change.
+        passed: samples whose JPEGs passed the checks for GPUs; None: no GPU decodes them, or ``check_scans`` is False.
+        live: returns the current state of the dataset; None: the dataset does not change.
         has_workers: whether the loader has worker processes.
-        keeps_batches: with ``on_error="skip"``, whether a batch without a readable sample gets the next one. Processes
-            that train together need as many batches each.
-        folders: fetches the samples of an ImageFolder; None: they are fetched one by one.
+        keeps_batches: with ``on_error="skip"``, whether a batch without a readable sample gets the next one, because
+            processes that train together require the same number of batches.
+        folders: fetches the samples of an ImageFolder; None: fetch them one by one.
         deferral: of the dataset; None: its images are not deferred.
     """
 
@@ -68,19 +68,19 @@ class Fetcher:
         deferral: Deferral | None = None,
     ) -> None:
         self.dataset, self._on_error, self.keeps_batches = dataset, on_error, keeps_batches
-        self._deferral = deferral
-        self._seed, self._passed, self._live, self._has_workers, self.folders = seed, passed, live, has_workers, folders
+        self._seed, self._passed, self._live, self._has_workers = seed, passed, live, has_workers
+        self.folders, self._deferral = folders, deferral
 
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
         indices = request.each()
-        folders = None if self.has_given_up else self.folders
-        of_folder = folders(self.dataset, indices, self._seeds(request.epoch)) if folders is not None else None
-        if of_folder is not None:
-            return Fetched(of_folder, indices)
-        at_once = self._at_once(request)
-        if at_once is not _NOTHING:
-            return Fetched(at_once, indices)
+        if self.folders is not None and not self.has_given_up:
+            samples: Any = self.folders(self.dataset, indices, self._seeds(request.epoch))
+            if samples is not None:
+                return Fetched(samples, indices)
+        samples = self._get_items(request)
+        if samples is not _NOTHING:
+            return Fetched(samples, indices)
         self._fetch_ahead(indices)
         fetched = Fetched()
         for index in indices:
@@ -101,13 +101,13 @@ class Fetcher:
         return fetched
 
     def look_again(self) -> None:
-        """Update to the current state of the user's dataset before a batch is requested."""
+        """Update to the current state of the user's dataset, before a batch is requested."""
         if self._live is not None:
             self.dataset = self._live.dataset if self.has_given_up else self._live()
 
     @property
     def has_given_up(self) -> bool:
-        """Whether images are not deferred any more; see NOTE [ When deferring is given up ]."""
+        """Whether images are no longer deferred; see NOTE [ When deferring is given up ]."""
         return self._deferral is not None and not self._deferral.is_active
 
     @property
@@ -116,7 +116,7 @@ class Fetcher:
         return getattr(self.dataset if self._live is None else self._live.dataset, "transform", None)
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
-        """Return index and sample of the next readable sample after ``index``. Add skipped ones to ``unreadable``.
+        """Return the index and sample of the next readable sample after ``index``. Add others to ``unreadable``.
 
         Raises:
             ImageError: none of the following samples can be read.
@@ -126,10 +126,10 @@ class Fetcher:
             first, size = operator.index(index), len(self.dataset)
         except TypeError as error:
             raise ProxyLoaderError(
-                f"on_error={self._on_error!r} looks for the sample after dataset[{index!r}], and that needs whole "
-                "numbers for indices and a dataset with a length. In a process alone, on_error='skip' needs neither"
+                f"on_error={self._on_error!r} cannot replace dataset[{index!r}]: this requires integer indices and a "
+                "dataset with a length. In a single process, on_error='skip' requires neither"
             ) from error
-        for step in range(1, min(MOST_TRIES, size - 1) + 1):
+        for step in range(1, min(MAX_TRIES, size - 1) + 1):
             candidate = (first + step) % size
             try:
                 return candidate, self._sample(candidate, epoch)
@@ -137,20 +137,20 @@ class Fetcher:
                 if not is_about_the_file(error):
                     raise
                 unreadable.append(UnreadableSample.of(candidate, error))
-        raise nothing_replaces(index, unreadable, min(MOST_TRIES, size - 1))
+        raise no_replacement(index, unreadable, min(MAX_TRIES, size - 1))
 
     def seed_batch(self, request: BatchRequest) -> None:
-        """Seed the generators for the collate_fn with the seed, the epoch and the indices of the batch."""
+        """Seed the generators for the collate_fn from the seed, the epoch and the indices of the batch."""
         if self._seed is not None:
             seed_generators(self._seed, request.epoch, "batch", request.each())
 
     def _seeds(self, epoch: int) -> Callable[[Any], None] | None:
-        """Return a function that seeds the generators for the sample of an index; None: they go on as they are."""
+        """Return a function that seeds the generators for the sample of an index; None without a seed."""
         seed = self._seed
         return None if seed is None else lambda index: seed_generators(seed, epoch, _plain(index))
 
     def generators(self) -> contextlib.AbstractContextManager[None]:
-        """Context for all calls above. In the process of the training loop it restores the user's generators."""
+        """Context for the calls above. In the process of the training loop it restores the user's generators."""
         draws_here = self._seed is not None and self.worker_info() is None
         return preserve_rng() if draws_here else contextlib.nullcontext()
 
@@ -161,8 +161,8 @@ class Fetcher:
         """
         return get_worker_info() if self._has_workers else None
 
-    def _at_once(self, request: BatchRequest) -> Any:
-        """Return what the dataset gives for a list of indices; ``_NOTHING`` if each sample must be read by itself."""
+    def _get_items(self, request: BatchRequest) -> Any:
+        """Return what ``__getitems__`` of the dataset returns; ``_NOTHING`` if each sample must be read by itself."""
         source = self.dataset
         while isinstance(source, Subset):  # a Subset accepts lists if its dataset does
             source = source.dataset
@@ -175,11 +175,11 @@ class Fetcher:
         except Exception as error:
             if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_about_the_file(error)):
                 raise
-        set_states(before)  # each sample is read again by itself, to find the unreadable one
+        set_states(before)  # samples are read again one by one to find the unreadable ones
         return _NOTHING
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
-        """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch at the same time."""
+        """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch concurrently."""
         dataset = self.dataset
         while isinstance(dataset, Subset):
             indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
@@ -198,7 +198,7 @@ class Fetcher:
             if EncodedImage.__name__ not in str(error) or NOT_YET in str(error):
                 raise
             raise InputError(
-                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}",
+                f"dataset[{index}]: an image is used before it is decoded: {error}. {NOT_YET}",
                 code="not-decoded",
                 index=index,
             ) from error
@@ -208,18 +208,18 @@ class Fetcher:
             raise error.at(where, index=index, path=path) from error.__cause__
 
 
-def nothing_replaces(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
+def no_replacement(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
     """Return the error for a sample that is followed by ``tries`` unreadable samples."""
     last = unreadable[-1]
     itself, *_ = (each for each in unreadable if each.index == index)
     return itself.error(
         f"dataset[{index}] cannot be read, nor any of the {tries} samples after it; the last of them is "
-        f"dataset[{last.index}] ({last.path}): {last.reason}. Is the data where it should be?"
+        f"dataset[{last.index}] ({last.path}): {last.reason}. Check the location of the data"
     )
 
 
 def _plain(index: Any) -> Any:
-    """Return an integer of any type, such as numpy's or torch's, as a Python int; other indices unchanged."""
+    """Convert an integer of any type, such as NumPy's or torch's, to int. Return other indices unchanged."""
     try:
         return operator.index(index)
     except TypeError:

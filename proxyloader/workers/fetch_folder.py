@@ -1,17 +1,17 @@
 """Fetch the samples of a request from an ImageFolder: read all files, then draw for all images. Runs in the worker.
 
 NOTE [ Read all, then draw for all ]
-Reading a file of a hundred kilobytes takes the code that draws random numbers, and its tables, out of the processor's
-caches, and they are fetched again for each image. A dataset that reads a file and calls its transform, for one image
-after the other, leaves no choice. But what ``DatasetFolder`` does for a sample is known. Nothing in it depends on the
-order in which files are read, and the numbers are drawn in the order of the samples. So its files are read first, and
-then the transform is called for all of them. No code of the user's runs in between.
+Reading a file of a hundred kilobytes evicts the code that draws random numbers, and its tables, from the processor's
+caches. A dataset that reads a file and calls its transform for one image after another reloads them for each image. But
+what ``DatasetFolder`` does for a sample is known. Nothing depends on the order in which files are read, and the numbers
+are drawn in the order of the samples. So all files are read first, and then the transform is called for all images. No
+user code runs in between.
 
-If torch's ``collate_fn`` alone gets the samples, nothing but the drawn numbers is asked of the transform, which takes
-less than its call.
+If only torch's ``collate_fn`` receives the samples, the transform merely draws its numbers, which is faster than
+calling it.
 
-What is not as expected, such as a missing file or images of several sizes, is left to ``Fetcher``, which then fetches
-sample by sample.
+Anything unexpected, such as a missing file or images of several sizes, is left to ``Fetcher``, which fetches samples
+one by one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
 from .scan_checks import PassedSamples, checking
 
 WORTH_IT = 8
-"""Number of images from which on it takes less time to draw their numbers ahead."""
+"""Minimum number of images for which drawing their numbers ahead is faster."""
 
 _GETITEM = DatasetFolder.__getitem__
 
@@ -44,9 +44,9 @@ class FolderFetcher:
     """Fetches the samples of ``DatasetFolder`` and ``ImageFolder``, and of a ``Subset`` of one.
 
     Args:
-        plans: keys of the plans that the loader knows, if torch's default ``collate_fn`` alone gets the samples.
-        passed: samples whose JPEGs passed the checks before a GPU; None: no GPU decodes them, or nobody asked.
-        is_in_worker: whether nobody else draws from the generators at the same time.
+        plans: keys of the plans that the loader knows, if only torch's default ``collate_fn`` receives the samples.
+        passed: samples whose JPEGs passed the checks for GPUs; None: no GPU decodes them, or ``check_scans`` is False.
+        is_in_worker: whether no other thread draws from the generators.
     """
 
     def __init__(self, plans: Collection[str], passed: PassedSamples | None, is_in_worker: bool = False) -> None:
@@ -56,10 +56,10 @@ class FolderFetcher:
     def __call__(
         self, dataset: Any, indices: Sequence[Any], seed_for: Callable[[Any], None] | None = None
     ) -> list[tuple[Any, Any]] | None:
-        """Return the samples; None if the dataset is another, or a sample needs a look of its own.
+        """Return the samples; None if the dataset is of another kind, or the samples must be fetched one by one.
 
         Args:
-            seed_for: seeds the generators for the sample of an index; None: they go on as they are.
+            seed_for: seeds the generators for the sample of an index; None: do not seed them.
         """
         folder = dataset
         while type(folder) is Subset:
@@ -68,10 +68,10 @@ class FolderFetcher:
             return None
         before = states_now(beside_torch=True)
         try:
-            chosen = [folder.samples[place] for place in _places_of(dataset, indices)]
+            chosen = [folder.samples[place] for place in _resolve_indices(dataset, indices)]
             with checking(self._passed, indices):
                 images = [EncodedImage.open(path) for path, _ in chosen]
-            transformed = self._transformed(folder.transform, images, indices, seed_for)
+            transformed = self._transform(folder.transform, images, indices, seed_for)
         except Exception:
             transformed = None
         if transformed is None:
@@ -79,14 +79,14 @@ class FolderFetcher:
             return None
         return [(image, target) for image, (_, target) in zip(transformed, chosen)]
 
-    def _transformed(
+    def _transform(
         self,
         transform: CompiledTransform,
         images: Sequence[EncodedImage],
         indices: Sequence[Any],
         seed_for: Callable[[Any], None] | None,
     ) -> list[Any] | None:
-        """Return what stands for each image after the transform; None if they cannot be one batch."""
+        """Return the placeholder of each transformed image; None if the images cannot form a batch."""
         plan, sizes = transform.plan, set()
         made: list[Any] = []
         draws_alone = plan.key in self._plans and plan.output.images == 1 and _torch_collates()
@@ -106,13 +106,13 @@ class FolderFetcher:
 
 
 def _torch_collates() -> bool:
-    """Return whether torch's default ``collate_fn`` calls no function of the user's for a sample or an image."""
+    """Return whether torch's default ``collate_fn`` calls no user function for a sample or an image."""
     known = collate.default_collate_fn_map
     return known.get(torch.Tensor) is collate_tensors and not any(isinstance((), kind) for kind in known)
 
 
 def _is_known(folder: Any) -> bool:
-    """Return whether it is known what a dataset does for a sample, and that nobody else's code has a part in it."""
+    """Return whether it is known what a dataset does for a sample, without user code."""
     if getattr(type(folder), "__getitem__", None) is not _GETITEM:
         return False
     transform = folder.transform
@@ -127,8 +127,8 @@ def _is_known(folder: Any) -> bool:
     )
 
 
-def _places_of(dataset: Any, indices: Sequence[Any]) -> Sequence[Any]:
-    """Return the indices of samples in the dataset that a Subset is made of."""
+def _resolve_indices(dataset: Any, indices: Sequence[Any]) -> Sequence[Any]:
+    """Translate the indices of a Subset to those of its dataset."""
     while type(dataset) is Subset:
         indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
     return indices

@@ -25,7 +25,7 @@ from .arena import Arena
 
 STATE_VERSION = 3
 
-ANEW = "begin the epoch anew: loader.set_epoch(state['epoch'])"
+RESTART = "restart the epoch: loader.set_epoch(state['epoch'])"
 
 START_BYTES = 1 << 12
 LENGTH_BYTES = 8
@@ -38,32 +38,32 @@ has no more samples in this epoch; the dataset may then already be at the start 
 
 
 def is_stateful(thing: Any) -> bool:
-    """Return whether the object has the two methods of ``torchdata.stateful_dataloader.Stateful``."""
+    """Return whether the object implements ``torchdata.stateful_dataloader.Stateful``."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
 @dataclass
 class LoaderState:
-    """Position of the training loop in an epoch: what a checkpoint keeps of a loader.
+    """Position of the training loop in an epoch, as stored in a checkpoint.
 
     Attributes:
         epoch: number of the epoch, from 0.
         batches: number of batches that the training loop received.
-        samples: number of samples in these batches. For a sampler for several processes, the number in all of them
-            together. For a ``ShardedSampler``, the number in this shard, counting each batch as full.
+        samples: number of samples in these batches. For a sampler for several processes, the number in all of them. For
+            a ``ShardedSampler``, the number in this shard, counting each batch as full.
         finished: whether the epoch has ended.
-        resumes: whether the position comes from a checkpoint, so that states of samplers and generators are restored.
+        resumes: whether the position comes from a checkpoint, whose states of samplers and generators are restored.
         random_states: states of torch's default generator when the order was drawn: when the iterator of the sampler
             was created ("iter"), and when its first batch was requested ("next"). Empty if a seed determines the order.
-        generator_states: the same for the sampler's own generator, and "workers" for one that torch draws seeds from.
-        new_workers: for a state between epochs: the next epoch creates a new iterator in torch, which draws a seed for
-            its workers between "iter" and "next".
+        generator_states: the same for the sampler's own generator, and "workers" for that of worker seeds.
+        new_workers: in a state between epochs, whether torch creates a new iterator for the next epoch, which draws a
+            seed for its workers between "iter" and "next".
         sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``, and
-            "taken", what was taken of the epoch by other numbers of processes, see ``ShardedSampler.indices``;
+            "taken", the part of the epoch taken by other numbers of processes, see ``ShardedSampler.indices``;
             "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the last batch that the
             training loop received, if they have one.
         worker_states: see ``WorkerStates``, after the last batch of each worker that the loop received.
-        next_worker: number of the worker that gives the next batch.
+        next_worker: number of the worker that returns the next batch.
     """
 
     epoch: int = 0
@@ -94,12 +94,12 @@ class LoaderState:
     def state_dict(
         self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
     ) -> dict[str, Any]:
-        """Return the position as a dict, with the properties that the loader which loads it must share.
+        """Return the position as a dict, with the properties that a loader must share to load it.
 
-        ``dataset_length`` is None and ``order`` "" if unknown; ``num_workers`` is None if any number will do.
+        ``dataset_length`` is None and ``order`` "" if unknown; ``num_workers`` is None if any number is allowed.
         """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED}
-        for name in GENERATORS:  # as text, so that a state can be written as JSON
+        for name in GENERATORS:  # as text, so that a state can be saved as JSON
             state[name] = {moment: each.numpy().tobytes().hex() for moment, each in state[name].items()}
         fingerprint = {"seed": seed, "dataset_length": dataset_length, "order": order, "num_workers": num_workers}
         return {"version": STATE_VERSION, **fingerprint, **state}
@@ -118,13 +118,13 @@ class LoaderState:
         # Copies, because they change during the epoch and the given state belongs to the user.
         own = {name: copy.copy(state[name]) for name in SAVED}
         for name in GENERATORS:
-            found = {moment: bytearray.fromhex(text) for moment, text in own[name].items()}
-            own[name] = {moment: torch.frombuffer(each, dtype=torch.uint8) for moment, each in found.items()}
+            for moment, text in own[name].items():
+                own[name] = own[name] | {moment: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)}
         own["worker_states"] = {int(worker): each for worker, each in own["worker_states"].items()}  # text in JSON
         return cls(**own, resumes=True)
 
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
-        """Return the remainder of the epoch for a loader with that sampler, or without shards.
+        """Return the remainder of the epoch for a loader with this sampler, or without shards.
 
         ValueError: the epoch was begun in another order.
         """
@@ -143,32 +143,33 @@ class LoaderState:
 def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order: str, num_workers: int | None) -> None:
     if not isinstance(state, dict) or not {"version", "seed", "dataset_length", "order"} <= state.keys():
         raise ValueError(
-            f"load_state_dict takes what state_dict gave, got {type(state).__name__}"
+            f"state_dict must be the result of DataLoader.state_dict, got {type(state).__name__}"
             + (f" with the keys {sorted(map(str, state))}" if isinstance(state, dict) else "")
         )
     if state["version"] != STATE_VERSION:
-        raise ValueError(f"the state is of version {state['version']}, and this loader reads {STATE_VERSION}")
+        raise ValueError(f"the state must have version {STATE_VERSION}, got version {state['version']}")
     if state["seed"] != seed:
         raise ValueError(
-            f"the state was saved by a loader with seed={state['seed']}, and this one has seed={seed}: "
-            "it would draw other numbers than those that were left. Give it the same seed"
+            f"the state was saved with seed={state['seed']}, but this loader has seed={seed}, so the remaining random "
+            "numbers would differ. Use the same seed"
         )
     if state["dataset_length"] != dataset_length:
         raise ValueError(
-            f"the state was saved over a dataset of {state['dataset_length']} samples, and this one has "
-            f"{dataset_length}: it is another one, or was changed. Give the loader the same dataset, or {ANEW}"
+            f"the state was saved with a dataset of {state['dataset_length']} samples, but this one has "
+            f"{dataset_length}. Use the same dataset, or {RESTART}"
         )
     if state["batches"] and state["order"] and order and state["order"] != order:
         raise ValueError(
-            f"the state was saved in mid-epoch, which was {state['order']}, and this loader's is {order}; "
-            f"some samples would come twice, and some never. Give the loader the same shuffle, or {ANEW}"
+            f"the state was saved in the middle of an epoch with {state['order']} order, but this loader's is {order}, "
+            f"so some samples would be repeated and others skipped. Use the same shuffle, or {RESTART}"
         )
-    was = state["num_workers"]
-    if (state["batches"] or state["worker_states"]) and None not in (was, num_workers) and was != num_workers:
+    saved_workers = state["num_workers"]
+    is_used = state["batches"] or state["worker_states"]
+    if is_used and None not in (saved_workers, num_workers) and saved_workers != num_workers:
         raise ValueError(
-            f"the state was saved with num_workers={was}, and this loader has {num_workers}, which go through an "
-            "IterableDataset, or a dataset with a state of its own, in another way: some samples would come twice, "
-            f"and some never. Give the loader as many workers, or {ANEW}"
+            f"the state was saved with num_workers={saved_workers}, but this loader has num_workers={num_workers}. For "
+            "an IterableDataset, or a dataset with its own state, some samples would be repeated and others skipped. "
+            f"Use the same num_workers, or {RESTART}"
         )
 
 
@@ -188,29 +189,28 @@ def load_dataset_state(dataset: Any, state: dict[str, Any]) -> None:
 
 
 def between_epochs(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the dataset's part of a state, which is kept between epochs. The next epoch has a new iterator."""
+    """Return the part of a state that remains after an epoch: the dataset's, as the next epoch has a new iterator."""
     kept = [state[name] for name in ("dataset", "itself") if name in state]
     return {"dataset": kept[0]} if kept else {}
 
 
 class StateBoard:
-    """Shared memory for what is not sent with a batch: dataset states at the start and at the end of an epoch, and the
-    number of the epoch.
+    """Shared memory for data not sent with a batch: the epoch, and dataset states at its start and end.
 
-    It raises OSError if the system cannot provide shared memory.
+    OSError: there is no shared memory.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers, self._arena = workers, Arena(2 * workers + 1, START_BYTES)
 
     @classmethod
-    def of(cls, dataset: Any, workers: int) -> StateBoard | None:
-        """Return a board if the dataset may have a state and memory can be shared with workers; otherwise None."""
+    def create(cls, dataset: Any, workers: int) -> StateBoard | None:
+        """Create a board if the dataset may have a state and memory can be shared with workers; else return None."""
         may_have = isinstance(dataset, IterableDataset) or is_stateful(dataset)
         return cls(workers) if workers and may_have and hasattr(os, "memfd_create") else None
 
     def begin(self, epoch: int) -> None:
-        """Tell the workers the number of the epoch that begins. Main process."""
+        """Publish the number of the epoch that begins. Main process."""
         self._epoch[0] = epoch
 
     def epoch(self) -> int:
@@ -235,13 +235,13 @@ class StateBoard:
             self._arena.mark_ready(slot, False)
 
     def read_start(self, worker: int, is_alive: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for a worker that is starting. Return its state at the epoch's start; {} if it died. Main process."""
+        """Wait for a starting worker. Return its state at the epoch's start; {} if it died. Main process."""
         while not self._arena.is_ready(worker) and is_alive():
             time.sleep(LOOK_AGAIN_S)
         return self._read(worker)
 
     def read_ends(self) -> dict[int, dict[str, Any]]:
-        """Return the states of the workers that have reached the end of the epoch, by worker number. Main process."""
+        """Return the states of the workers that have finished the epoch, by worker number. Main process."""
         found = {worker: self._read(worker + self._workers) for worker in range(self._workers)}
         return {worker: state for worker, state in found.items() if state}
 
@@ -256,8 +256,8 @@ class StateBoard:
 class StatefulStream(IterableDataset[Any]):
     """An IterableDataset that can return the state of its current iterator.
 
-    The first iteration begins with ``states``. Workers write states to the board, if there is one. With a seed, the
-    default generators of a worker are seeded anew in each epoch, because persistent workers outlive it.
+    The first iteration starts from ``states``. Workers write their states to the board, if any. With a seed, the
+    default generators of a worker are seeded in each epoch, because persistent workers outlive it.
     """
 
     def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None, seed: int | None) -> None:

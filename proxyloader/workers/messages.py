@@ -27,10 +27,10 @@ from .request_sampler import BatchRequest
 
 @dataclass(frozen=True)
 class PackedInput:
-    """Location of one input of a run in the memory of its batch.
+    """Locations of one input of a run in the memory of its batch.
 
     Attributes:
-        dtype: dtype string of numpy, such as "|u1".
+        dtype: NumPy dtype string, such as "|u1".
         offsets, shapes: (N,) and (N, ndim) int64; offsets are in bytes.
     """
 
@@ -52,7 +52,7 @@ class PackedInput:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """One run of one pipeline: its inputs in the order of the pipeline, and the paths of their files."""
+    """A run of a pipeline: its inputs in the order of the pipeline, and the paths of their files."""
 
     server: str
     inputs: tuple[PackedInput, ...]
@@ -67,22 +67,22 @@ class WorkerError:
     """An exception that is sent to the main process.
 
     Attributes:
-        wrapper: torch's wrapper, which re-raises exceptions of the user's code with their type. None without workers.
-        error: a ``ProxyLoaderError``, which is raised with the traceback of the worker as its cause; None for
-            exceptions of the user's code. If there are no workers, the exception itself.
+        wrapper: torch's wrapper, which re-raises exceptions of user code with their type. None without workers.
+        error: a ``ProxyLoaderError``, to be raised with the traceback of the worker as its cause; None for exceptions
+            of user code. Without workers, the exception itself.
     """
 
     wrapper: ExceptionWrapper | None
     error: Exception | None
 
     @classmethod
-    def caught(cls, error: Exception, where: str | None) -> WorkerError:
-        """Return the exception that is being handled; with ``where`` None, for the process that it was raised in."""
+    def capture(cls, error: Exception, where: str | None) -> WorkerError:
+        """Capture the exception being handled. ``where`` names the worker; None: there are no workers."""
         if where is None:
             return cls(None, error)
         wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         if isinstance(error, MemoryError):
-            wrapper.exc_type = MemoryError  # numpy's subclass of it cannot be created from a message
+            wrapper.exc_type = MemoryError  # NumPy's subclass of it cannot be created from a message
         failure = cls(wrapper, error if isinstance(error, ProxyLoaderError) else None)
         try:
             ForkingPickler.dumps(failure)
@@ -92,10 +92,10 @@ class WorkerError:
         return failure
 
     def exception(self) -> Exception:
-        """Return the exception to be raised in the main process, without earlier frames, which would refer to it."""
+        """Return the exception to raise in the main process, without earlier frames, which would reference it."""
         if self.wrapper is None:
             error = self.error
-            object.__setattr__(self, "error", None)  # its frames refer to this object
+            object.__setattr__(self, "error", None)  # its frames reference this object
             assert error is not None
             return error
         if self.error is not None:
@@ -116,30 +116,28 @@ class PackedBatch:
     Attributes:
         request: the request that this batch answers; its slot holds the bytes of the runs. None for an iterable-style
             dataset.
-        size_bytes: number of bytes of all runs together.
+        size_bytes: number of bytes of all runs.
         blob: bytes of the runs if they are not in the slot.
-        runs: pipeline runs whose outputs the content refers to.
+        runs: pipeline runs whose outputs the content references.
         content: the rest of the batch. If there are runs, it is pickled, with references in place of images.
-        kept: objects that the content refers to by number: tensors that share memory with the worker, which must be
-            opened while it lives, and without workers all that stays the same object.
-        collated: whether the content is a batch; otherwise it is the list of samples, for the collate_fn in the main
-            process.
-        images_by: number of images that DALI decodes; that Pillow has decoded and DALI transforms; and that the worker
-            has made, of which some may be among the former.
+        kept: objects that the content references by number: tensors that share memory with the worker, which must be
+            opened while it lives; without workers, all objects whose identity is kept.
+        collated: whether the content is a batch; otherwise a list of samples for the collate_fn in the main process.
+        images_by: numbers of images decoded by DALI; decoded by Pillow and transformed by DALI; and produced by the
+            worker, some of which may be among the former.
         bytes_read: number of bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines.
-        num_samples: number of samples, without those that could not be read.
-        decoded_why: why the worker has decoded the first image that was to be decoded late; "" if it has decoded none,
-            or that is not known.
-        is_computed: whether the content has tensors that are computed from outputs of the runs.
-        batched: whether the batch was made from a list of samples, not from one sample.
-        gave_up: whether the worker has given up deferring, and makes all images of the next batches.
-        has_seen_images: whether undecoded images were handed out in the worker so far.
-        samples: each sample pickled by itself, for a batch that must be collated again without some of them.
+        num_samples: number of samples, without unreadable ones.
+        decoded_why: why the worker decoded the first deferred image; "" if it decoded none or the reason is unknown.
+        is_computed: whether the content has tensors computed from outputs of the runs.
+        batched: whether the batch was created from a list of samples, not from one sample.
+        gave_up: whether the worker no longer defers decoding.
+        has_seen_images: whether undecoded images were created in the worker so far.
+        samples: each sample pickled separately, for a batch that may have to be collated again without some of them.
         indices: indices of the samples, if they differ from those of the request.
-        unreadable: samples that are missing because they could not be read.
-        plans: plans of the runs that the loader did not know before.
+        unreadable: samples that are missing because they are unreadable.
+        plans: plans of the runs that the loader does not know.
         failure: the exception that the worker raised instead.
-        worker, worker_state: number of the worker, and the state of its dataset after this batch, if it has one.
+        worker, worker_state: number of the worker, and the state of its dataset after this batch, if any.
     """
 
     request: BatchRequest | None
@@ -173,7 +171,7 @@ class PackedBatch:
         return arena.memory(self.request.slot, self.size_bytes)
 
     def inputs(self, run: PackedRun, arena: Arena | None) -> list[NDArray[Any] | list[NDArray[Any]]]:
-        """Return the inputs of one of the runs, as ``RunQueue.submit`` takes them."""
+        """Return the inputs of a run for ``RunQueue.submit``."""
         memory = self.memory(arena)
         return [part.views(memory) for part in run.inputs]
 
@@ -186,7 +184,7 @@ class PackedBatch:
 
     @property
     def is_empty(self) -> bool:
-        """Whether none of the samples could be read."""
+        """Whether all samples are unreadable."""
         return self.indices is not None and not self.indices
 
 
@@ -194,15 +192,15 @@ class PackedBatch:
 class BatchMessage:
     """A packed batch on torch's queue.
 
-    The batch is pickled before it is put on the queue, so a pickling error is raised for its batch. If the batch has a
-    slot, the pickle is stored in the slot, too. The message is then so short that it is written to the pipe in one
-    piece. A worker that is killed cannot leave part of a message, for which the main process would wait forever.
+    The batch is pickled before it is put on the queue, so that a pickling error is raised for its batch. If the batch
+    has a slot, the pickle is also stored there, which makes the message so short that it is written to the pipe at
+    once. A killed worker cannot leave a partial message, for which the main process would wait forever.
 
     Attributes:
         number: number of the request that this batch answers; None for an iterable-style dataset.
         data: the pickle; None: it is in the slot, from ``start`` to ``end``.
-        opened: the batch, set on arrival; with no workers, from the start. Unpickling may have to fetch memory from the
-            worker, and the worker of an iterable-style dataset may have ended when the batch is used.
+        opened: the batch, set on arrival, or at once without workers. Unpickling may fetch memory from the worker, and
+            the worker of an iterable-style dataset may have ended when the batch is used.
     """
 
     number: int | None
@@ -212,10 +210,10 @@ class BatchMessage:
     opened: PackedBatch | None = None
 
     @classmethod
-    def of(
+    def create(
         cls, batch: PackedBatch, worker_info: Any, state: Callable[[], dict[str, Any]], arena: Arena | None = None
     ) -> BatchMessage:
-        """Create the message for a batch. ``worker_info`` is torch's, in a worker; None in the main process."""
+        """Create the message of a batch. ``worker_info`` is torch's in a worker, and None in the main process."""
         request = batch.request
         number = request.number if request is not None else None
         if worker_info is None:
@@ -225,7 +223,7 @@ class BatchMessage:
         try:
             data = ForkingPickler.dumps(batch)
         except Exception as error:
-            failure = WorkerError.caught(error, "when a batch was to be sent to the main process")
+            failure = WorkerError.capture(error, "while sending a batch to the main process")
             data = ForkingPickler.dumps(PackedBatch(None, failure=failure))
         if arena is None or request is None or request.slot is None:
             return cls(number, bytes(data))

@@ -1,4 +1,4 @@
-"""Pack the images of a batch into shared memory, and the rest of the batch with references in their place.
+"""Pack the images of a batch into shared memory, and pickle the rest of the batch with references in their place.
 
 ``Packer`` runs in the worker. ``ContentUnpickler`` runs in the main process and replaces the references with the
 decoded images.
@@ -35,22 +35,22 @@ from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
 
-MOST_PLANS = 8
-"""Maximum number of plans that the loader did not know before. torchvision makes the images of later ones, and of those
-with one image alone. So a pipeline is not built for each image whose transform has arguments of its own."""
+MAX_NEW_PLANS = 8
+"""Maximum number of plans that are unknown to the loader. torchvision transforms the images of further ones, and single
+images of a plan, so that no pipeline is built for each image whose transform has its own arguments."""
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
 
 class Packer:
-    """Convert a list of samples to a PackedBatch.
+    """Converts samples to a PackedBatch.
 
     Args:
-        collate_fn: of the loader. It runs here, but for placeholders, which only torch's default takes.
+        collate_fn: of the loader. It runs here unless there are placeholders, which only torch's default accepts.
         run_size: maximum number of samples in a pipeline run.
         batched: whether it is called with lists of samples, not with single samples.
-        keep_samples: whether to pickle each sample by itself, too, so that some of them can be removed from the batch.
+        keep_samples: whether to pickle each sample separately as well, so that samples can be removed from the batch.
         has_images: whether the loader has servers. If not, the dataset may still hold compiled transforms that the
             loader did not find.
         plans: keys of the plans that the loader knows.
@@ -72,11 +72,11 @@ class Packer:
         self.batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans, self.deferral = has_images, plans, deferral
         self._new_plans: set[str] = set()
-        self._alone: set[str] = set()  # plans of one image so far
+        self._single: set[str] = set()  # plans with one image so far
         self.begin_batch()
 
     def begin_batch(self) -> None:
-        """Begin to count for the next batch, before its samples are read."""
+        """Reset the counts for the next batch, before its samples are read."""
         self._pixel_uses, pixel_uses.why = pixel_uses.count, None
 
     def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
@@ -88,17 +88,17 @@ class Packer:
         content = self.collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size)
         if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
-            return PackedBatch(request, content=content, **self._made_by(pickler, 0, num_samples))
-        data = pickler.dumps(content, may_write_over=not self._keep_samples)
-        refused = self._refused(pickler.runs)
-        if refused:
-            pickler = _ContentPickler(self._run_size, refused)
-            data = pickler.dumps(content, may_write_over=not self._keep_samples)
+            return PackedBatch(request, content=content, **self._count(pickler, 0, num_samples))
+        data = pickler.dumps(content, may_overwrite=not self._keep_samples)
+        rejected = self._reject_plans(pickler.runs)
+        if rejected:
+            pickler = _ContentPickler(self._run_size, rejected)
+            data = pickler.dumps(content, may_overwrite=not self._keep_samples)
         each = samples if self.batched else [samples]
-        made_by = self._made_by(pickler, len(each), num_samples)
+        counts = self._count(pickler, len(each), num_samples)
         if not pickler.runs and not pickler.is_computed:
             content = content if collates else self.collate_fn(content)
-            return PackedBatch(request, content=content, **made_by)
+            return PackedBatch(request, content=content, **counts)
         samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
@@ -121,74 +121,71 @@ class Packer:
             batched=self.batched,
             samples=samples_alone,
             plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
-            **made_by,
+            **counts,
         )
 
-    def _made_by(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
-        """Return what the PackedBatch says of who made how many images, and begin to count for the next one."""
+    def _count(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
+        """Return the counts of the PackedBatch, and reset them for the next batch."""
         calls = [call for run in pickler.runs for call in run]
         images = [call.image for call in calls if isinstance(call, ImageCall)]
         jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
-        by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
+        custom_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
         others = samples - len(images) if pickler.is_computed else 0
         if self.deferral is not None:
-            # Sending pixels to a GPU pays. On a CPU it does not where the dataset's code has decoded and used them.
-            are_pixels_for_dali = self.deferral.on_gpu or not used
-            # What transforms make arrives on the GPU, also where its values were used, and so in all epochs.
+            # Sending pixels to a GPU pays off. On a CPU it does not if the dataset's code has decoded and used them.
+            sends_pixels = images and (self.deferral.on_gpu or not used)
+            # Results of transforms arrive on the GPU in all epochs, even if their values were used.
             is_for_gpu = self.deferral.on_gpu and pickler.is_computed
-            for_dali = bool(encoded or by_hand_bytes or (images and are_pixels_for_dali) or is_for_gpu)
-            self.deferral.note(num_samples, for_dali, bool(used))
+            self.deferral.note(num_samples, bool(encoded or custom_bytes or sends_pixels or is_for_gpu), bool(used))
         return {
             "num_samples": num_samples,
             "gave_up": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
             "images_by": (encoded, len(images) - encoded, max(used, others)),
-            "bytes_read": sum(jpegs_bytes) + sum(by_hand_bytes),
+            "bytes_read": sum(jpegs_bytes) + sum(custom_bytes),
             "decoded_why": why,
         }
 
-    def _refused(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
-        """Return the plans of a batch that get no pipeline."""
+    def _reject_plans(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
+        """Return the plans of a batch that get no pipeline, and record the new plans that get one."""
         calls = [call.server for run in runs for call in run if isinstance(call, ImageCall)]
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
-            is_alone = images == 1 and len(calls) > 1 and plan not in self._alone
-            if not is_alone and len(self._new_plans) < MOST_PLANS:
+            is_single = images == 1 and len(calls) > 1 and plan not in self._single
+            if not is_single and len(self._new_plans) < MAX_NEW_PLANS:
                 self._new_plans.add(plan)
-            elif len(self._alone) < MAX_CHAINS:
-                self._alone.add(plan)
+            elif len(self._single) < MAX_CHAINS:
+                self._single.add(plan)
         return unknown.keys() - self._new_plans
 
 
 class _ContentPickler:
-    """Pickle a batch with references in place of images, and group the calls of the images into runs.
+    """Pickles a batch with references in place of images, and groups the calls of the images into runs.
 
-    torchvision makes the images of plans in ``refused``.
+    torchvision transforms the images of plans in ``rejected``.
     """
 
-    def __init__(self, run_size: int, refused: Collection[str] = ()) -> None:
-        self._refused = refused
+    def __init__(self, run_size: int, rejected: Collection[str] = ()) -> None:
+        self._run_size, self._rejected = run_size, rejected
         self.runs: list[list[ProxyInputs]] = []
         self.kept: list[Any] = []
-        self.is_computed = False
-        """Whether there are tensors that are computed from images."""
-        self._run_size = run_size
+        self.is_computed = False  # whether there are tensors computed from images
         self._open: dict[str, int] = {}  # server -> the run that takes its next single sample
         self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> its run, or the (run, row) of each sample
         self._uses: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references to some of it
-        self._may_write_over = self._has_operations = False
+        self._may_overwrite = self._has_operations = False
 
-    def dumps(self, content: Any, may_write_over: bool = False) -> bytes:
-        """Pickle a batch. Operations may write over tensors that this pickle alone refers to once."""
-        self._may_write_over = self._has_operations = False
+    def dumps(self, content: Any, may_overwrite: bool = False) -> bytes:
+        """Pickle a batch. Operations may overwrite tensors to which only this pickle refers, once."""
+        self._may_overwrite = self._has_operations = False
         data = self._dumps(content)
-        if not self._has_operations or not may_write_over:
+        if not self._has_operations or not may_overwrite:
             return data
-        self._may_write_over = True  # as all uses are known now
+        self._may_overwrite = True  # as all uses are known now
         self.kept.clear()
         return self._dumps(content)
 
@@ -199,16 +196,16 @@ class _ContentPickler:
         pickler.dump(content)
         return buffer.getvalue()
 
-    def reduced(self, operation: Operation) -> tuple[Any, ...]:
+    def reduce(self, operation: Operation) -> tuple[Any, ...]:
         self._has_operations = True
-        return operation.reduced(self._is_used_once) if self._may_write_over else operation.reduced()
+        return operation.reduced(self._is_used_once) if self._may_overwrite else operation.reduced()
 
     def _is_used_once(self, output: ProxySample | ProxyBatch) -> bool:
         run = self._batches.get(id(output.run)) if isinstance(output, ProxyBatch) else None
         return isinstance(run, int) and self._uses[output.output, run] == 1
 
     def place(self, proxy: Any) -> int | tuple[int, Any] | None:
-        """Return the reference to an image, or to an object that is kept; None: the object is pickled itself."""
+        """Return the reference to an image or to a kept object; None if the object itself is to be pickled."""
         if not isinstance(proxy, (ProxyBatch, ProxySample)):
             self.kept.append(proxy)
             return len(self.kept) - 1
@@ -220,18 +217,18 @@ class _ContentPickler:
             place = self._batches[id(proxy.run)]
         else:
             place = self._batches[id(proxy.run)] = self._place_batch(proxy.run.calls)
-        if not self._may_write_over:
+        if not self._may_overwrite:
             places = [(place, 0)] if isinstance(place, int) else [place] if isinstance(place, tuple) else place
             self._uses.update({(proxy.output, run) for run, _ in places})
         return proxy.output, place
 
     def _is_for_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
-        is_refused = bool(self._refused) and any(call.server in self._refused for call in calls)
-        return not is_refused and not all(map(_is_made, calls))
+        is_rejected = bool(self._rejected) and any(call.server in self._rejected for call in calls)
+        return not is_rejected and not all(map(_is_transformed, calls))
 
     def parts(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
-        """Return what stands for a tensor that DALI does not make alone."""
+        """Return the value, or the operation, from which a tensor that is no output of DALI is restored."""
         if not isinstance(value, ProxyBatch):
             return value_of(value) if isinstance(value, ProxySample) else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
@@ -259,8 +256,8 @@ class _ContentPickler:
         return self._rows[id(call)]
 
 
-def _is_made(call: ProxyInputs) -> bool:
-    """Return whether torchvision has made the image already, as its values were used."""
+def _is_transformed(call: ProxyInputs) -> bool:
+    """Return whether torchvision has already transformed the image because its values were used."""
     return isinstance(call, ImageCall) and call.transformed is not None and call.transformed.is_made
 
 
@@ -277,7 +274,7 @@ class _Pickler(ForkingPickler):
         is_kept = isinstance(obj, (torch.Tensor, *_STORAGES))
         if get_worker_info() is not None:
             is_kept = is_kept and not _is_sent_by_value(obj)
-        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so what cannot be imported is the same object
+        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so objects that cannot be imported are kept
             is_kept = "<" in obj.__qualname__
         return self.owner.place(obj) if is_kept else None
 
@@ -292,7 +289,7 @@ class _Pickler(ForkingPickler):
             self.owner.is_computed = True
             return computed, (self.owner.parts(obj),)
         if isinstance(obj, Operation):
-            return self.owner.reduced(obj)
+            return self.owner.reduce(obj)
         if not _is_sent_by_value(obj):
             return NotImplemented
         values = obj.detach().resolve_conj().resolve_neg().reshape(-1)
@@ -305,12 +302,11 @@ _STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 
 
 def _is_sent_by_value(obj: Any) -> bool:
-    """Return whether a tensor travels as its bytes, as labels do: opening a shared file for each would cost more."""
+    """Return whether a tensor is sent as bytes, as labels are, because opening a shared file would cost more."""
     if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
         return False
-    if obj.grad_fn is not None:  # torch refuses to send a graph
-        return False
-    return obj.nbytes <= LARGE_TENSOR_BYTES and obj.is_contiguous()
+    # torch rejects tensors with a graph.
+    return obj.grad_fn is None and obj.nbytes <= LARGE_TENSOR_BYTES and obj.is_contiguous()
 
 
 def computed(tensor: torch.Tensor) -> torch.Tensor:
@@ -319,19 +315,19 @@ def computed(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def restore_image(tensor: torch.Tensor) -> tv_tensors.Image:
-    """Return the image of torchvision's that a tensor was in the worker."""
+    """Convert a tensor back to the ``tv_tensors.Image`` that it was in the worker."""
     return tensor.as_subclass(tv_tensors.Image)
 
 
 def restore_tensor(
     values: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
 ) -> torch.Tensor:
-    # torch's memory is aligned to 64 bytes, NumPy's to 16. Other frameworks take only the former as it is.
+    # torch aligns memory to 64 bytes, NumPy to 16. Other frameworks use only the former without a copy.
     return torch.from_numpy(values).view(dtype).reshape(shape).clone().requires_grad_(requires_grad)
 
 
 class _Layout:
-    """Places for arrays, one after the other, in a slot or in separate memory. In a slot files may lie already."""
+    """Offsets of arrays in a slot, which may already contain files, or in separate memory."""
 
     def __init__(self, in_slot: bool) -> None:
         self._arrays: list[tuple[int, NDArray[Any]]] = []
@@ -362,7 +358,7 @@ def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
         one_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
-        if one_shape:  # they follow each other
+        if one_shape:  # stored contiguously
             offsets = [layout.add(array, align=k == 0) for k, array in enumerate(arrays)]
         else:
             offsets = [layout.add_file(array) for array in arrays]
@@ -375,11 +371,11 @@ def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
 
 
 class ContentUnpickler(pickle.Unpickler):
-    """Unpickle the content of a packed batch, with decoded images in place of the references.
+    """Unpickles the content of a packed batch, with decoded images in place of the references.
 
     ``resolve`` returns the image or the batch for a reference (output, place or list of places). ``pin`` copies tensors
-    to pinned memory, as a stock loader with ``pin_memory`` does. ``kept`` is that of the PackedBatch. What is computed
-    from images is placed on ``device``.
+    to pinned memory, as a stock loader with ``pin_memory`` does. ``kept`` is that of the PackedBatch. Tensors computed
+    from images are moved to ``device``.
     """
 
     def __init__(

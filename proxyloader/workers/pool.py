@@ -24,13 +24,13 @@ from .fetch import Fetcher
 from .fetch_folder import FolderFetcher
 from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
 from .packing import Packer
-from .request_sampler import RequestSampler, draw_seed, trains_with_others
+from .request_sampler import RequestSampler, draw_seed, is_distributed
 from .scan_checks import PassedSamples
 from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
 
 BYTES_PER_IMAGE = 1 << 18
-"""Bytes per image of a batch that are mapped in a slot at first. More is mapped when it is needed."""
+"""Bytes per image of a batch that are mapped in a slot at first. More is mapped when needed."""
 
 DEFAULT_RUN_SIZE = 256
 
@@ -50,12 +50,13 @@ class WorkerPool:
         workers: torch's loader over the wrapped dataset. It starts the processes, draws their seeds and advances the
             user's sampler, exactly as torch does.
         requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
-        arena: shared memory; None if there are no workers to share it with, or no images.
+        arena: shared memory; None if there are no workers or no images.
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
         board: where workers write the states at the start and at the end of an epoch.
-        deferral: of the dataset without workers; None: there are workers, or its images are not deferred.
-        is_torchs: whether the batches of the next epoch are torch's own, as nothing in them is of ours.
-        broken: whether a worker was lost, so that the next epoch needs new workers.
+        deferral: of the dataset if there are no workers and its images are deferred; otherwise None.
+        is_torchs: whether torch's own loader produces the batches of the next epoch.
+        broken: whether a worker was lost, so that the next epoch requires new workers.
+        user: the feed that uses the workers.
     """
 
     workers: Workers
@@ -84,23 +85,22 @@ class WorkerPool:
         """Create a pool with the arguments of a loader.
 
         Args:
-            arena: arena of an earlier epoch to use again; None: create one.
+            arena: arena of an earlier epoch to reuse; None: create one.
             passed, live: see ``Fetcher``.
-            loader_state: state of the first epoch, with the states that the dataset begins with.
-            counts: counts the images for DALI; None: it is not given up, as a server's pipeline takes all that it is
-                given.
+            loader_state: state of the first epoch, including the initial states of the dataset.
+            counts: counts the images for DALI; None: a server's pipeline takes all, so deferring is not given up.
         """
         dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
         states = loader_state.worker_states if loader_state.resumes else {}
-        board = StateBoard.of(dataset, loader.num_workers)
+        board = StateBoard.create(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
         batched, streams = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
-        # torch's thread that pins memory takes batches without images, which are then not in the arena.
+        # torch's pin-memory thread takes batches without images, which are then not in the arena.
         may_have_images = has_images or (is_late and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not streams:
-            arena = _arena_for(loader)
+            arena = _create_arena(loader)
         deferral = counts if is_late else None
-        fetcher = _fetcher_for(loader, translated, passed, live, counts)
+        fetcher = _create_fetcher(loader, translated, passed, live, counts)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -124,12 +124,11 @@ class WorkerPool:
             sampler = loader.batch_sampler if batched else loader.sampler
             ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
             requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
-            goes_on = loader.persistent_workers and loader.seed is None  # from epoch to epoch with the same generators
+            keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
             sends_batches = loader.in_order and not is_stateful(dataset)
-            source = PackedDataset(fetcher, packer, arena, states, board, goes_on, sends_batches)
-            arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_as_it_is)
-        workers = Workers(**arguments, **_torch_arguments(loader, has_images, deferral))
-        workers.timeout = loader.timeout  # torch takes a negative one only as an attribute
+            source = PackedDataset(fetcher, packer, arena, states, board, keeps_generators, sends_batches)
+            arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_identity)
+        workers = _create_workers(loader, arguments, has_images, deferral)
         workers.first_worker = loader_state.next_worker
         if loader.num_workers:
             deferral = None
@@ -138,19 +137,16 @@ class WorkerPool:
         return cls(workers, fetcher, requests, arena, plans, source, board, deferral)
 
     @classmethod
-    def of_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
-        """Create a pool that gives torch's own batches, with nothing of ours in its processes but a watch."""
-        batched, dataset = loader.batch_sampler is not None, loader.dataset
-        requests, arguments = None, dict(batch_size=loader.batch_size)
-        if isinstance(dataset, IterableDataset):
+    def build_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
+        """Create a pool of torch's own batches, whose processes contain nothing of ours but the watch on the parent."""
+        batched, requests, arguments = loader.batch_sampler is not None, None, dict(batch_size=loader.batch_size)
+        if isinstance(loader.dataset, IterableDataset):
             arguments |= dict(drop_last=loader.drop_last)
         else:
             requests = RequestSampler(loader.batch_sampler if batched else loader.sampler, batched, yields_indices=True)
             arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
-        arguments |= _torch_arguments(loader, False, None)
-        workers = Workers(dataset=dataset, collate_fn=loader.collate_fn, **arguments)
-        workers.timeout = loader.timeout
-        fetcher = _fetcher_for(loader, translated, None, None, None)
+        arguments |= dict(dataset=loader.dataset, collate_fn=loader.collate_fn)
+        workers, fetcher = _create_workers(loader, arguments), _create_fetcher(loader, translated)
         return cls(workers, fetcher, requests, None, {}, None, None, is_torchs=True)
 
     def start(
@@ -160,10 +156,10 @@ class WorkerPool:
         generator: torch.Generator | None,
         generator_of_seeds: torch.Generator | None,
     ) -> Any:
-        """Let torch start an epoch, and return its iterator.
+        """Start an epoch of torch's loader. Return its iterator.
 
-        With a seed, the seeds that torch draws for its workers follow from it. Without one they may be drawn from the
-        user's own ``generator_of_seeds``.
+        With a seed, the worker seeds that torch draws depend on it alone. Without one, they may be drawn from the
+        user's ``generator_of_seeds``.
         """
         self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
@@ -175,24 +171,24 @@ class WorkerPool:
         if generator_of_seeds is not None:
             loader_state.settle(generator_of_seeds, "workers")
         if seed is None:
-            batches = self._started_unseeded(loader_state, generator)
+            batches = self._start_unseeded(loader_state, generator)
         else:
-            batches = self._started_seeded(loader_state, seed, generator)
+            batches = self._start_seeded(loader_state, seed, generator)
         if isinstance(self.source, PackedDataset) and not self.workers.num_workers:
             self.source.begin(0)  # after torch has drawn its seed, because a dataset may set the generators
         return batches
 
-    def _started_unseeded(self, loader_state: LoaderState, generator: torch.Generator | None) -> Any:
+    def _start_unseeded(self, loader_state: LoaderState, generator: torch.Generator | None) -> Any:
         order = loader_state.random_states if loader_state.resumes else {}
         if generator is None and "iter" in order and "next" not in order:  # a state between epochs
             self.workers.generator = torch.Generator()
             self.workers.generator.set_state(order["iter"])
             if loader_state.new_workers:
-                draw_seed()  # torch does not draw a seed from the default generator now
+                draw_seed()  # instead of torch, which does not draw a seed from the default generator now
         return iter(self.workers)
 
-    def _started_seeded(self, loader_state: LoaderState, seed: int, generator: torch.Generator | None) -> Any:
-        if generator is None:  # not the default generator, because other threads draw from it
+    def _start_seeded(self, loader_state: LoaderState, seed: int, generator: torch.Generator | None) -> Any:
+        if generator is None:  # not the default generator, as other threads draw from it
             self.workers.generator = generator_of(seed, loader_state.epoch, "workers")
         if self.requests is not None or self.workers.num_workers:
             return iter(self.workers)
@@ -202,7 +198,7 @@ class WorkerPool:
         return SeededIterator(batches, seed, loader_state.epoch, "stream")
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return the states at the start of the epoch of workers that have given no batch yet, by worker number."""
+        """Return the states at the start of the epoch of workers that have returned no batch yet, by worker number."""
         processes = getattr(self.user and self.user(), "worker_processes", ())
         if self.board is None or not processes:
             return {}
@@ -214,8 +210,8 @@ class WorkerPool:
         """Whether workers of an earlier epoch wait for the next one."""
         return self.workers._iterator is not None and not self.broken
 
-    def let_go(self, batches: Any) -> None:
-        """End the workers of an epoch that could not begin. They write to the arena until they have ended.
+    def shut_down(self, batches: Any) -> None:
+        """End the workers of an epoch that failed to begin. They write to the arena until they have ended.
 
         ``batches`` is torch's iterator; None: it was not created, or ``workers`` keeps it.
         """
@@ -224,7 +220,7 @@ class WorkerPool:
         if isinstance(iterator, WorkersIterator):
             iterator._shutdown_workers()
 
-    def left_arena(self) -> Arena | None:
+    def reusable_arena(self) -> Arena | None:
         """Return the arena for the next pool; None if there is none or it may still be in use."""
         if self.arena is None or self.requests is None or self.broken or self.user is None or self.user() is not None:
             return None
@@ -232,12 +228,16 @@ class WorkerPool:
         return self.arena
 
 
-def _torch_arguments(loader: Any, has_images: bool, deferral: Deferral | None) -> dict[str, Any]:
-    """Return the arguments of torch's loader that are passed on as the user gave them."""
-    return dict(
+def _create_workers(
+    loader: Any, arguments: dict[str, Any], has_images: bool = False, deferral: Deferral | None = None
+) -> Workers:
+    """Create torch's loader from these arguments and from those that the user passed."""
+    context = lifetime.serialize_forks(loader.multiprocessing_context) if loader.num_workers else None
+    workers = Workers(
+        **arguments,
         num_workers=loader.num_workers,
         worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
-        multiprocessing_context=lifetime.fork_in_turn(loader.multiprocessing_context) if loader.num_workers else None,
+        multiprocessing_context=context,
         generator=loader.generator,
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         persistent_workers=loader.persistent_workers,
@@ -246,17 +246,19 @@ def _torch_arguments(loader: Any, has_images: bool, deferral: Deferral | None) -
         pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
         **loader._torch_arguments,
     )
+    workers.timeout = loader.timeout  # torch accepts a negative one only as an attribute
+    return workers
 
 
-def _fetcher_for(
+def _create_fetcher(
     loader: Any,
     translated: Translated,
-    passed: PassedSamples | None,
-    live: LiveDataset | None,
-    deferral: Deferral | None,
+    passed: PassedSamples | None = None,
+    live: LiveDataset | None = None,
+    deferral: Deferral | None = None,
 ) -> Fetcher:
     batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
-    is_shared = trains_with_others(loader.batch_sampler if batched else loader.sampler)
+    is_shared = is_distributed(loader.batch_sampler if batched else loader.sampler)
     plans = frozenset(translated.plans) if loader.collate_fn is default_collate else frozenset()
     folders = FolderFetcher(plans, passed, has_workers) if batched else None
     return Fetcher(
@@ -264,16 +266,16 @@ def _fetcher_for(
     )
 
 
-def _arena_for(loader: Any) -> Arena | None:
-    # One slot for each batch that is requested from workers, each that is in DALI or finished, the one that the loop
-    # has, and two that the GPU may still be reading.
+def _create_arena(loader: Any) -> Arena | None:
+    # One slot for each batch that is requested from workers, in DALI, decoded or held by the loop, and two for those
+    # that the GPU may still be reading.
     slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
     try:
         return Arena(slots, run_size(loader) * BYTES_PER_IMAGE)
     except OSError as error:  # a limit on the size or the number of files
-        loader._warn(f"no memory for batches can be had ({error}); they travel by torch's, which is slower")
+        loader._warn(f"cannot allocate shared memory for batches ({error}); falling back to torch's, which is slower")
         return None
 
 
-def _as_it_is(batch: Any) -> Any:
+def _identity(batch: Any) -> Any:
     return batch

@@ -1,7 +1,4 @@
-"""Batch sampler that issues worker requests and supports mid-epoch resume.
-
-Runs in the thread of the main process in which torch advances it.
-"""
+"""Batch sampler that issues worker requests and supports mid-epoch resume. Main process, in torch's thread."""
 
 from __future__ import annotations
 
@@ -25,30 +22,30 @@ from .draws_ahead import RequestsAhead
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""Samplers of torch with a ``generator``. Without one they use the default generator, which other threads also use."""
+"""torch's samplers with a ``generator``, without which they use the default generator, as other threads may."""
 
 
 _END: Any = object()
 """Marks the end of the epoch in place of the indices of a batch."""
 
-_generator_is_lent = threading.RLock()
+_generator_lock = threading.RLock()
 """Held while such a sampler has a temporary generator. Threads that share a loader share its sampler."""
 
-os.register_at_fork(after_in_child=_generator_is_lent._at_fork_reinit)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=_generator_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def of_samples(sampler: Any) -> Any:
     """Return the sampler inside torch's BatchSampler, which yields one index at a time; any other sampler unchanged.
 
-    Accelerate puts batch samplers of its own around torch's, which give a part of the batches and draw nothing.
+    Accelerate wraps torch's batch samplers in its own, which yield a part of the batches and draw nothing.
     """
     while type(sampler).__module__ == "accelerate.data_loader" and hasattr(sampler, "batch_sampler"):
         sampler = sampler.batch_sampler
     return sampler.sampler if type(sampler) is BatchSampler else sampler
 
 
-def trains_with_others(sampler: Any) -> bool:
-    """Return whether other processes load batches at the same time, of which each needs as many as this one."""
+def is_distributed(sampler: Any) -> bool:
+    """Return whether several processes train together, so that each needs the same number of batches."""
     sharded = find_sharded(sampler)
     shares = sharded.num_shards if sharded is not None else getattr(of_samples(sampler), "num_replicas", 1)
     return shares > 1 or (
@@ -64,8 +61,8 @@ class BatchRequest:
 
     Attributes:
         number: number of the request in its loader, from 0.
-        indices: indices of the samples of the batch, or one index if batching is off.
-        batched: whether ``indices`` is a batch.
+        indices: indices of the samples of the batch, or a single index if batching is off.
+        batched: whether batching is on.
         slot: slot that the worker may write to; None: no slot was free.
         needed, void: see ``RequestsAhead``.
     """
@@ -83,18 +80,18 @@ class BatchRequest:
 
 
 class RequestSampler:
-    """A batch sampler that assigns a slot of the arena to each batch of another sampler.
+    """A batch sampler that yields a request for each batch of another sampler, and assigns a slot of the arena to it.
 
     Args:
         sampler: the user's batch sampler, or sampler if batching is off.
-        seed: seed of the order, unless the sampler has a generator of its own.
+        seed: seed of the order, unless the sampler has its own generator.
         ahead: number of batches that torch's loader requests before it takes the first.
-        yields_indices: whether the next iteration yields the indices of a batch as they are, for torch's own fetcher.
+        yields_indices: whether the next iteration yields indices instead of requests, for torch's own fetcher.
 
     Attributes:
-        sizes: with ``yields_indices``, of each batch that the training loop did not receive yet: the number of samples,
-            and that by which it advances the order.
-        ahead: the requests that torch's loader would not have made.
+        sizes: with ``yields_indices``, for each batch that the training loop has not received yet: the number of
+            samples, and the number by which it advances the order.
+        ahead: the requests that torch's loader would not have issued yet.
     """
 
     def __init__(
@@ -117,11 +114,11 @@ class RequestSampler:
         self._next_number = 0
 
     def begin(self, loader_state: LoaderState) -> None:
-        """Let the next iteration start at this state, and record in it what is needed to start there again."""
+        """Start the next iteration at this state, and record in it what is needed to start there again."""
         self._loader_state = loader_state
 
-    def __iter__(self) -> Iterator[BatchRequest]:
-        self.forget_unanswered()  # torch begins an epoch after the workers have finished the one before
+    def __iter__(self) -> Iterator[Any]:
+        self.forget_unanswered()  # torch begins an epoch after the workers have finished the previous one
         self.undo_draws_ahead()
         self.ahead.begin(self._next_number)
         loader_state = self._loader_state
@@ -129,47 +126,47 @@ class RequestSampler:
         # At once, because torch creates the iterator before it draws seeds.
         with self._known_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
-        drawn = self._drawn(loader_state, remaining)
-        return self._indices(drawn) if self.yields_indices else self._requests(drawn, loader_state.epoch)
+        return self._drawn(loader_state, remaining)
 
     def _drawn(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
-        """Yield the indices of each batch. Generators are in a known state when torch's samplers draw, at the first."""
+        """Yield a request, or the indices, of each batch. torch's samplers draw from a known state at the first one."""
         with self._known_generators(loader_state, "next"):
             first = next(remaining, _END)
         if first is _END:
             return
+        yields_indices, batched, sizes = self.yields_indices, self._batched, self.sizes
+        sizes.clear()
+        size = 0, 0
         for indices in itertools.chain((first,), remaining):
-            # A generator cannot be pickled.
-            yield list(indices) if self._batched and not hasattr(indices, "__len__") else indices
-
-    def _indices(self, drawn: Iterator[Any]) -> Iterator[Any]:
-        self.sizes.clear()
-        size_before, places = 0, 0
-        for indices in drawn:
-            size = len(indices) if self._batched else 1
-            if size != size_before:
-                size_before, places = size, self.places(size)
-            self.sizes.append((size, places))
-            yield indices
-
-    def _requests(self, drawn: Iterator[Any], epoch: int) -> Iterator[BatchRequest]:
-        for indices in drawn:
+            if batched and type(indices) is not list and not hasattr(indices, "__len__"):
+                indices = list(indices)  # a generator cannot be pickled
+            if yields_indices:
+                count = len(indices) if batched else 1
+                if count != size[0]:
+                    size = count, self.places(count)
+                sizes.append(size)
+                yield indices
+            else:
+                yield self._request(indices, loader_state.epoch)
+        if not yields_indices:
             self.ahead.note(self._next_number, own_generator(self._of_samples))
-            slot = self._arena.lend() if self._arena is not None else None
-            needed, void = self.ahead.needed, self.ahead.void
-            request = BatchRequest(self._next_number, epoch, indices, self._batched, slot, needed, void)
-            self._next_number += 1
-            self._unanswered[request.number] = request
-            if is_stateful(self._of_samples) or is_stateful(self._iterator):
-                self._sampler_states[request.number] = sampler_state(self._of_samples, self._iterator)
-            yield request
-        self.ahead.note(self._next_number, own_generator(self._of_samples))
+
+    def _request(self, indices: Any, epoch: int) -> BatchRequest:
+        number, sampler, ahead = self._next_number, self._of_samples, self.ahead
+        ahead.note(number, own_generator(sampler))
+        slot = self._arena.lend() if self._arena is not None else None
+        request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.needed, ahead.void)
+        self._next_number += 1
+        self._unanswered[number] = request
+        if is_stateful(sampler) or is_stateful(self._iterator):
+            self._sampler_states[number] = sampler_state(sampler, self._iterator)
+        return request
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
     def forget_unanswered(self) -> None:
-        """Free the slots of requests that will not be answered, because no worker has them any more."""
+        """Free the slots of requests that no worker will answer."""
         for request in self._unanswered.values():
             if self._arena is not None:
                 self._arena.give_back(request.slot)
@@ -177,25 +174,25 @@ class RequestSampler:
         self._sampler_states.clear()
 
     def undo_draws_ahead(self) -> None:
-        """After a loop that was left: put the sampler's own generator where torch's loader would have left it."""
+        """Reset the sampler's own generator to its state under torch's loader after a loop was left early."""
         self.ahead.undo(own_generator(self._of_samples))
 
     def answered(self, number: int | None) -> BatchRequest:
-        """Record that a batch has come back and return its request. The slot then belongs to the batch.
+        """Record that a batch has arrived and return its request, whose slot then belongs to the batch.
 
-        A batch without a number is that of the oldest request.
+        ``number`` is None for a batch that answers the oldest request.
         """
         return self._unanswered.pop(next(iter(self._unanswered)) if number is None else number)
 
     def handed_out(self, request: BatchRequest, loader_state: LoaderState) -> None:
-        """Record in the state of its epoch that the training loop received a batch."""
+        """Record in the state of the epoch that the training loop received a batch."""
         self.ahead.received(request.number)
         loader_state.batches += 1
         loader_state.samples += self.places(len(request.each()))
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
 
     def has_ready_batch(self, in_order: bool) -> bool:
-        """Return whether torch can give the next batch without waiting for a worker, judging by the slots."""
+        """Return whether torch can return the next batch without waiting for a worker, according to the slots."""
         requests = itertools.islice(self._unanswered.values(), 1 if in_order else None)
         return any(r.slot is None or self._arena is None or self._arena.is_ready(r.slot) for r in requests)
 
@@ -207,11 +204,11 @@ class RequestSampler:
 
     @property
     def _shards(self) -> int:
-        """Number of processes of a sampler that splits its samples among them, as DistributedSampler."""
+        """Number of processes among which the sampler splits its samples, as DistributedSampler does."""
         return getattr(self._of_samples, "num_replicas", 1)
 
     def places(self, size: int) -> int:
-        """Return by how many samples a batch of this size advances the order: that of all processes, or of this shard.
+        """Return the number of samples by which a batch of this size advances the order of all processes or of a shard.
 
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
         state saved in either process must work in both.
@@ -221,31 +218,31 @@ class RequestSampler:
         return self._shards * size
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
-        """Return an iterator over the rest of the epoch. Like a stock loader, it calls ``iter`` on the sampler once."""
-        # Processes take samples in turn, and each needs as many. Another number of them may not divide what was taken.
-        # Then some take a sample again, or with the sampler's own ``drop_last`` leave one out.
+        """Return an iterator over the rest of the epoch. Like a stock loader, call ``iter`` on the sampler once."""
+        # Processes take turns, and each takes the same number. A new number of processes may not divide the number of
+        # samples taken. Then some repeat a sample, or with the sampler's own ``drop_last`` skip one.
         repeats = not getattr(self._of_samples, "drop_last", False)
         done = loader_state.samples // self._shards if repeats else -(-loader_state.samples // self._shards)
         if type(self._sampler) is not BatchSampler:
             iterator: Iterator[Any] = iter(self._sampler)
             self._iterator = iterator
             return _remaining(iterator, loader_state, loader_state.batches if self._batched else done)
-        if find_sharded(self._sampler) is not None:  # it counts the epoch in __iter__
+        if find_sharded(self._sampler) is not None:  # its __iter__ advances the epoch
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
 
     def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[list[int]]:
-        """Yield the batches of torch's BatchSampler from a sampler iterator that is accessible here."""
+        """Yield the batches of torch's BatchSampler, but keep the sampler's iterator in an attribute."""
         if self._iterator is None:
             self._iterator = iter(sampler.sampler)
         remaining = _remaining(self._iterator, loader_state, done)
         yield from BatchSampler(remaining, sampler.batch_size, sampler.drop_last)
 
     def _settle_sampler(self, loader_state: LoaderState) -> None:
-        """Restore a stateful sampler to its state at the start of the epoch, or record that state."""
+        """Restore the state of the sampler at the start of the epoch, or record it."""
         sampler, self._iterator = self._of_samples, None
         if isinstance(sampler, ShardedSampler):
-            # Also if torch calls iter() twice, as it does with workers.
+            # Repeatable, as torch calls iter() twice with workers.
             taken = loader_state.sampler_state.get("taken", [])
             sampler.set_rest(loader_state.epoch, taken)
             loader_state.sampler_state = {"epoch": loader_state.epoch, "dealt": sampler.shard_spec, "taken": taken}
@@ -265,7 +262,7 @@ class RequestSampler:
             with _known_own_generator(generator, loader_state, moment):
                 yield
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
-            with _generator_is_lent:
+            with _generator_lock:
                 sampler.generator = generator_of(self._seed, loader_state.epoch, "order", moment)
                 try:
                     yield
@@ -284,8 +281,8 @@ class RequestSampler:
                     if loader_state.new_workers:
                         draw_seed()
                     loader_state.random_states["next"] = torch.get_rng_state()
-            # Such a state was saved before the order was drawn. The default generator must advance as well: it may be
-            # in that same state, and the next epoch would then have the order of this one.
+            # A state between epochs was saved before the order was drawn. The default generator must advance as well:
+            # it may be in the same state, and would then draw the order of this epoch for the next one again.
             if is_between_epochs:
                 self._draws_elsewhere = True
             elif moment == "next" and self._draws_elsewhere:
@@ -298,7 +295,7 @@ class RequestSampler:
 
 def own_generator(sampler: Any) -> torch.Generator | None:
     """Return the generator that a sampler uses instead of the default one; None if it has none."""
-    with _generator_is_lent:
+    with _generator_lock:
         generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 
@@ -316,7 +313,7 @@ def _known_own_generator(generator: torch.Generator, loader_state: LoaderState, 
 
 
 def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
-    """Return the state of a sampler and of its iterator: the epoch that was set, and each ``state_dict``."""
+    """Return the state of a sampler and its iterator: the epoch that was set, and each ``state_dict``."""
     state: dict[str, Any] = {}
     if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
         state["epoch"] = sampler.epoch
@@ -328,9 +325,9 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
 
 
 def note_the_order_to_come(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
-    """Record in a state of an epoch without batches what the order will be drawn from, if nothing has been drawn yet.
+    """Record the generator states for the order of an epoch without batches, unless it has been drawn.
 
-    ``moment`` is what is drawn next, "iter" or "next"; see ``LoaderState.random_states``.
+    ``moment`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
     """
     generator = own_generator(sampler)
     if generator is not None:
@@ -340,19 +337,19 @@ def note_the_order_to_come(loader_state: LoaderState, sampler: Any, seed: int | 
 
 
 def draw_seed() -> None:
-    """Draw a seed as torch's iterators do when they are created, and its samplers when they begin."""
+    """Draw a seed from the default generator, as torch's iterators and samplers do when they start."""
     torch.empty((), dtype=torch.int64).random_()
 
 
 def _remaining(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Return the rest of an iterator. The first item restores its state, or skips ``done`` items.
+    """Return the rest of an iterator. Requesting the first item restores its state, or skips ``done`` items.
 
     Nothing is skipped if its sampler has a state, which was restored before. ``iter()`` is not called on the iterator,
     because that might restart it.
     """
     is_whole = not done and not loader_state.resumes
     if is_whole and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
-        return iterator  # each index would take longer through another generator
+        return iterator  # a further generator would slow down each index
     return _restored(iterator, loader_state, done)
 
 

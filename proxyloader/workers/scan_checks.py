@@ -1,7 +1,7 @@
-"""Which samples passed the checks of their JPEGs in an earlier epoch, in memory that the workers share. Worker.
+"""Samples whose JPEGs passed the checks in an earlier epoch, in memory shared by the workers. Worker.
 
-Each sample is recorded by its index. If a dataset opens other files for the same index later, their scans are not
-searched for lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.of_jpeg``.
+Samples are recorded by index. If a dataset later opens other files for the same index, their scans are not searched for
+lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.of_jpeg``.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class PassedSamples:
 
 
 class checking:
-    """Context in which a dataset reads samples: skip the checks of those that passed them, and note if all pass.
+    """Context for reading samples: skip the checks that all of them have passed, or record that all pass.
 
-    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not to be searched for. A class, as it is entered
+    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not searched for. A class, as it is entered
     for each sample.
     """
 
@@ -66,6 +66,6 @@ class checking:
         self._damaged = checks.damaged
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        checks.find_zeros, checks.are_passed = True, False  # what the collate_fn reads may be something else
+        checks.find_zeros, checks.are_passed = True, False  # the collate_fn may read other files
         if kind is None and self._passed is not None and not self._are_passed and self._damaged == checks.damaged:
             self._passed.add(self._indices)

@@ -1,4 +1,4 @@
-"""Workers: torch's loader over worker processes, which finds lost ones sooner and ends them sooner. Main process."""
+"""Workers: torch's loader, with faster detection of lost workers and faster shutdown. Main process."""
 
 from __future__ import annotations
 
@@ -21,10 +21,8 @@ GRACE_S = 0.2
 
 
 class Workers(TorchDataLoader[Any]):
-    """torch's loader, with faster detection of lost workers and faster shutdown."""
-
     first_worker = 0
-    """Number of the worker that gets the first request when workers start."""
+    """Number of the worker that receives the first request when workers start."""
 
     def _get_iterator(self) -> Any:
         return WorkersIterator(self) if self.num_workers else super()._get_iterator()
@@ -65,13 +63,13 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         while not found[0] and time.monotonic() < deadline_s:
             wait_s = min(LOOK_FOR_DEAD_WORKERS_S, max(0.01, deadline_s - time.monotonic()))
             found = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
-            if found[0] and time.monotonic() < self._look_at_s:  # to ask the system takes as long as to get a batch
+            if found[0] and time.monotonic() < self._look_at_s:  # a check takes as long as receiving a batch
                 return found
             self._look_at_s = time.monotonic() + LOOK_FOR_DEAD_WORKERS_S
             dead = self._dead(self._workers_status)
             if dead:
                 pids = ", ".join(str(worker.pid) for worker in dead)
-                with before_exit():  # the exit ends workers, too, and a daemon thread has nothing to say then
+                with before_exit():  # at exit, workers end as well, which a daemon thread must not report
                     raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
         return found
 
@@ -79,7 +77,7 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         return [worker for worker, used in zip(self._workers, in_use) if used and not worker.is_alive()]
 
     def _shutdown_workers(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if is_finalizing():  # the names of a module may be gone
+        if is_finalizing():  # module globals may be gone
             return
         if self._process != os.getpid():
             self._shutdown = True  # a forked copy of the iterator: the workers belong to the parent
@@ -90,18 +88,18 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 # An interrupt inside `put` may leave the lock of the queue held, and torch calls `put` once more.
                 queue._notempty.acquire(timeout=GRACE_S)
                 queue._notempty.release()
-            # torch waits up to five seconds for each busy worker, but its batches are no longer needed. Workers that
-            # have answered all requests may take that time to exit.
+            # torch waits up to five seconds for each busy worker, whose batches are no longer needed. Workers that have
+            # answered all requests may take that time to exit.
             if not 0 < self._rcvd_idx == self._send_idx:
                 deadline_s = time.monotonic() + GRACE_S
                 self._workers: Any = [_Impatient(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()
 
     def end_workers(self) -> None:
-        """End the workers that still run at exit. multiprocessing would wait forever for a worker that hangs."""
+        """End running workers at exit. multiprocessing would wait forever for a worker that hangs."""
         # The signal kills a spawned worker that is still starting, which torch would report as a lost worker.
         if self._worker_pids_set:
-            with contextlib.suppress(ValueError):  # another thread was faster
+            with contextlib.suppress(ValueError):  # removed by another thread
                 signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
             self._worker_pids_set = False
         for worker in self._workers:

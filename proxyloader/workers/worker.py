@@ -1,4 +1,4 @@
-"""Set-up and collation in torch's worker processes."""
+"""Setup and collation in torch's worker processes."""
 
 from __future__ import annotations
 
@@ -36,10 +36,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 class PackedDataset(Dataset[Any]):
     """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches.
 
-    It takes indices, too, and returns torch's batch of them: see ``WorkerPool.is_torchs``.
+    For indices it returns torch's batch: see ``WorkerPool.is_torchs``.
 
     Args:
-        sends_batches: whether a batch without anything of ours is returned as it is, and sent as by torch.
+        keeps_generators: whether the generators of the worker continue from epoch to epoch.
+        sends_batches: whether to return a batch without deferred images as it is, to be sent as by torch.
     """
 
     def __init__(
@@ -49,17 +50,17 @@ class PackedDataset(Dataset[Any]):
         arena: Arena | None,
         states: WorkerStates | None = None,
         board: StateBoard | None = None,
-        goes_on: bool = False,
+        keeps_generators: bool = False,
         sends_batches: bool = False,
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
-        self._draws = DrawsOfWorker() if goes_on else None
+        self._draws = DrawsOfWorker() if keeps_generators else None
         self._sends_batches = sends_batches
         # Of the last batch. A dataset may read many files that are not sent, which should take no memory of a slot.
         self._batch_bytes = self._sent_bytes = 0
-        self._has_released = False  # its hooks, as deferring was given up, with this transform:
-        self._transform: Any = None
+        self._has_released = False  # whether the hooks were removed because deferring was given up
+        self._transform: Any = None  # the transform of the dataset at that time
 
     def begin(self, worker_id: int) -> None:
         """Restore the state of the dataset in this worker before the first batch."""
@@ -89,11 +90,11 @@ class PackedDataset(Dataset[Any]):
         except Exception as error:
             packed = _failed(error, request, info)
         if arena is not None:
-            batch_memory.end()  # the message may be written over files that are not sent
+            batch_memory.end()  # the message may overwrite files that are not sent
         try:
             if self._sends_batches and not is_deferring and packed.failure is None and packed.indices is None:
                 return packed.content
-            return BatchMessage.of(packed, info, self.state, self._arena)
+            return BatchMessage.create(packed, info, self.state, self._arena)
         finally:
             if arena is not None:
                 arena.mark_ready(request.slot)
@@ -105,7 +106,7 @@ class PackedDataset(Dataset[Any]):
         return _pack(self._packer, fetched, request)
 
     def _is_deferring(self) -> bool:
-        """Return whether a batch may have something for DALI. See NOTE [ When deferring is given up ]."""
+        """Return whether a batch may have images for DALI. See NOTE [ When deferring is given up ]."""
         deferral = self._packer.deferral
         if deferral is None or deferral.is_active:
             return True
@@ -118,7 +119,7 @@ class PackedDataset(Dataset[Any]):
         return True
 
     def _release(self) -> None:
-        """Remove the hooks, as deferring was given up here or in other workers."""
+        """Remove the hooks because deferring was given up here or in other workers."""
         deferral = self._packer.deferral
         if deferral is not None and not self._has_released:
             self._has_released, self._transform = True, self.fetcher.transform
@@ -127,10 +128,10 @@ class PackedDataset(Dataset[Any]):
 
 
 def _failed(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
-    """Return a failure as a value, so that the slot is returned with it."""
+    """Return a failure as a batch, with which the slot is returned."""
     unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
     where = f"in DataLoader worker process {info.id}" if info is not None else None
-    return PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
+    return PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
 
 
 class PackStream:
@@ -145,14 +146,14 @@ class PackStream:
                 hooks.release(self._packer.deferral)
             return self._packer.collate_fn(samples)
         packed = _pack(self._packer, Fetched(samples if self._packer.batched else [samples]))
-        return BatchMessage.of(packed, self._fetcher.worker_info(), self._stream.state)
+        return BatchMessage.create(packed, self._fetcher.worker_info(), self._stream.state)
 
 
 def _pack(packer: Packer, fetched: Fetched, request: BatchRequest | None = None) -> PackedBatch:
     samples, unreadable = fetched.samples, tuple(fetched.unreadable)
     if unreadable and not samples:
         return PackedBatch(request, indices=(), unreadable=unreadable)
-    num_samples = len(samples) if request is None else len(fetched.indices)  # a dataset may make a batch itself
+    num_samples = len(samples) if request is None else len(fetched.indices)  # __getitems__ may return a batch
     packed = packer(samples if packer.batched else samples[0], request, num_samples)
     if not unreadable:
         return packed
@@ -163,7 +164,7 @@ def _pack(packer: Packer, fetched: Fetched, request: BatchRequest | None = None)
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferral | None, worker_id: int) -> None:
     """Set up a worker, then call the user's function. This is torch's ``worker_init_fn``.
 
-    ``get_worker_info()`` returns the user's dataset afterwards, and the worker ends when its parent ends.
+    Afterwards, ``get_worker_info()`` returns the user's dataset, and the worker exits with its parent.
     """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
@@ -182,11 +183,11 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
         worker_init_fn(worker_id)
     if isinstance(dataset, PackedDataset):
         dataset.begin(worker_id)
-    gc.freeze()  # so that the garbage collector does not look at all modules again and again; forked ones have done it
+    gc.freeze()  # so that the garbage collector does not visit all modules repeatedly; forked workers have done it
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep the memory of a batch for the next batch, which saves most of the time of reading files."""
+    """Let malloc keep the memory of a batch for the next one, which saves most of the time for reading files."""
     with contextlib.suppress(AttributeError, OSError):  # mallopt exists only in glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
@@ -195,7 +196,7 @@ def keep_freed_memory() -> None:
 
 def _end_with_parent(parent_pid: int) -> None:
     # torch's watchdog ends the loop of a worker whose parent was killed, but the process then waits forever for a queue
-    # that nobody reads. The parent of a forkserver's worker is the server, so the main process is checked, too.
+    # that nobody reads. A worker's parent may be the fork server, so the main process is checked as well.
     trainer = multiprocessing.parent_process()
     while os.getppid() == parent_pid and (trainer is None or trainer.is_alive()):
         time.sleep(1.0)

@@ -226,7 +226,7 @@ def test_what_was_not_tried_before_others_used_them_up_is_built_again(
         jpeg_engines.build(pipeline)
         assert not jpeg_engines.have_failed(pipeline)
     assert gpu.built == [True, True, False, False] and gpu.tried == [()]
-    assert caplog.text.count("CUDA decodes, which is slower") == 1
+    assert caplog.text.count("CUDA, which decodes more slowly") == 1
 
 
 def test_the_gpu_is_looked_at_once_a_second(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +275,7 @@ def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
     anywhere._device_id = None  # DALI takes the current one, when it is built
     jpeg_engines.build(anywhere)
     assert gpu.built == [False, False, True, False] and gpu.tried == [()] * 2
-    assert caplog.text.count("CUDA decodes, which is slower") == 1
+    assert caplog.text.count("CUDA, which decodes more slowly") == 1
     jpeg_engines.build(before)  # it has its own
     assert _executor.paddings_on_engines(before)
 
@@ -306,6 +306,6 @@ def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_the
     jpeg_engines.build(decoder_of({}))
     gpu.is_crowded, gpu.has_engines = True, False
     assert not jpeg_engines.are_used(0) and jpeg_engines.are_left_alone(0) and gpu.tried == [()]
-    assert caplog.text.count("CUDA decodes, which is slower") == 1
+    assert caplog.text.count("CUDA, which decodes more slowly") == 1
     jpeg_engines.build(decoder_of({}))
     assert gpu.built == [True, False] and gpu.tried == [()]

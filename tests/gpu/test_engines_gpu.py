@@ -170,7 +170,7 @@ def test_a_users_pipeline_is_made_to_leave_them_alone(
         caplog.clear()
         with caplog.at_level(logging.WARNING, "proxyloader"):
             server = ProxyServer(pipeline)
-        assert ("GPU 0 has no JPEG engines, or other processes use them up" in caplog.text) == (time == 0)
+        assert ("GPU 0 has no JPEG engines, or other processes have exhausted them" in caplog.text) == (time == 0)
         assert server.pipeline is pipeline and pipeline._pipe is not executor
         assert not _executor.paddings_on_engines(pipeline)
         assert is_right(server, root)

@@ -112,7 +112,7 @@ def test_without_memory_for_a_pipeline_the_error_is_torchs_and_the_next_loop_is_
     loader = DataLoader(dataset, BATCH, num_workers=2)
     hogs = take_all_memory(0)
     try:
-        with pytest.raises(torch.OutOfMemoryError, match="DALI found no memory for a "):
+        with pytest.raises(torch.OutOfMemoryError, match="DALI ran out of memory for a "):
             next(iter(loader))
     finally:
         hogs.clear()

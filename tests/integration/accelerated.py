@@ -135,7 +135,7 @@ def assert_ours(loader: Any, given: Any, reads: bool = True) -> None:
     """
     inner = loader.base_dataloader
     assert isinstance(loader, proxyloader.DataLoader) and isinstance(inner, proxyloader.DataLoader)
-    assert LoaderOptions.of(inner) == LoaderOptions.of(given)
+    assert LoaderOptions.from_loader(inner) == LoaderOptions.from_loader(given)
     assert (inner._counts._by_dali > 0) == reads and not inner._counts._in_workers
 
 

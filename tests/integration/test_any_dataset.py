@@ -422,7 +422,7 @@ def test_grey_arrays_of_torchvisions_datasets_are_left_to_torch(make: Any, tmp_p
 
     def use(loader: Any) -> Any:
         if isinstance(loader, proxyloader.DataLoader):
-            left = "torch: its images are grey arrays, which DALI does not take"
+            left = "torch: its images are grey arrays, which DALI does not accept"
             assert (loader.backend == left) is (device == "cpu")
         return epochs(loader)
 

@@ -142,13 +142,13 @@ def test_a_file_without_permission_is_named(photos: Path, tmp_path: Path) -> Non
         (dict(prefetch=0), "prefetch must be an integer >= 1, got 0"),
         (dict(prefetch=1.5), "prefetch must be an integer"),
         (dict(num_threads=0), "num_threads must be an integer >= 1, or 'auto', got 0"),
-        (dict(num_threads=5000), "num_threads is at most 1024, or 'auto'; got 5000"),
+        (dict(num_threads=5000), "num_threads must be at most 1024, or 'auto', got 5000"),
         (dict(on_error="ignore"), "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         *((dict(seed=seed), f"seed must be an integer >= 0, got {seed!r}") for seed in (-1, 1.5, "x")),
         (dict(translate="gpu"), "translate must be True, False or 'all', got 'gpu'"),
         (dict(check_scans="no"), "check_scans must be True or False, got 'no'"),
         (dict(hw_decoder_load=2), r"hw_decoder_load must be in \[0, 1\] or 'auto', got 2"),
-        (dict(device="meta"), "device is a CUDA device .* or 'cpu', got 'meta'"),
+        (dict(device="meta"), "device must be a CUDA device .* or 'cpu', got 'meta'"),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )
@@ -164,7 +164,7 @@ def test_a_wrong_argument_is_told_what_is_allowed(folder: ImageFolder, arguments
 @pytest.mark.parametrize("translate", [True, False])
 def test_a_gpu_that_is_not_there_is_refused_at_once(folder: ImageFolder, device: Any, translate: bool) -> None:
     folder.transform = TRANSFORM
-    message = rf"device='{torch.device(device)}', and torch sees .* CUDA device\(s\). Leave device out to use a GPU"
+    message = rf"device='{torch.device(device)}', but torch sees .* CUDA device\(s\). Omit device to use a GPU"
     for dataset in (folder, [torch.zeros(3)]):
         with pytest.raises(ValueError, match=message):
             DataLoader(dataset, device=device, translate=translate)

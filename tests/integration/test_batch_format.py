@@ -102,10 +102,10 @@ def test_images_of_several_sizes(photos: Path, device: str) -> None:
 
 
 REFUSED = {
-    r"dtype=torch.uint8, and the transform gives floats.*PILToTensor": (TRAINING, {"dtype": torch.uint8}),
-    r"dtype=torch.float16, and the transform gives uint8.*what becomes of 255": (WHOLE, {"dtype": torch.float16}),
-    r"dtype is one of torch.uint8, torch.float16, .*, got torch.int32": (None, {"dtype": torch.int32}),
-    r"memory_format is .*, got torch.channels_last_3d": (None, {"memory_format": torch.channels_last_3d}),
+    r"dtype=torch.uint8, but the transform returns floats.*PILToTensor": (TRAINING, {"dtype": torch.uint8}),
+    r"dtype=torch.float16, but the transform returns uint8.*defines the scale": (WHOLE, {"dtype": torch.float16}),
+    r"dtype must be one of torch.uint8, torch.float16, .*, got torch.int32": (None, {"dtype": torch.int32}),
+    r"memory_format must be .*, got torch.channels_last_3d": (None, {"memory_format": torch.channels_last_3d}),
 }
 
 
@@ -118,7 +118,7 @@ def test_what_images_are_not_handed_out_in_is_refused(photos: Path, message: str
 
 def test_batches_of_any_structure_keep_it() -> None:
     images, masks = torch.rand(2, 3, 4, 5), torch.ones(2, 4, 5)
-    batch = OutputFormat(torch.float16, torch.channels_last).of_batch({"a": [images, "b"], "c": (masks, 3)})
+    batch = OutputFormat(torch.float16, torch.channels_last).convert_batch({"a": [images, "b"], "c": (masks, 3)})
     assert torch.equal(batch["a"][0], images.half()) and batch["a"][0].is_contiguous(memory_format=torch.channels_last)
     assert batch["a"][1] == "b" and batch["c"][0] is masks and batch["c"][1] == 3
 
@@ -161,7 +161,7 @@ def test_a_hand_written_pipeline_beside_a_transform_and_floats_that_become_no_wh
         ours = ImageFolder(str(photos), v1.Compose([v1.Resize((20, 30)), v1.ToTensor()]))
         how: dict[str, Any] = {"server": server}
         assert_as_converted(ConcatDataset([ours, theirs]), device, torch.float16, torch.channels_last, **how)
-        with pytest.raises(ValueError, match=r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 20, 30\]"):
+        with pytest.raises(ValueError, match=r"dtype=torch.uint8, but the batch has torch.float32 \[8, 3, 20, 30\]"):
             next(iter(DataLoader(theirs, 8, dtype=torch.uint8, **how)))
 
 
@@ -181,8 +181,8 @@ def test_a_hand_written_pipeline_that_fails_on_an_image(photos: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "dtype=torch.uint8, and the transform gives floats. Leave out what makes them"),
-        ({"translate": False}, r"dtype=torch.uint8, and the batch has torch.float32 \[8, 3, 32, 32\]"),
+        ({}, "dtype=torch.uint8, but the transform returns floats. Omit steps that convert"),
+        ({"translate": False}, r"dtype=torch.uint8, but the batch has torch.float32 \[8, 3, 32, 32\]"),
     ],
     ids=["met", "not translated"],
 )

@@ -162,27 +162,27 @@ def deserialized() -> Any:
 OWN_SOURCE, REPEATING = {"source": lambda: [b"x"]}, {"repeat_last": True}
 WRONG: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "no pipeline": (lambda root: ProxyServer("a pipeline"), TypeError, "DALI pipeline, got str$"),  # type: ignore[arg-type]
-    "a function": (lambda root: ProxyServer(pipeline_of(x={})), TypeError, "DALI pipeline, got function; call it"),
+    "a function": (lambda root: ProxyServer(pipeline_of(x={})), TypeError, "DALI pipeline, got function; call the"),
     "no inputs": (
         lambda root: ProxyServer(pipeline_of()()),
         RuntimeError,
-        r"the pipeline has no inputs, so a dataset can give it nothing.*fn.external_source\(name=.*"
+        r"the pipeline has no inputs for the dataset to feed.*fn.external_source\(name=.*"
         r"pipelines.training\(source=",
     ),
     "a source": (
         lambda root: ProxyServer(pipeline_of(x=OWN_SOURCE)()),
         ValueError,
-        "input 'x' of the pipeline has a source of its own.* Leave out source=",
+        "input 'x' of the pipeline must not have a source.* Omit source=",
     ),
     "repeat_last": (
         lambda root: ProxyServer(pipeline_of(x=REPEATING)()),
         ValueError,
-        "input 'x' of the pipeline has repeat_last=True.* leave it out",
+        "input 'x' of the pipeline must not have repeat_last=True; omit it",
     ),
     "deserialized": (
         lambda root: ProxyServer(deserialized()),
         RuntimeError,
-        "deserialized, and knows its inputs no more; give the server the one that",
+        "inputs of a deserialized pipeline are unknown; pass the pipeline that was",
     ),
     "no server": (lambda root: DataLoader(picture_folder(root), server="a server"), TypeError, "ProxyServer"),
     "server first": (

@@ -48,7 +48,7 @@ def test_without_dali_the_log_and_the_error_name_the_doctor(photos: Path, tmp_pa
     assert "NVIDIA DALI is not installed: torch loads it, at its speed. `proxyloader doctor` says what to do" in log
     error, _ = said(SERVER, photos, folder)
     assert error.startswith("missing-dali NVIDIA DALI cannot be imported (No module named 'nvidia.dali')")
-    assert error.endswith("`proxyloader doctor` says what is wrong")
+    assert error.endswith("`proxyloader doctor` shows what is wrong")
 
 
 def test_without_nvimagecodec_the_error_says_so_and_names_the_doctor(photos: Path, tmp_path: Path) -> None:
@@ -57,5 +57,5 @@ def test_without_nvimagecodec_the_error_says_so_and_names_the_doctor(photos: Pat
     except OSError as error:
         pytest.skip(f"the temporary folder cannot share files with the installed DALI: {error}")
     error, _ = said(LOADER, photos, folder)
-    assert error.startswith("no-decoder DALI cannot load nvImageCodec, which decodes for it")
-    assert "`proxyloader doctor` says which is there" in error
+    assert error.startswith("no-decoder DALI cannot load nvImageCodec, its image decoding library")
+    assert "`proxyloader doctor` shows the installed one" in error

@@ -102,7 +102,7 @@ def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, lim
     """)
     if device == "cuda" and "RLIMIT_AS" in limit:
         pytest.skip("CUDA itself addresses more than there is")
-    slower = "no memory for batches can be had"
+    slower = "cannot allocate shared memory for batches"
     with training(tmp_path, spelled_root, body) as process:
         _, errors = process.communicate(timeout=2 * WAIT_S)  # four pipelines are built
         complaints = [line for line in errors.splitlines() if slower not in line]

@@ -88,7 +88,7 @@ def test_a_server_that_nothing_goes_through_is_said_to_be_idle(
     loader = DataLoader(folder if translated else list(range(16)), BATCH, server=road.server, device="cpu")
     for _ in range(2):
         list(loader)
-    assert caplog.text.count("given a server=, and nothing in its first batch goes through that") == 1
+    assert caplog.text.count("no sample of the first batch uses the server of the loader") == 1
 
 
 @on_roads("server")
@@ -114,7 +114,7 @@ def test_a_dataset_may_hold_the_server_itself(road: Road, workers: int) -> None:
 
 @pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_server_that_is_copied_points_to_its_proxy(copied: Any) -> None:
-    with pytest.raises(TypeError, match=r"cannot be pickled; give server\.proxy to the dataset"):
+    with pytest.raises(TypeError, match=r"cannot be pickled; pass server\.proxy to the dataset"):
         copied(ProxyServer(doubled()))
 
 

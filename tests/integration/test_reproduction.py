@@ -178,7 +178,7 @@ def test_what_persistent_workers_draw_for_a_stream_depends_on_seed_and_epoch_alo
 def test_a_streams_state_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
     begun, other = (loader_of(stream_of(noisy), workers, shuffle=None) for workers in (2, 1))
     next(iter(begun))
-    with pytest.raises(ValueError, match=r"num_workers=2, and this loader has 1, .* loader\.set_epoch\(state"):
+    with pytest.raises(ValueError, match=r"num_workers=2, but .* num_workers=1.* loader\.set_epoch\(state"):
         other.load_state_dict(begun.state_dict())
     list(begun)
     other.load_state_dict(begun.state_dict())  # of whole epochs

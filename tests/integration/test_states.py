@@ -177,7 +177,7 @@ def test_the_state_of_a_dataset_without_workers_is_the_users_own() -> None:
 def test_the_states_of_datasets_are_refused_by_another_number_of_workers() -> None:
     loader, other = (DataLoader(Counting(), 3, num_workers=workers, device="cpu") for workers in (2, 1))
     next(iter(loader))
-    with pytest.raises(ValueError, match=r"num_workers=2, and this loader has 1, .* a state of its own.*set_epoch"):
+    with pytest.raises(ValueError, match=r"num_workers=2, but this loader has num_workers=1.*its own state.*set_epoch"):
         other.load_state_dict(loader.state_dict())
 
 

@@ -219,7 +219,7 @@ def test_a_stream_has_no_next_sample(
     spelled: Numbered, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(spelled, FOUND_BY_DALI, 8, 9, 10, 11)
-    monkeypatch.setattr("proxyloader.workers.pool.trains_with_others", lambda sampler: True)
+    monkeypatch.setattr("proxyloader.workers.pool.is_distributed", lambda sampler: True)
     loader = DataLoader(stream_of(spelled), batch_size, on_error="skip", device="cpu")
     found = [batch[-1] for batch in loader]
     left = [*range(8), *range(12, 24)]
@@ -444,7 +444,7 @@ def test_a_stream_can_do_without_what_dali_cannot_decode(spelled: Numbered, work
         found += numbers.tolist()
     assert sorted(found) == [k for k in range(SIZE) if k != 5]
     assert loader.errors[0].index is None and loader.errors[0].path.endswith("00005.jpg")
-    with pytest.raises(ValueError, match="on_error='replace' needs a dataset with indices"):
+    with pytest.raises(ValueError, match="on_error='replace' requires a map-style dataset"):
         DataLoader(stream_of(spelled), BATCH, on_error="replace")
 
 

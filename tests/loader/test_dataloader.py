@@ -268,12 +268,12 @@ def test_who_starts_new_workers_for_short_epochs_is_told_once(
     assert "forks new workers" not in caplog.text
     for _ in range(2):
         list(loader)
-    assert caplog.text.count("Give the loader persistent_workers=True") == times
+    assert caplog.text.count("Set persistent_workers=True") == times
 
 
 def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     DataLoader(ImageFolder(str(photos), Proxy("server", ("images",), 1)))
-    assert "ImageFolder, 48 samples: its .transform is the proxy of a server, and the loader has none" in caplog.text
+    assert "ImageFolder, 48 samples: its .transform is the proxy of a server, but the loader has none" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -171,12 +171,12 @@ def test_a_stateful_sampler_or_iterator_resumes_after_the_last_batch(kind: Any, 
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        (None, "takes what state_dict gave, got NoneType"),
+        (None, "must be the result of DataLoader.state_dict, got NoneType"),
         ({"epoch": 3}, r"got dict with the keys \['epoch'\]"),
-        (LoaderState().state_dict(None, 20) | {"version": 99}, "of version 99, and this loader reads 3"),
-        (LoaderState().state_dict(4, 20), "saved by a loader with seed=4, and this one has seed=3"),
-        (LoaderState().state_dict(3, 30), "over a dataset of 30 samples, and this one has 20: .*loader.set_epoch"),
-        (LoaderState(batches=2).state_dict(3, 20, "shuffled"), "which was shuffled, and this loader's is unshuffled"),
+        (LoaderState().state_dict(None, 20) | {"version": 99}, "must have version 3, got version 99"),
+        (LoaderState().state_dict(4, 20), "saved with seed=4, but this loader has seed=3"),
+        (LoaderState().state_dict(3, 30), "with a dataset of 30 samples, but this one has 20. .*loader.set_epoch"),
+        (LoaderState(batches=2).state_dict(3, 20, "shuffled"), "with shuffled order, but this loader's is unshuffled"),
     ],
 )
 def test_an_invalid_state_is_refused(state: Any, message: str) -> None:
