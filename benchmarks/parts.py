@@ -39,13 +39,13 @@ from proxyloader.dali.api import fn, pipeline_def, types
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
-from proxyloader.data.dataset import plans_in
+from proxyloader.data.dataset import collect_plans
 from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
 from proxyloader.data.lazy_tensor import sample_of
 from proxyloader.data.placeholders import ImageCall
-from proxyloader.data.transformed import Transformed
+from proxyloader.data.transformed import TransformedImage
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import DATASETS
 from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, machine, transform_with
@@ -173,7 +173,7 @@ def road(root: str) -> dict[str, float]:
 
 def _fetcher_of(dataset: Any, passed: PassedSamples | None) -> Fetcher:
     """Return the fetcher that a worker has for torch's default ``collate_fn``."""
-    plans = plans_in(dataset) if isinstance(dataset, ImageFolder) else {}
+    plans = collect_plans(dataset) if isinstance(dataset, ImageFolder) else {}
     return Fetcher(dataset, passed=passed, folders=FolderFetcher(plans, passed, is_in_worker=True))
 
 
@@ -257,7 +257,7 @@ def grey(root: str) -> dict[str, float]:
             Image.open(path).convert("L" if kind == "grey" else "RGB").save(file, "JPEG", quality=93)
             images.append(EncodedImage.from_bytes(file.getvalue()))
         for name, first in ways.items():
-            start = [Transformed.of(image, "L") for image in images]
+            start = [TransformedImage.of(image, "L") for image in images]
             for transform in (first, ToTensor(), Normalize((0.5,), (0.5,))):
                 start = [each.then(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan

@@ -3,7 +3,7 @@
 Private names of pipelines are in ``executor.py``. Importing this module imports DALI. ``tests/dali/test_api.py`` checks
 every such name against the installed DALI.
 
-NOTE [ What DALI cannot parse ]
+NOTE [ Headers that DALI cannot parse ]
 DALI's image decoder reads the headers of a batch in several threads. If it cannot parse one of them, it returns without
 waiting for the other threads, which continue in freed memory and sometimes crash the process (DALI 2.4, on a CPU). An
 image that fails later, while its pixels are decoded, is harmless. So workers never pass a JPEG to DALI whose header

@@ -1,6 +1,6 @@
 """Conversion to float and normalization in one pass, from DALI's memory to torch's. Main process.
 
-NOTE [ Copied once ]
+NOTE [ Single copy ]
 DALI's outputs are copied to torch's memory, so that torch's rules for streams, ``record_stream`` and memory statistics
 apply to them. If a plan ends with a conversion to float and normalization, DALI returns uint8 levels, and the copy
 performs these steps in the requested dtype, with a single rounding. So DALI's outputs take a quarter of the memory, and

@@ -1,6 +1,6 @@
 """Build pipelines; on a crowded GPU without its JPEG engines, if these fail to decode. Main process.
 
-NOTE [ Engines that fail ]
+NOTE [ Failing JPEG engines ]
 The JPEG engines of a GPU have room for a limited number of users across all processes. A decoder that finds no room
 reports it only on stderr, and CUDA decodes instead. But the operators after that decoder do not wait for CUDA, so an
 image may be the earlier content of its memory (nvImageCodec 0.9). They do wait for a decoder that is configured not to
@@ -56,7 +56,7 @@ MOST_LEVELS = 0.005
 
 CROWDED_BYTES = 4 << 30
 """Memory of a GPU used by others than torch in this process, above which the GPU is crowded. Each process with a
-decoder uses almost a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ Queues ] in
+decoder uses almost a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ CUDA queues ] in
 ``dali/device.py``."""
 
 SHORT_BYTES = 1 << 30

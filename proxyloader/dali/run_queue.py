@@ -1,6 +1,6 @@
 """RunQueue: the runs of a DALI pipeline, in submission order. Main process.
 
-NOTE [ The order of runs ]
+NOTE [ Run order ]
 A DALI pipeline returns outputs in the order in which its runs were started. The queue keeps one PipelineRun per run in
 that order, and collecting a run first collects all earlier ones, so outputs cannot be mixed up. When a loop is left,
 its runs are cancelled: their outputs are taken and dropped. An error stays with its run. Loaders may share a queue. A

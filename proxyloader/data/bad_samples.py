@@ -36,7 +36,7 @@ FILE_ERRNOS = frozenset(
 """Error numbers that blame the file: its path, its permissions, or what it is. A sample is never left out because of
 any other number, as the disk, the network or the process may be at fault."""
 
-MOST_LOG_LINES = 20
+MAX_LOG_LINES = 20
 
 
 class MissingImageError(ImageError, FileNotFoundError):
@@ -81,7 +81,7 @@ _BY_CAUSE: dict[type[OSError], type[ImageError]] = {
 }
 
 
-def image_error_like(error: OSError) -> type[ImageError]:
+def get_image_error_class(error: OSError) -> type[ImageError]:
     """Return the class of image errors that ``except PermissionError`` and the like catch, as they catch ``error``."""
     return _BY_CAUSE.get(type(error), ImageError)
 
@@ -90,7 +90,7 @@ class UndecodableError(RuntimeError):
     """torchvision's RuntimeError for content that it cannot decode."""
 
 
-def is_about_the_file(error: BaseException) -> bool:
+def is_sample_fault(error: BaseException) -> bool:
     """Return whether the error is caused by the sample itself, so that another sample can replace it."""
     if isinstance(error, ImageError):
         return error.code != "machine"
@@ -98,7 +98,7 @@ def is_about_the_file(error: BaseException) -> bool:
         return True
     if isinstance(error, OSError):
         if error.errno is not None:
-            return not is_system_error(error)
+            return not is_system_fault(error)
         of_path = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
         return isinstance(error, of_path) or _is_of_pillow(error)
     if isinstance(error, RuntimeError):
@@ -106,7 +106,7 @@ def is_about_the_file(error: BaseException) -> bool:
     return isinstance(error, SyntaxError) and _is_of_pillow(error)  # Pillow's for broken PNGs
 
 
-def is_system_error(error: OSError) -> bool:
+def is_system_fault(error: OSError) -> bool:
     """Return whether an error of ``open`` or ``read`` may be the fault of the disk, the network or the process."""
     return error.errno is not None and error.errno not in FILE_ERRNOS
 
@@ -203,9 +203,9 @@ class UnreadableSamples(Sequence[UnreadableSample]):
             if key in self._seen:
                 continue
             self._seen[key] = sample
-            if on_error != "raise" and len(self._seen) <= MOST_LOG_LINES:
+            if on_error != "raise" and len(self._seen) <= MAX_LOG_LINES:
                 done = "left out" if on_error == "skip" else "replaced by the next that can be read"
                 path = f"{sample.path}: " if sample.path else ""
                 log.warning("dataset[%s] is %s: %s%s", sample.index, done, path, sample.reason)
-                if len(self._seen) == MOST_LOG_LINES:
+                if len(self._seen) == MAX_LOG_LINES:
                     log.warning("further ones stand in loader.errors only")

@@ -1,6 +1,6 @@
 """The memory that a batch is sent in, into which files are read at once. Worker.
 
-NOTE [ Read where it is sent ]
+NOTE [ Reading into the slot ]
 A worker sends the files of a batch in a slot of shared memory. A file that the dataset opens in the thread that fetches
 the batch is read into the slot, which saves a copy. The slot is written again for a later batch, so what still refers
 to an image when its batch is sent, such as a cache of the dataset's, must not refer to the slot. ``end`` gives each
@@ -45,7 +45,7 @@ class BatchMemory:
 
     def begin(self, memory: NDArray[np.uint8]) -> None:
         """Read files into ``memory``, (bytes,) uint8, from now on."""
-        self.used_bytes, self._address, self._free = 0, address_of(memory), memory.data
+        self.used_bytes, self._address, self._free = 0, get_address(memory), memory.data
         self._thread = threading.get_ident()
 
     def place(self, size_bytes: int) -> memoryview | None:
@@ -64,9 +64,9 @@ class BatchMemory:
         """Read files elsewhere from now on, as the rest of the batch is written behind them."""
         self._free = None
 
-    def offset_of(self, array: NDArray[Any]) -> int | None:
+    def find_offset(self, array: NDArray[Any]) -> int | None:
         """Return where a file lies in the memory, in bytes; None for another array."""
-        offset = address_of(array) - self._address if self.used_bytes else -1
+        offset = get_address(array) - self._address if self.used_bytes else -1
         return offset if 0 <= offset < self.used_bytes else None
 
     def end(self) -> None:
@@ -76,17 +76,17 @@ class BatchMemory:
         *references, of_none = [sys.getrefcount(each) for each in [*images, object()]]
         for image, count in zip(images, references):
             if count > of_none + 2:  # two lists refer to it, too
-                image.leave_memory()
+                image.detach_data()
         self._images.clear()
         self.used_bytes = 0
 
     def before_fork(self) -> None:
         """Give all images bytes of their own."""
         while self._images:
-            self._images.pop().leave_memory()
+            self._images.pop().detach_data()
 
 
-def address_of(array: NDArray[Any]) -> int:
+def get_address(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
     return address
 

@@ -1,6 +1,6 @@
 """Transforms that are met where a dataset calls them: under any attribute, made in ``__getitem__``, one after another.
 
-See NOTE [ Where transforms are met ] in ``hooks.py``. If all parts of a Compose are translated, it is met as a whole,
+See NOTE [ Intercepted transform calls ] in ``hooks.py``. If all parts of a Compose are translated, it is met as a whole,
 which takes less time. The pipelines of these transforms are built when the first batch arrives that needs them. Their
 number is limited (``workers/packing.py``), as a dataset may make a transform with other arguments for each image.
 """
@@ -22,14 +22,14 @@ from ..transforms.plan import FASTER_ON_CPU
 from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
 from .deferral import current
 from .encoded_image import EncodedImage
-from .lazy_image import is_late, late_image, transformed_in
-from .lazy_tensor import LazyTensor, is_real, lazy_outputs, real, sample_of, values_of, with_values
+from .lazy_image import create_lazy_image, get_transformed, is_late
+from .lazy_tensor import LazyTensor, create_lazy_outputs, get_sample, get_values, is_materialized, real, wrap_values
 from .placeholders import ImageCall
 from .recorded import mapped
-from .transformed import Transformed, pixel_uses
+from .transformed import TransformedImage, pixel_uses
 
 
-def exchanged_calls() -> Iterator[tuple[Any, str, Any]]:
+def call_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield what replaces the calls of the transforms that are translated; see ``hooks.py``."""
     if "timm.data.transforms" in sys.modules:
         load_timm_rules()
@@ -56,10 +56,10 @@ def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
                 return result if len(inputs) == 1 else (result, *inputs[1:])
         if inputs and isinstance(inputs[0], EncodedImage):
             inputs = inputs[0].decoded(), *inputs[1:]
-        if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_real(inputs[0]):
-            given = values_of(inputs[0])  # torch takes long for each operation on a LazyTensor
+        if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_materialized(inputs[0]):
+            given = get_values(inputs[0])  # torch takes long for each operation on a LazyTensor
             made = call(self, given, **named)
-            return inputs[0] if made is given else mapped(with_values, made)
+            return inputs[0] if made is given else mapped(wrap_values, made)
         made = call(self, *inputs, **named)
         if len(inputs) == 1:
             return _of_image(inputs[0], made)
@@ -98,7 +98,7 @@ _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 
 def _of_image(given: Any, made: Any) -> Any:
     """Return what a transform made with values. A tensor that it made of an image counts as an image."""
-    return with_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
+    return wrap_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
 
 
 def _after(transform: Any, image: Any) -> Any:
@@ -108,7 +108,7 @@ def _after(transform: Any, image: Any) -> Any:
     if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
     if chain.slow_on_cpu and not _is_for_gpu():  # nor are the transforms that this one calls for DALI
-        pixel_uses.note_why(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
+        pixel_uses.note_reason(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
         _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     if not chain.last_steps and isinstance(image, Image.Image) and chain.state.kind == "pil":
@@ -127,32 +127,32 @@ def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any
     return _made(image, transformed.then(chain))
 
 
-def _made(image: Any, transformed: Transformed) -> Any:
+def _made(image: Any, transformed: TransformedImage) -> Any:
     """Return the image, the tensor, or the several tensors, that an image is after its transforms."""
     if transformed.chain.state.kind == "pil":
-        return late_image(transformed, image if isinstance(image, Image.Image) else None)
-    return lazy_outputs(transformed, transformed.chain.plan)
+        return create_lazy_image(transformed, image if isinstance(image, Image.Image) else None)
+    return create_lazy_outputs(transformed, transformed.chain.plan)
 
 
-def _transformed(image: Any) -> Transformed | None:
+def _transformed(image: Any) -> TransformedImage | None:
     found = _transformed_so_far(image)
     if found is None:
         return None
     if torch.get_default_dtype() is not torch.float32:  # which it may become after a transform was called for DALI
-        pixel_uses.note_why(f"torch's default dtype is {torch.get_default_dtype()}, and DALI makes float32")
+        pixel_uses.note_reason(f"torch's default dtype is {torch.get_default_dtype()}, and DALI makes float32")
         return None
     if found.chain is START_AS_GREY and not _is_for_gpu():  # see benchmarks/results/parts.jsonl
-        pixel_uses.note_why(f"{FASTER_ON_CPU} grey images")
+        pixel_uses.note_reason(f"{FASTER_ON_CPU} grey images")
         return None
     return found
 
 
-def _transformed_so_far(image: Any) -> Transformed | None:
+def _transformed_so_far(image: Any) -> TransformedImage | None:
     if isinstance(image, EncodedImage):
-        return Transformed.of(image)
+        return TransformedImage.of(image)
     if not isinstance(image, LazyTensor):
-        return transformed_in(image)
-    sample = sample_of(image)
+        return get_transformed(image)
+    sample = get_sample(image)
     if sample is None or not isinstance(sample.call, ImageCall) or sample.call.plan.output.images > 1:
         return None
     return sample.call.transformed

@@ -18,10 +18,10 @@ from ..transforms.plan import ParamRow, Plan, Size
 from ..transforms.registry import is_holder, plan_for
 from .deferral import current
 from .encoded_image import EncodedImage
-from .lazy_image import encoded_in, is_late, late_image, path_in
-from .lazy_tensor import lazy_outputs, with_values
+from .lazy_image import create_lazy_image, get_encoded, get_image_path, is_late
+from .lazy_tensor import create_lazy_outputs, wrap_values
 from .placeholders import ImageCall
-from .transformed import Transformed
+from .transformed import TransformedImage
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class CompiledTransform(TransformStandIn):
     Attributes:
         plan: the translation.
         original: the transform itself.
-        takes_all: whether inputs that DALI does not take are given to the original, which runs in the worker.
-        as_translated: the transform as it was when it was translated. A dataset may change it for each image.
+        has_fallback: whether inputs that DALI does not take are given to the original, which runs in the worker.
+        snapshot: the transform as it was when it was translated. A dataset may change it for each image.
     """
 
     plan: Plan
     original: Any = field(default=None, compare=False, repr=False)
-    takes_all: bool = False
-    as_translated: Snapshot | None = field(default=None, compare=False, repr=False)
+    has_fallback: bool = False
+    snapshot: Snapshot | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def _chain(self) -> Chain:
@@ -65,22 +65,22 @@ class CompiledTransform(TransformStandIn):
         try:
             encoded = self._encoded(image, *others)
         except InputError:
-            if not self.takes_all:
+            if not self.has_fallback:
                 raise
-        if encoded is not None and not self.is_as_translated():
+        if encoded is not None and not self.is_unchanged():
             image, encoded = (encoded if isinstance(image, bytes) else image), None
         if encoded is None:
             if isinstance(image, EncodedImage):
-                image = late_image(image) if is_late() else image.decoded()
+                image = create_lazy_image(image) if is_late() else image.decoded()
             made = self.original(image, *others)
             if isinstance(made, tuple) and others:
-                return with_values(made[0]), *made[1:]
-            return with_values(made)  # type: ignore[no-any-return]
+                return wrap_values(made[0]), *made[1:]
+            return wrap_values(made)  # type: ignore[no-any-return]
         return self.outputs(encoded)
 
     def outputs(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return what a call returns, without a look at changes of the original."""
-        return lazy_outputs(Transformed.of(image).then(self._chain), self.plan)
+        return create_lazy_outputs(TransformedImage.of(image).then(self._chain), self.plan)
 
     def drawn(self, image: EncodedImage) -> tuple[ImageCall, Size]:
         """Draw the parameters of an image whose values are not used in the worker. Return its (height, width), too.
@@ -92,11 +92,11 @@ class CompiledTransform(TransformStandIn):
             size = step.sample_params(size, row)
         return ImageCall(self.plan, image, row), size
 
-    def is_as_translated(self) -> bool:
+    def is_unchanged(self) -> bool:
         """Return whether the original, and the dtype that it makes, are those that were translated."""
         if torch.get_default_dtype() is not torch.float32:
             return False
-        return self.as_translated is None or self.as_translated.is_current()
+        return self.snapshot is None or self.snapshot.is_current()
 
     def _encoded(self, image: Any, *others: Any) -> EncodedImage:
         """Return the image as DALI takes it. InputError: DALI does not take it."""
@@ -111,7 +111,7 @@ class CompiledTransform(TransformStandIn):
         if isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3 and image.dtype == np.uint8:
             image = Image.fromarray(image)
         if isinstance(image, Image.Image):
-            return encoded_in(image) or EncodedImage.from_pil(image, path_in(image))
+            return get_encoded(image) or EncodedImage.from_pil(image, get_image_path(image))
         if not isinstance(image, EncodedImage):
             raise InputError(
                 f"the dataset gave its transform a {type(image).__name__}"
@@ -152,30 +152,30 @@ def compile_transforms(transform: Callable[..., Any]) -> Any:
     Raises:
         UnsupportedTransformError: a part has no equal in DALI; names the position and the class.
     """
-    return compile_for_loader(transform, takes_all=False)
+    return compile_for_loader(transform, has_fallback=False)
 
 
-def compile_for_loader(transform: Any, takes_all: bool) -> Any:
-    """Translate a transform as ``compile_transforms`` does. ``takes_all`` is that of ``CompiledTransform``."""
+def compile_for_loader(transform: Any, has_fallback: bool) -> Any:
+    """Translate a transform as ``compile_transforms`` does. ``has_fallback`` is that of ``CompiledTransform``."""
 
     def compiled(position: str, held: Any) -> CompiledTransform:
         if isinstance(held, CompiledTransform):
             return held
-        return CompiledTransform(plan_for(held, f"transform{position}"), held, takes_all, as_translated=Snapshot(held))
+        return CompiledTransform(plan_for(held, f"transform{position}"), held, has_fallback, snapshot=Snapshot(held))
 
     return replace_nested(transform, compiled) if is_holder(transform) else compiled("", transform)
 
 
-def left_to_torchvision(transform: Any) -> Any:
+def wrap_untranslated(transform: Any) -> Any:
     """Wrap a transform in a WorkerTransform. In an object that holds compiled transforms, wrap each of the others."""
-    if not compiled_in(transform):
+    if not find_compiled(transform):
         return WorkerTransform(transform)
     return replace_nested(
         transform, lambda _, held: held if isinstance(held, CompiledTransform) else WorkerTransform(held)
     )
 
 
-def compiled_in(transform: Any) -> list[CompiledTransform]:
+def find_compiled(transform: Any) -> list[CompiledTransform]:
     """Return the CompiledTransforms that ``transform`` is or holds; [] if there are none."""
     found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
     return [each for each in found if isinstance(each, CompiledTransform)]

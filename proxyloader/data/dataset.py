@@ -14,10 +14,10 @@ from torchvision.datasets.vision import StandardTransform, VisionDataset
 
 from ..transforms.nested import find_nested, is_transform
 from ..transforms.plan import Plan
-from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, compiled_in
+from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, find_compiled
 from .deferral import current
 from .encoded_image import EncodedImage, open_decoded
-from .lazy_image import PILLOW_DECODES_LATE, late_image
+from .lazy_image import PILLOW_SUPPORTS_LAZY, create_lazy_image
 from .placeholders import Proxy
 
 D = TypeVar("D")
@@ -29,7 +29,7 @@ class Translated(NamedTuple):
     Attributes:
         dataset: the user's dataset, with its transforms translated.
         plans: the plans that it is known to need, by key.
-        is_late: whether its images stay undecoded; see NOTE [ Where transforms are met ].
+        is_late: whether its images stay undecoded; see NOTE [ Intercepted transform calls ].
         reason: why torch loads the dataset by itself; "" if it does not.
         warnings: what makes it slower than it might be.
         not_translated: the transforms that are not translated, and why. The first epoch shows if that makes it slower.
@@ -45,7 +45,7 @@ class Translated(NamedTuple):
     is_torchs: bool = False
 
 
-def length_of(dataset: Any) -> int | None:
+def get_length(dataset: Any) -> int | None:
     """Return the length of a dataset, or None. One that wraps others may have the method, and no length."""
     try:
         return len(dataset)
@@ -53,12 +53,12 @@ def length_of(dataset: Any) -> int | None:
         return None
 
 
-def sources_of(dataset: Any) -> list[Any]:
+def get_sources(dataset: Any) -> list[Any]:
     """Return the datasets that a ``Subset`` or ``ConcatDataset`` is made of, also of nested ones; of others, itself."""
     if type(dataset) is Subset:
-        return sources_of(dataset.dataset)
+        return get_sources(dataset.dataset)
     if type(dataset) is ConcatDataset:
-        return [source for each in dataset.datasets for source in sources_of(each)]
+        return [source for each in dataset.datasets for source in get_sources(each)]
     return [dataset]
 
 
@@ -92,46 +92,46 @@ def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D
     transform = getattr(dataset, "transform", None)
     if _is_of_timm(dataset, "AugMixDataset"):  # its transform is only the first of three
         return dataset
-    if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_for_images(dataset, transform):
+    if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_image_dataset(dataset, transform):
         return dataset
     compiled = compile(transform)
     changed: dict[str, Any] = {"transform": compiled}
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
-        is_left = not compiled_in(compiled) and not (compiled is transform and PILLOW_DECODES_LATE)
-        changed["loader"] = open_decoded if is_left else open_late
+        is_left = not find_compiled(compiled) and not (compiled is transform and PILLOW_SUPPORTS_LAZY)
+        changed["loader"] = open_decoded if is_left else open_lazy
     if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
     return _with(dataset, **changed)
 
 
-def open_late(path: str) -> Image.Image | EncodedImage:
+def open_lazy(path: str) -> Image.Image | EncodedImage:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
     deferral = current()
-    if PILLOW_DECODES_LATE and deferral is not None and not deferral.is_active:
+    if PILLOW_SUPPORTS_LAZY and deferral is not None and not deferral.is_active:
         return open_decoded(path)
     encoded = EncodedImage.open(path)
-    return late_image(encoded) if PILLOW_DECODES_LATE else encoded
+    return create_lazy_image(encoded) if PILLOW_SUPPORTS_LAZY else encoded
 
 
-def plans_in(dataset: Any) -> dict[str, Plan]:
+def collect_plans(dataset: Any) -> dict[str, Plan]:
     """Return the plans that a wrapped dataset refers to, by key. Each of them needs a pipeline."""
     if isinstance(dataset, Subset):
-        return plans_in(dataset.dataset)
+        return collect_plans(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
-        return {key: plan for part in dataset.datasets for key, plan in plans_in(part).items()}
+        return {key: plan for part in dataset.datasets for key, plan in collect_plans(part).items()}
     attributes = [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
     attributes.append(getattr(dataset, "transform", None))  # also found if the class has __slots__
-    return {each.plan.key: each.plan for value in attributes for each in compiled_in(value)}
+    return {each.plan.key: each.plan for value in attributes for each in find_compiled(value)}
 
 
-def path_of(dataset: Any, index: Any) -> str:
+def get_sample_path(dataset: Any, index: Any) -> str:
     """Return the path of a sample of timm's dataset, which returns bytes without a path; "" for other datasets."""
     return str(dataset.filename(index, absolute=True)) if _is_of_timm(dataset, "ImageDataset") else ""
 
 
-def is_for_images(dataset: Any, transform: Any) -> bool:
+def is_image_dataset(dataset: Any, transform: Any) -> bool:
     """Return whether ``transform`` is for images. Datasets of other libraries have one for graphs or audio."""
     return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(find_nested(transform))
 

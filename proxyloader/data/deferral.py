@@ -1,8 +1,8 @@
 """Deferral: whether images that a dataset opens stay undecoded here, and when that is given up.
 
-NOTE [ When deferring is given up ]
+NOTE [ When deferral stops ]
 An undecoded image costs a worker some time, which pays where DALI decodes it. A dataset without JPEGs, or one whose
-code uses the pixels of each image, has nothing for DALI. So each worker counts samples, not seconds: after ``LOOK_AT``
+code uses the pixels of each image, has nothing for DALI. So each worker counts samples, not seconds: after ``MAX_UNUSED_SAMPLES``
 samples in a row without an image for DALI it removes its hooks (``hooks.py``), and the dataset runs as in torch's own
 worker. A change of the dataset's transform starts this anew. Without workers this holds for the thread that fetches.
 
@@ -17,7 +17,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-LOOK_AT = 64
+MAX_UNUSED_SAMPLES = 64
 """Number of samples in a row without an image for DALI after which deferring is given up."""
 
 
@@ -38,7 +38,7 @@ class Deferral:
         """Count a batch: whether it has images for DALI, and whether some were decoded by the dataset's code."""
         self.has_seen_images |= for_dali or decoded
         self._in_vain = 0 if for_dali else self._in_vain + samples
-        self.is_active &= self._in_vain < LOOK_AT
+        self.is_active &= self._in_vain < MAX_UNUSED_SAMPLES
 
     def look_again(self) -> None:
         """Defer again, as the transform has changed."""

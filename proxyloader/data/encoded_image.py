@@ -16,20 +16,20 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError, InputError
-from .bad_samples import ForeignImageError, LargeImageError, image_error_like, is_system_error
+from .bad_samples import ForeignImageError, LargeImageError, get_image_error_class, is_system_fault
 from .batch_memory import batch_memory
-from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, passes_again, read_jpeg_header, read_scans
+from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, read_jpeg_header, read_scans, still_passes
 
-SMALLEST_SIDE_PX = 8
+MIN_SIDE_PX = 8
 """Smaller images are left to Pillow. In a 4:2:0 image one pixel wide, the GPU's engine is off by up to 8 levels."""
 
-MOST_READ_BYTES = 64 << 20
+MAX_READ_BYTES = 64 << 20
 """Maximum number of bytes read from a file. A larger file is left to Pillow, which reads only what it needs."""
 
-MOST_PIXEL_BYTES = 2**31 - 1
+MAX_PIXEL_BYTES = 2**31 - 1
 """Maximum number of bytes of an uncompressed image. DALI counts them in an int."""
 
-NOT_YET = (
+NOT_DECODED_ADVICE = (
     "Give it to the transform as it is. For a second transform of the same image there is "
     "proxyloader.compile_transforms(transform), and image.decoded() is a PIL image; or use torch.utils.data.DataLoader "
     "for this dataset"
@@ -37,15 +37,15 @@ NOT_YET = (
 """Advice for messages about an image that is used as if it were decoded."""
 
 EMPTY = "the file is empty (0 bytes)"
-REPLACE = "Replace the file, or leave it out of the dataset"
-LIMIT = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is meant to be this large"
-MACHINE = "The file may be sound: the disk, the network or a limit of the process may be at fault"
+REPLACE_ADVICE = "Replace the file, or leave it out of the dataset"
+LIMIT_ADVICE = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is meant to be this large"
+SYSTEM_ADVICE = "The file may be sound: the disk, the network or a limit of the process may be at fault"
 
 _SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
 """What looks like the header of a scan, in a JPEG of any kind."""
 
-PILLOWS_LIMIT_PIXELS = 2 * 89_478_485
-MOST_PASSES = 20
+PILLOW_LIMIT_PIXELS = 2 * 89_478_485
+MAX_PASSES = 20
 """Maximum number of decoder passes over an image of the largest allowed size. Each scan of a JPEG costs one pass, even
 an empty scan."""
 
@@ -71,7 +71,7 @@ class EncodedImage:
     """As in a PIL image."""
 
     _view: ClassVar[memoryview | None] = None
-    """The file in the memory that its batch is sent in: see NOTE [ Read where it is sent ]."""
+    """The file in the memory that its batch is sent in: see NOTE [ Reading into the slot ]."""
 
     def __init__(
         self, data: bytes | memoryview, height: int, width: int, path: str = "", header: JpegHeader | None = None
@@ -87,7 +87,7 @@ class EncodedImage:
         """The bytes of ``data``, without a copy. Nothing may refer to them when the batch was packed."""
         return self.data if self._view is None else self._view
 
-    def leave_memory(self) -> None:
+    def detach_data(self) -> None:
         """Refer to bytes of its own."""
         vars(self).setdefault("data", b"" if self._view is None else bytes(self._view))
         vars(self).pop("_view", None)
@@ -108,7 +108,7 @@ class EncodedImage:
         """
         if mode != "RGB":
             raise InputError(
-                f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}. {NOT_YET}",
+                f"{self.path or 'an image'}: it is not decoded yet, so it cannot be converted to {mode!r}. {NOT_DECODED_ADVICE}",
                 code="not-decoded",
             )
         return self
@@ -128,10 +128,12 @@ class EncodedImage:
             return vars(self).setdefault("data", bytes(view))
         if name in vars(self):  # another thread has given it bytes of its own
             return vars(self)[name]
-        raise AttributeError(f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. {NOT_YET}")
+        raise AttributeError(
+            f"{name!r}: the image is not decoded yet; DALI will do that, after the dataset. {NOT_DECODED_ADVICE}"
+        )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"an EncodedImage is not decoded yet, and cannot be an array. {NOT_YET}")
+        raise TypeError(f"an EncodedImage is not decoded yet, and cannot be an array. {NOT_DECODED_ADVICE}")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> EncodedImage:
@@ -149,7 +151,7 @@ class EncodedImage:
         data = _read(path)
         if data is None:
             return cls.by_pillow(None, path)
-        return cls._taken(data, path, is_whole=len(data) <= MOST_READ_BYTES)
+        return cls._taken(data, path, is_whole=len(data) <= MAX_READ_BYTES)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "") -> EncodedImage:
@@ -186,14 +188,14 @@ class EncodedImage:
         if data[: len(JPEG_START)] != JPEG_START:
             return None
         header = read_jpeg_header(data)
-        if header is None or not header.as_pillow or min(header.height, header.width) < SMALLEST_SIDE_PX:
+        if header is None or not header.matches_pillow or min(header.height, header.width) < MIN_SIDE_PX:
             return None
         if _is_too_large(header.height, header.width):
             return None
-        ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END and len(data) <= MOST_READ_BYTES
-        if checks.are_passed and ends_as_jpeg and not header.is_progressive and passes_again(header):
+        ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END and len(data) <= MAX_READ_BYTES
+        if checks.are_passed and ends_as_jpeg and not header.is_progressive and still_passes(header):
             return cls(data, header.height, header.width, path, header)
-        scans = read_scans(memoryview(data)[:MOST_READ_BYTES], header)
+        scans = read_scans(memoryview(data)[:MAX_READ_BYTES], header)
         if scans is not None and not _is_too_large(header.height, header.width, scans.number):
             jpeg = data[: scans.end]
             if is_sound(jpeg, header, scans):
@@ -230,8 +232,8 @@ class EncodedImage:
                 code="wrong-mode",
             )
         size_bytes = 3 * image.height * image.width
-        if size_bytes > MOST_PIXEL_BYTES:
-            taken = f"DALI takes {MOST_PIXEL_BYTES} of an image that is no JPEG"
+        if size_bytes > MAX_PIXEL_BYTES:
+            taken = f"DALI takes {MAX_PIXEL_BYTES} of an image that is no JPEG"
             reason = f"{image.width} x {image.height} pixels are {size_bytes} bytes, and {taken}"
             raise _bad(path, reason, "too-large", kind=LargeImageError)
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
@@ -242,11 +244,11 @@ def _is_too_large(height: int, width: int, scans: int = 1) -> bool:
     if Image.MAX_IMAGE_PIXELS is None:
         return False
     limit, pixels = 2 * Image.MAX_IMAGE_PIXELS, height * width
-    return pixels > limit or pixels * scans > MOST_PASSES * max(limit, PILLOWS_LIMIT_PIXELS)
+    return pixels > limit or pixels * scans > MAX_PASSES * max(limit, PILLOW_LIMIT_PIXELS)
 
 
 def _content(path: str) -> bytes | memoryview | None:
-    """Return the content of a file, of a large one the first ``MOST_READ_BYTES`` and one byte more.
+    """Return the content of a file, of a large one the first ``MAX_READ_BYTES`` and one byte more.
 
     None is returned for devices and for files that do not state their size, as in /proc. These may be endless.
 
@@ -260,7 +262,7 @@ def _content(path: str) -> bytes | memoryview | None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
             return None
-        wanted = min(status.st_size, MOST_READ_BYTES) + 1  # one byte more, so that a short read means end of file
+        wanted = min(status.st_size, MAX_READ_BYTES) + 1  # one byte more, so that a short read means end of file
         data: bytes | memoryview
         if (place := batch_memory.place(wanted)) is None:
             data = os.read(descriptor, wanted)
@@ -271,7 +273,7 @@ def _content(path: str) -> bytes | memoryview | None:
         if status.st_size == 0 and stat.S_ISREG(status.st_mode):
             return None
         parts = [data]  # the file has grown, or is a pipe
-        missing = MOST_READ_BYTES + 1 - len(data)
+        missing = MAX_READ_BYTES + 1 - len(data)
         while parts[-1] and missing:
             parts.append(os.read(descriptor, min(missing, 1 << 20)))
             missing -= len(parts[-1])
@@ -283,7 +285,7 @@ def _content(path: str) -> bytes | memoryview | None:
 def open_decoded(path: str) -> Image.Image:
     """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read."""
     data = _read(path)
-    return _decoded(data if data is not None and len(data) <= MOST_READ_BYTES else None, path)
+    return _decoded(data if data is not None and len(data) <= MAX_READ_BYTES else None, path)
 
 
 def _read(path: str) -> bytes | memoryview | None:
@@ -307,17 +309,17 @@ def _decoded(
             if opens is None and image.format in ("JPEG", "MPO"):
                 _refuse_scans(file, image, path)
             decoded: Image.Image = image.convert("RGB")
-            _ = decoded.im  # decodes it here: see NOTE [ Decoded late ]
+            _ = decoded.im  # decodes it here: see NOTE [ Deferred decoding ]
             return decoded
     except (ImageError, MemoryError, Image.DecompressionBombWarning):
         raise
     except Image.DecompressionBombError as error:
-        raise _bad(path, str(error).rstrip("."), "too-large", LIMIT, kind=LargeImageError) from error
+        raise _bad(path, str(error).rstrip("."), "too-large", LIMIT_ADVICE, kind=LargeImageError) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
         raise _bad(path, f"{size} bytes, in no image format that Pillow knows", kind=ForeignImageError) from error
     except Exception as error:  # each format raises its own exceptions; AVIF raises RuntimeError
-        if isinstance(error, OSError) and is_system_error(error):
+        if isinstance(error, OSError) and is_system_fault(error):
             raise _unreadable(path, error) from error
         raise _bad(path, f"Pillow cannot decode it: {error}") from error
 
@@ -325,24 +327,24 @@ def _decoded(
 def _refuse_scans(file: IO[bytes], image: Image.Image, path: str) -> None:
     """Raise ImageError if decoding the scans of a JPEG would take minutes."""
     file.seek(0)
-    scans = len(_SCAN_HEADER.findall(file.read(MOST_READ_BYTES)))
+    scans = len(_SCAN_HEADER.findall(file.read(MAX_READ_BYTES)))
     if _is_too_large(image.height, image.width, scans):
         reason = f"{image.width} x {image.height} pixels in {scans} scans, each of which is a pass over the image"
-        raise _bad(path, f"{reason}: it could be a decompression bomb", "too-large", LIMIT, kind=LargeImageError)
+        raise _bad(path, f"{reason}: it could be a decompression bomb", "too-large", LIMIT_ADVICE, kind=LargeImageError)
 
 
 def _unreadable(path: str, error: OSError) -> ImageError:
     reason = f"cannot be read: {error.strerror or error}"
-    if is_system_error(error):
-        return _bad(path, reason, "machine", MACHINE, error.errno, image_error_like(error))
-    return _bad(path, reason, "unreadable", errno=error.errno, kind=image_error_like(error))
+    if is_system_fault(error):
+        return _bad(path, reason, "machine", SYSTEM_ADVICE, error.errno, get_image_error_class(error))
+    return _bad(path, reason, "unreadable", errno=error.errno, kind=get_image_error_class(error))
 
 
 def _bad(
     path: str,
     reason: str,
     code: str = "undecodable",
-    advice: str = REPLACE,
+    advice: str = REPLACE_ADVICE,
     errno: int | None = None,
     kind: type[ImageError] = ImageError,
 ) -> ImageError:

@@ -1,6 +1,6 @@
 """Hooks: the places of Pillow, torchvision and timm where an undecoded image is met. Runs where the dataset runs.
 
-NOTE [ Where transforms are met ]
+NOTE [ Intercepted transform calls ]
 While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` a LazyTensor, and
 ``__call__`` of the classes that are translated is exchanged. A transform that is called on an undecoded image draws its
 parameters, and returns an undecoded image or tensor. Each further transform goes on with that, so a Compose need not be
@@ -19,10 +19,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from .called_transforms import exchanged_calls
+from .called_transforms import call_patches
 from .deferral import Deferral
-from .lazy_decoding import exchanged_operators
-from .lazy_image import exchange_opener
+from .lazy_decoding import operator_patches
+from .lazy_image import patch_opener
 
 _lock = threading.RLock()
 _holders: weakref.WeakSet[Deferral] = weakref.WeakSet()  # of this process, whose classes the hooks are in
@@ -33,8 +33,8 @@ def hold(deferral: Deferral) -> None:
     """Install the hooks, unless they are installed, until the deferral releases them or is gone."""
     with _lock:
         if not _is_held():
-            _undo.append(exchange_opener())
-            exchanged = [*exchanged_operators(), *exchanged_calls()]  # all of them first: a class may inherit another's
+            _undo.append(patch_opener())
+            exchanged = [*operator_patches(), *call_patches()]  # all of them first: a class may inherit another's
             for each in exchanged:
                 _undo.append(_exchanged(*each))
         _holders.add(deferral)

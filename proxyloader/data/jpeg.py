@@ -11,7 +11,7 @@ a picture may have one, too, so libjpeg then decodes the scan and decides. This 
 are zeros or hold other data than pictures. No check finds all damage, as many changes give a valid scan of another
 picture. The figures are in ``benchmarks/results/scan_checks.jsonl``.
 
-NOTE [ Errors where stock raises them ]
+NOTE [ When errors are raised ]
 With the stock loader a dataset meets the error of a damaged file in ``Image.open``, or where it decodes the image, as
 in ``convert``. It may catch the error and return something else, and no transform has drawn random numbers for the file
 yet. So whether Pillow raises an error must be known before an image is handed on undecoded. Entropy-coded data causes
@@ -36,7 +36,7 @@ from PIL.JpegImagePlugin import jpeg_factory
 JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 
-LOST = bytes(64)
+ZERO_RUN = bytes(64)
 """A run of zeros that a lost block leaves."""
 
 # Baseline, extended and progressive Huffman frames, which libjpeg and the GPU's decoders decode alike. Lossless,
@@ -64,16 +64,16 @@ class JpegHeader(NamedTuple):
 
     Attributes:
         height, width: in pixels, as stored. The EXIF orientation is not applied, as in torchvision.
-        as_pillow: whether DALI's decoders and Pillow give the same RGB for this file, as far as the header tells.
+        matches_pillow: whether DALI's decoders and Pillow give the same RGB for this file, as far as the header tells.
         is_progressive: whether the scans refine each other.
         first_scan: offset of the first scan, in bytes.
         component_ids: one byte for each component.
-        skeleton: the segments up to the first scan's header; see NOTE [ Errors where stock raises them ].
+        skeleton: the segments up to the first scan's header; see NOTE [ When errors are raised ].
     """
 
     height: int
     width: int
-    as_pillow: bool
+    matches_pillow: bool
     is_progressive: bool
     first_scan: int
     component_ids: bytes
@@ -152,7 +152,7 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
             frame = height, width, alike, ids, marker == 0xC2
             skeleton += bytes(data[at : at + 5]), _SKELETON_SIZE, bytes(data[at + 9 : after])
         elif marker not in _BEFORE_SCANS:
-            return None  # see NOTE [ What DALI cannot parse ] in dali/api.py
+            return None  # see NOTE [ Headers that DALI cannot parse ] in dali/api.py
         elif marker in _READ_BY_PILLOW:
             content = bytes(data[at + 4 : at + 18])
             if marker == 0xEE and length >= 14 and content.startswith(b"Adobe"):
@@ -244,7 +244,7 @@ def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, in
 def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool:
     """Return whether Pillow decodes a JPEG without an error, and a GPU as Pillow does.
 
-    See NOTE [ Errors where stock raises them ] and NOTE [ Damaged scans ].
+    See NOTE [ When errors are raised ] and NOTE [ Damaged scans ].
     """
     skeleton = header.skeleton + scans.skeleton + JPEG_END
     is_common = not scans.skeleton and len(skeleton) <= _MAX_CACHED_BYTES
@@ -252,12 +252,12 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
     if not accepted or checks.are_passed or not checks.find_zeros:
         return accepted
     data = bytes(data)
-    if data.find(LOST, header.first_scan) < 0:
+    if data.find(ZERO_RUN, header.first_scan) < 0:
         return True
-    return not header.is_progressive and not damage_of(data)  # libjpeg may miss damage in the later scans
+    return not header.is_progressive and not find_damage(data)  # libjpeg may miss damage in the later scans
 
 
-def passes_again(header: JpegHeader) -> bool:
+def still_passes(header: JpegHeader) -> bool:
     """Return whether a baseline JPEG whose sample has passed the checks passes them again.
 
     It may be another file than in the first epoch, so Pillow must accept its segments, which mostly are in the cache.
@@ -281,7 +281,7 @@ def _accepts(skeleton: bytes) -> bool:
     return consumed < 0 and code >= 0
 
 
-def damage_of(data: bytes) -> str:
+def find_damage(data: bytes) -> str:
     """Return libjpeg-turbo's first warning about a JPEG; "" if there is none."""
     import simplejpeg
 

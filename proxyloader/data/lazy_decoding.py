@@ -1,7 +1,7 @@
 """Tensors of JPEGs that ``torchvision.io`` decodes, decoded late. Runs where the dataset runs.
 
 ``read_image``, ``decode_image`` and ``decode_jpeg`` call operators of ``torch.ops.image`` by their names. Where images
-are decoded late, these return a LazyTensor: see NOTE [ Tensors decoded late ]. It has values at once if the file is no
+are decoded late, these return a LazyTensor: see NOTE [ Lazy tensors ]. It has values at once if the file is no
 JPEG or becomes no RGB image, so that all images of a batch arrive on one device.
 """
 
@@ -18,11 +18,11 @@ from ..transforms.chain import START_AS_TENSOR
 from .bad_samples import UndecodableError
 from .encoded_image import EncodedImage
 from .lazy_image import is_late
-from .lazy_tensor import lazy_outputs, with_values
-from .transformed import Transformed
+from .lazy_tensor import create_lazy_outputs, wrap_values
+from .transformed import TransformedImage
 
 
-def exchanged_operators() -> Iterator[tuple[Any, str, Any]]:
+def operator_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield what replaces the operators that ``torchvision.io`` calls; see ``hooks.py``."""
     for name in ("decode_image", "decode_jpeg"):
         operator = getattr(torch.ops.image, name, None)  # there are none if torchvision was built without
@@ -43,10 +43,10 @@ def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
             return operator(data, mode, apply_exif_orientation)
         image = None if apply_exif_orientation else _encoded(data, mode)
         if image is None:
-            return with_values(decode(data, mode, apply_exif_orientation))
+            return wrap_values(decode(data, mode, apply_exif_orientation))
         bytes_ = data.clone()  # it may be changed before it is used
-        transformed = Transformed(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
-        return lazy_outputs(transformed, START_AS_TENSOR.plan)
+        transformed = TransformedImage(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
+        return create_lazy_outputs(transformed, START_AS_TENSOR.plan)
 
     return decoded
 

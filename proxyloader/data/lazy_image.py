@@ -1,6 +1,6 @@
 """PIL images of JPEGs that are decoded when their pixels are first used. Runs where the dataset runs.
 
-NOTE [ Decoded late ]
+NOTE [ Deferred decoding ]
 ``Image.open`` finds the class of a file in a registry of Pillow's. Here the whole JPEG is read, and decoded where a
 pixel is used. So code that opens, converts and copies an image, and gives it to a compiled transform, hands on the
 bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
@@ -16,7 +16,7 @@ Such an image is an instance of Pillow's own class, because torchvision, timm an
 it lacks is in its ``__dict__``, and the methods of Pillow that need pixels are hooked.
 
 If a file is damaged, or DALI might decode it in another way than Pillow, ``Image.open`` returns Pillow's own image. See
-NOTE [ Errors where stock raises them ] in ``jpeg.py``.
+NOTE [ When errors are raised ] in ``jpeg.py``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from PIL.PpmImagePlugin import PpmImageFile
 
 from .batch_memory import batch_memory
 from .deferral import current
-from .encoded_image import MOST_READ_BYTES, EncodedImage
-from .transformed import Transformed, is_making_values, pixel_uses
+from .encoded_image import MAX_READ_BYTES, EncodedImage
+from .transformed import TransformedImage, is_materializing, pixel_uses
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """What Pillow gives an image that has no pixels yet."""
@@ -43,7 +43,7 @@ _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if nam
 MARKER_OF_EXIF = b"\xff\xe1"
 """Of APP1, the segments that EXIF and XMP data are in."""
 
-PILLOW_DECODES_LATE = isinstance(getattr(Image.Image, "im", None), property)
+PILLOW_SUPPORTS_LAZY = isinstance(getattr(Image.Image, "im", None), property)
 """Whether images have a place to decode late, as from Pillow 11 on."""
 
 Image.preinit()  # here, as a worker that imported Pillow's formats might wait for a lock of another thread's import
@@ -52,7 +52,7 @@ Image.preinit()  # here, as a worker that imported Pillow's formats might wait f
 # What a late image has in its ``__dict__`` beside what Pillow gives it. Nothing of it is changed in place, as code that
 # copies ``vars(image)`` gives it to another image.
 _IMAGE = "_proxyloader_image"
-"""The image while it is not decoded: an EncodedImage, or a Transformed."""
+"""The image while it is not decoded: an EncodedImage, or a TransformedImage."""
 
 _FILE = "_proxyloader_file"
 """The EncodedImage of a file before ``load``."""
@@ -61,11 +61,13 @@ _HEADER = "_proxyloader_header"
 """The header of the file that the image comes from, to its first scan, until Pillow has read it."""
 
 
-def late_image(encoded: EncodedImage | Transformed, like: Image.Image | None = None, mode: str = "RGB") -> Image.Image:
+def create_lazy_image(
+    encoded: EncodedImage | TransformedImage, like: Image.Image | None = None, mode: str = "RGB"
+) -> Image.Image:
     """Return an ``Image.Image`` that is decoded when its pixels are first used. It has the ``info`` of ``like``."""
     _hook_pillow()
     image, size = Image.Image.__new__(Image.Image), encoded.size
-    if isinstance(encoded, Transformed):
+    if isinstance(encoded, TransformedImage):
         mode, size = encoded.mode, size[::-1]
     state = vars(image)
     state.update(_ATTRIBUTES, _mode=mode, _size=size, _proxyloader_image=encoded)
@@ -78,7 +80,7 @@ def late_image(encoded: EncodedImage | Transformed, like: Image.Image | None = N
     return image
 
 
-def _undecoded(image: Image.Image) -> EncodedImage | Transformed | None:
+def _undecoded(image: Image.Image) -> EncodedImage | TransformedImage | None:
     """Return what an image is while it is not decoded; None if it is. A file is loaded thereby."""
     state: dict[str, Any] = image.__dict__
     if _FILE in state:
@@ -92,7 +94,7 @@ def _undecoded(image: Image.Image) -> EncodedImage | Transformed | None:
     return state.get(_IMAGE)
 
 
-def _decode(image: Image.Image, encoded: EncodedImage | Transformed) -> None:
+def _decode(image: Image.Image, encoded: EncodedImage | TransformedImage) -> None:
     if isinstance(encoded, EncodedImage):
         pixel_uses.note()
         opens = PpmImageFile if encoded.header is None else JpegImageFile
@@ -143,14 +145,14 @@ def _hook_pillow() -> None:
     @functools.wraps(copy)
     def hooked_copy(self: Image.Image) -> Image.Image:
         encoded = _undecoded(self)
-        return copy(self) if encoded is None else late_image(encoded, self, self.mode)
+        return copy(self) if encoded is None else create_lazy_image(encoded, self, self.mode)
 
     @functools.wraps(convert)
     def hooked_convert(self: Image.Image, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         encoded, wanted = _undecoded(self), mode or self.mode
         if encoded is None or args or kwargs or not (wanted == self.mode or _is_read_as(encoded, wanted)):
             return convert(self, mode, *args, **kwargs)
-        return late_image(encoded, self, wanted)
+        return create_lazy_image(encoded, self, wanted)
 
     @functools.wraps(close)
     def hooked_close(self: Image.Image) -> None:
@@ -167,7 +169,7 @@ def _hook_pillow() -> None:
     @functools.wraps(draft)
     def hooked_draft(self: JpegImageFile, mode: str | None, size: Any) -> Any:
         if vars(self).pop(_FILE, None) is not None:  # Pillow decodes in another way then
-            pixel_uses.note_line()
+            pixel_uses.note_caller()
         return draft(self, mode, size)
 
     for hooked in (hooked_copy, hooked_convert, hooked_close, hooked_getexif):
@@ -185,7 +187,7 @@ def _hook_pillow() -> None:
     setattr(JpegImageFile, "draft", hooked_draft)  # noqa: B010
 
 
-def _is_read_as(encoded: EncodedImage | Transformed, mode: str) -> bool:
+def _is_read_as(encoded: EncodedImage | TransformedImage, mode: str) -> bool:
     """Return whether the file, read in this mode, is the image converted to it."""
     return isinstance(encoded, EncodedImage) and (mode == "L" or (mode == "RGB" and _mode_of(encoded) == "L"))
 
@@ -209,35 +211,35 @@ class _Pixels:
         return self._image.im.pixel_access(self._image.readonly)
 
 
-def encoded_in(image: Image.Image) -> EncodedImage | None:
+def get_encoded(image: Image.Image) -> EncodedImage | None:
     """Return the JPEG of an image that is not decoded yet, if that is the RGB image; otherwise None."""
     encoded = _undecoded(image) if image.mode == "RGB" else None
     return encoded if isinstance(encoded, EncodedImage) else None
 
 
-def path_in(image: Image.Image) -> str:
+def get_image_path(image: Image.Image) -> str:
     """Return the path of the file that an image was opened from, also of a converted one if it is not decoded yet."""
     encoded = vars(image).get(_IMAGE)
     return encoded.path if isinstance(encoded, EncodedImage) else str(getattr(image, "filename", ""))
 
 
-def transformed_in(image: Image.Image) -> Transformed | None:
+def get_transformed(image: Image.Image) -> TransformedImage | None:
     """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None."""
     encoded = _undecoded(image)
-    return Transformed.of(encoded, image.mode) if isinstance(encoded, EncodedImage) else encoded
+    return TransformedImage.of(encoded, image.mode) if isinstance(encoded, EncodedImage) else encoded
 
 
 def is_late() -> bool:
     """Return whether images stay undecoded here."""
     deferral = current()
-    return PILLOW_DECODES_LATE and deferral is not None and deferral.is_active and not is_making_values()
+    return PILLOW_SUPPORTS_LAZY and deferral is not None and deferral.is_active and not is_materializing()
 
 
-def exchange_opener() -> Callable[[], None]:
+def patch_opener() -> Callable[[], None]:
     """Put ``_opened`` into Pillow's registry, unless another library has put its own there. Return what undoes it."""
     Image.preinit()
     opens, accepts = Image.OPEN["JPEG"]
-    if opens is JpegImagePlugin.jpeg_factory and PILLOW_DECODES_LATE:
+    if opens is JpegImagePlugin.jpeg_factory and PILLOW_SUPPORTS_LAZY:
         Image.register_open("JPEG", _opened, accepts)
 
     def undo() -> None:
@@ -262,7 +264,7 @@ def _opened_late(file: Any, filename: Any) -> JpegImageFile | None:
     It is in memory. Pillow reads its header when an attribute is asked for that is not needed to decode it.
     """
     size_bytes = file.seek(0, os.SEEK_END)
-    if size_bytes > MOST_READ_BYTES:  # Pillow reads what it needs
+    if size_bytes > MAX_READ_BYTES:  # Pillow reads what it needs
         return None
     file.seek(0)
     place = batch_memory.place(size_bytes) if type(file) in (io.BufferedReader, io.BytesIO) else None

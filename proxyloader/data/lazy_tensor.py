@@ -1,6 +1,6 @@
 """LazyTensor: a torch tensor of an image that is decoded when its values are used. Runs where the dataset runs.
 
-NOTE [ Tensors decoded late ]
+NOTE [ Lazy tensors ]
 A compiled transform returns tensors without values, as DALI makes those of a whole batch later. Shape and dtype are
 known. What torch does to such a tensor is recorded, and done on the loader's device when DALI has made the values. So a
 dataset may write ``transform(image) * 2``, and a collate_fn may stack, mix and cut, and draws its random numbers where
@@ -40,8 +40,19 @@ from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_
 from ..transforms.plan import Plan
 from .lazy_image import is_late
 from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
-from .recorded import Node, Operation, leaves, mapped, may_go_on, on_meta, result_like, stack_of, uses_values, value_of
-from .transformed import Transformed
+from .recorded import (
+    Node,
+    Operation,
+    can_record,
+    compute_value,
+    infer_result,
+    leaves,
+    mapped,
+    requires_values,
+    stack_nodes,
+    to_meta,
+)
+from .transformed import TransformedImage
 
 CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
 """Advice for images of several numbers of channels."""
@@ -64,7 +75,7 @@ SET_DATA = vars(torch._C.TensorBase)["data"].__set__
 GET_GRAD = vars(torch._C.TensorBase)["grad"].__get__
 SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
 
-USES_VALUES = frozenset(
+VALUE_METHODS = frozenset(
     {
         *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),
         *("pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__"),
@@ -74,7 +85,7 @@ USES_VALUES = frozenset(
 )
 """Methods of tensors that use the values without an operation of torch's."""
 
-WITHOUT_VALUES = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
+FACTORY_OPERATORS = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
     *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 }
 """Operations that use nothing of a tensor but its shape, strides and dtype."""
@@ -109,10 +120,10 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
     __class__ = property(lambda self: type(self).stock)
 
-    was_made: ClassVar[bool] = False
+    any_created: ClassVar[bool] = False
     """Whether this process has created one. If not, batches need not be searched for them."""
 
-    is_packed: ClassVar[bool] = False
+    in_loader_worker: ClassVar[bool] = False
     """Whether this process is a worker of a loader that takes tensors without values, which it is for good."""
 
     _node: Node | torch.Tensor
@@ -135,7 +146,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         made._node = node
         with torch._C.DisableTorchFunctionSubclass():
             torch._C._set_storage_data_ptr_access_error_msg(made.untyped_storage()._cdata, UNREACHABLE)
-        LazyTensor.was_made = True
+        LazyTensor.any_created = True
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -152,9 +163,9 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
     def as_subclass(self, cls: Any) -> Any:  # torch asks neither of the functions below
         stock = getattr(cls, "stock", cls)
-        if stock in (torch.Tensor, tv_tensors.Image) and not has_gradient(self):
+        if stock in (torch.Tensor, tv_tensors.Image) and not requires_gradient(self):
             return _alias(self, LazyTensor if stock is torch.Tensor else LazyImageTensor)
-        return with_values(real(self).as_subclass(stock))
+        return wrap_values(real(self).as_subclass(stock))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -162,7 +173,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         if _needs_graph(function, args, kwargs):
             if _sets_requires_grad(function):
                 real(args[0])
-                args[0]._node = values_of(args[0])
+                args[0]._node = get_values(args[0])
                 with torch._C.DisableTorchFunctionSubclass():
                     function(*args, **kwargs)  # for an autograd.Function, of whose arguments torch asks no class
             if function == GET_GRAD:
@@ -171,7 +182,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _set(*args)
-        if name in USES_VALUES or function == SET_DATA:
+        if name in VALUE_METHODS or function == SET_DATA:
             return function(*mapped(real, args), **mapped(real, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
@@ -202,7 +213,9 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return an image where torchvision does, and a pure tensor elsewhere."""
         if function is torch.Tensor.__repr__:
-            return repr(values_of(args[0]) if is_real(args[0]) else real(args[0]).as_subclass(tv_tensors.Image))
+            return repr(
+                get_values(args[0]) if is_materialized(args[0]) else real(args[0]).as_subclass(tv_tensors.Image)
+            )
         result = LazyTensor.__torch_function__(function, types, args, kwargs)
         is_forced = function in _FORCE_TORCHFUNCTION_SUBCLASS and isinstance(args[0], LazyImageTensor)
         if is_forced or _must_return_subclass():
@@ -210,7 +223,7 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
         return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
 
     def __deepcopy__(self, memo: Any) -> Any:
-        copied = copy.deepcopy(values_of(self), memo) if has_gradient(self) else as_image(self.detach().clone())
+        copied = copy.deepcopy(get_values(self), memo) if requires_gradient(self) else as_image(self.detach().clone())
         return memo.setdefault(id(self), copied)
 
 
@@ -231,7 +244,7 @@ class _Values(torch.autograd.Function):
         return grad
 
 
-def lazy_outputs(transformed: Transformed, plan: Plan) -> LazyTensor | tuple[LazyTensor, ...]:
+def create_lazy_outputs(transformed: TransformedImage, plan: Plan) -> LazyTensor | tuple[LazyTensor, ...]:
     """Return the tensor, or the several tensors, that a plan makes of an image whose transforms were called."""
     call, images = ImageCall(plan, transformed.image, transformed.row, transformed), plan.output.images
     return _late(call, 0) if images == 1 else tuple(_late(call, output) for output in range(images))
@@ -245,13 +258,13 @@ def _late(call: ImageCall, output: int) -> LazyTensor:
     made = kind.__new__(kind, like, ProxySample(call, output))
     if state.order is None:
         made._has_known_order = False
-    if not LazyTensor.is_packed and get_worker_info() is not None and not is_late():
+    if not LazyTensor.in_loader_worker and get_worker_info() is not None and not is_late():
         # A stock loader's worker pickles in a thread, which must not draw beside the dataset.
         real(made)
     return made
 
 
-def with_values(value: Any) -> Any:
+def wrap_values(value: Any) -> Any:
     """Return a tensor or an image with values as a LazyTensor; any other value unchanged."""
     if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor) or value.is_nested or value.requires_grad:
         return value  # of a LazyTensor torch would not see the graph
@@ -277,18 +290,18 @@ def to_pure_tensor(image: LazyImageTensor) -> LazyTensor:
     return LazyTensor(image, node.as_subclass(torch.Tensor) if isinstance(node, torch.Tensor) else node)
 
 
-def sample_of(tensor: LazyTensor) -> ProxySample | None:
+def get_sample(tensor: LazyTensor) -> ProxySample | None:
     """Return the output of DALI's that a tensor is, if nothing was done to it; otherwise None."""
     node = tensor._node
     return node if isinstance(node, ProxySample) and len(list(_sharers(tensor))) <= 1 else None
 
 
-def is_real(tensor: LazyTensor) -> bool:
+def is_materialized(tensor: LazyTensor) -> bool:
     """Return whether the values of a tensor were used."""
     return isinstance(tensor._node, torch.Tensor)
 
 
-def values_of(tensor: LazyTensor) -> torch.Tensor:
+def get_values(tensor: LazyTensor) -> torch.Tensor:
     """Return the tensor that one with values stands for, of the class that others take it for."""
     assert isinstance(tensor._node, torch.Tensor)
     if isinstance(tensor, LazyImageTensor) and not isinstance(tensor._node, tv_tensors.Image):
@@ -307,10 +320,10 @@ def real(value: Any) -> Any:
         _own(root)
         for each in _sharers(root):
             _own(each)
-    if _is_in_graph(value) and not _is_in_graph(values_of(value)):
+    if _is_in_graph(value) and not _is_in_graph(get_values(value)):
         with torch._C.DisableTorchFunctionSubclass():
             is_leaf = value.is_leaf
-        value._node = values_of(value).requires_grad_() if is_leaf else _Values.apply(value)
+        value._node = get_values(value).requires_grad_() if is_leaf else _Values.apply(value)
     return value._node
 
 
@@ -319,7 +332,7 @@ def _is_in_graph(tensor: torch.Tensor) -> bool:
         return tensor.requires_grad
 
 
-def has_gradient(*tensors: torch.Tensor) -> bool:
+def requires_gradient(*tensors: torch.Tensor) -> bool:
     """Return whether autograd is to see what is done to one of these tensors."""
     with torch._C.DisableTorchFunctionSubclass():
         for each in tensors:
@@ -352,14 +365,16 @@ def _needs_graph(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         return bool({"requires_grad": True, **dict(zip(("self", "requires_grad"), args)), **kwargs}["requires_grad"])
     is_flat = not kwargs and not any(isinstance(each, (tuple, list, dict)) for each in args)
     kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
-    return has_gradient(*(each for each in (args if is_flat else leaves((args, kwargs))) if isinstance(each, kind)))
+    return requires_gradient(
+        *(each for each in (args if is_flat else leaves((args, kwargs))) if isinstance(each, kind))
+    )
 
 
 def _computed(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return what a function makes of values, as tensors with values. A result that is an argument stays the same."""
     given = {id(real(each)): each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
     result = function(*mapped(real, args), **mapped(real, kwargs))
-    return mapped(lambda each: given[id(each)] if id(each) in given else with_values(each), result)
+    return mapped(lambda each: given[id(each)] if id(each) in given else wrap_values(each), result)
 
 
 def _alias(tensor: LazyTensor, kind: type[LazyTensor]) -> LazyTensor:
@@ -373,7 +388,7 @@ def _own(tensor: LazyTensor) -> torch.Tensor:
     """Give a tensor its values, in memory that it shares with the tensors that it shared it with before."""
     if not isinstance(tensor._node, torch.Tensor):
         if tensor._source is None:
-            tensor._node = value_of(tensor._node).clone()
+            tensor._node = compute_value(tensor._node).clone()
         else:
             source, part = tensor._source
             tensor._node = part(_own(source))
@@ -414,18 +429,18 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     packet = name.split(".")[1]
     found = [each for each in leaves((args, kwargs)) if isinstance(each, LazyTensor)]
     has_known_order = all(each._has_known_order for each in found)
-    if packet in WITHOUT_VALUES and (has_known_order or _Tag.nondeterministic_seeded not in tags):
+    if packet in FACTORY_OPERATORS and (has_known_order or _Tag.nondeterministic_seeded not in tags):
         return operator(*mapped(_empty, args), **mapped(_empty, kwargs))
     if operator is torch.ops.aten.stack.default and _is_first(*args[1:], **kwargs):
         return stacked(args[0])
-    if not may_go_on(*(each._node for each in found)) or uses_values(packet, tags, args):
+    if not can_record(*(each._node for each in found)) or requires_values(packet, tags, args):
         return NotImplemented
     is_in_place = operator._schema.is_mutable
     if is_in_place and not _is_alone(operator, args):
         return NotImplemented
     device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
     try:
-        like = result_like(operator, args, {**kwargs, **device})
+        like = infer_result(operator, args, {**kwargs, **device})
     except Exception:
         return NotImplemented  # with values it raises the right error, or works
     shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))
@@ -455,7 +470,7 @@ def _is_alone(operator: Any, args: Any) -> bool:
     """Return whether an operation in place changes its first argument only, and that shares memory with no other."""
     changed = [k for k, each in enumerate(operator._schema.arguments) if each.alias_info and each.alias_info.is_write]
     first = args[0] if args else None
-    if changed != [0] or not isinstance(first, LazyTensor) or is_real(first):
+    if changed != [0] or not isinstance(first, LazyTensor) or is_materialized(first):
         return False
     return all(other is first for other in _sharers(first))
 
@@ -487,16 +502,16 @@ def _sharing_with(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Te
 
 def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """``tensor[index] = value``"""
-    alone = isinstance(tensor, LazyTensor) and may_go_on(tensor._node) and all(o is tensor for o in _sharers(tensor))
+    alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and all(o is tensor for o in _sharers(tensor))
     alone &= not any(each is tensor for each in leaves((index, value)))  # torch may refuse to read what it writes
     if alone:
         try:
             with no_dispatch():
-                meta, place = on_meta(tensor), mapped(on_meta, index)
-                meta[place] = on_meta(value)
+                meta, place = to_meta(tensor), mapped(to_meta, index)
+                meta[place] = to_meta(value)
                 if isinstance(value, torch.Tensor):  # of lists of indices, the line above does not look at shapes
                     extra = max(0, value.ndim - meta[place].ndim)
-                    meta[place].copy_(on_meta(value).reshape(value.shape[extra:]))
+                    meta[place].copy_(to_meta(value).reshape(value.shape[extra:]))
         except Exception:
             alone = False
     if alone:
@@ -515,17 +530,17 @@ def stacked(tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]
     Raises:
         RuntimeError: they have several shapes.
     """
-    is_late = any(isinstance(each, LazyTensor) and not is_real(each) for each in tensors)
-    if not is_late or not all(isinstance(each, torch.Tensor) for each in tensors) or has_gradient(*tensors):
-        return with_values(stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
+    is_late = any(isinstance(each, LazyTensor) and not is_materialized(each) for each in tensors)
+    if not is_late or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_gradient(*tensors):
+        return wrap_values(stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
     nodes = [_node_of(each) for each in tensors]
     if len(set(map(_kind_of, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # as most often, and faster
         dtype = tensors[0].dtype
     else:
-        refuse_several_sizes(tensors, RESIZE)
+        check_same_size(tensors, RESIZE)
         dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
     like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
-    batch: torch.Tensor = LazyTensor(like, stack_of(nodes))
+    batch: torch.Tensor = LazyTensor(like, stack_nodes(nodes))
     return batch
 
 
@@ -536,7 +551,7 @@ def _kind_of(node: Any) -> Any:
     return node.call.server, node.output, node.call.transformed.size
 
 
-def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:
+def check_same_size(images: Sequence[torch.Tensor], advice: str) -> None:
     """Raise RuntimeError if the images are of several sizes."""
     shapes = sorted({tuple(image.shape) for image in images})
     if len(shapes) > 1:

@@ -23,7 +23,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from ..errors import InputError
 from ..transforms.plan import ParamRow, Plan
 from .encoded_image import EncodedImage
-from .transformed import Transformed
+from .transformed import TransformedImage
 
 
 class ProxyInputs:
@@ -57,7 +57,9 @@ class ImageCall(ProxyInputs):
 
     __slots__ = ("image", "plan", "row", "transformed")
 
-    def __init__(self, plan: Plan, image: EncodedImage, row: ParamRow, transformed: Transformed | None = None) -> None:
+    def __init__(
+        self, plan: Plan, image: EncodedImage, row: ParamRow, transformed: TransformedImage | None = None
+    ) -> None:
         self.server, self.source, self.run = plan.key, image.path, None
         self.plan, self.image, self.row, self.transformed = plan, image, row, transformed
 
@@ -133,7 +135,7 @@ class ProxySample(TensorPlaceholder):
         "of a batch, or in none"
     )
 
-    was_handed_out: ClassVar[bool] = False
+    any_created: ClassVar[bool] = False
     """Whether datasets in this process may hold some. If not, batches need not be searched for them."""
 
     call: ProxyInputs
@@ -213,7 +215,7 @@ class Proxy:
             )
         arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)
         call = ProxyInputs(self.server, arrays, names=self.input_names)
-        ProxySample.was_handed_out = True
+        ProxySample.any_created = True
         samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
         return samples[0] if self.num_outputs == 1 else samples
 
@@ -238,7 +240,7 @@ def _as_array(name: str, value: Any) -> NDArray[Any]:
     return np.asarray(array, order="C")  # np.ascontiguousarray would make a 0-d array 1-d
 
 
-def one_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
+def check_same_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
     """Raise InputError if the arrays of an input differ in dtype or number of dimensions."""
     kinds = {(array.dtype.str, array.ndim) for array in arrays}
     if len(kinds) > 1:

@@ -16,10 +16,10 @@ import torch
 
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 
-DEEPEST = 50
+MAX_DEPTH = 50
 """Number of operations, each on the result of the one before, after which values are made. Pickle recurses as deep."""
 
-MOST_KNOWN = 512
+MAX_CACHED = 512
 """Maximum number of cached results."""
 
 DEVICES_DIFFER = ("conv", "mm", "matmul", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool")
@@ -48,7 +48,7 @@ class Operation:
 
     def real(self) -> Any:
         if self._real is None:
-            self._real = done(self.name, mapped(value_of, self.args), mapped(value_of, self.kwargs))
+            self._real = done(self.name, mapped(compute_value, self.args), mapped(compute_value, self.kwargs))
         return self._real
 
     def reduced(self, is_used_once: Callable[[Any], bool] = lambda output: False) -> tuple[Any, ...]:
@@ -70,7 +70,7 @@ class Operation:
         """Whether the result has memory of its own."""
         if self.name in ("set", "take"):
             return self.name == "set"
-        return _is_by_value(self.name) or operator_of(self.name)._schema.is_mutable
+        return _is_by_value(self.name) or get_operator(self.name)._schema.is_mutable
 
 
 class _Input:
@@ -97,13 +97,13 @@ Node = Operation | ProxySample | ProxyBatch
 """What the values of a tensor will be: the result of an operation, or an output of DALI's."""
 
 
-def may_go_on(*nodes: Any) -> bool:
+def can_record(*nodes: Any) -> bool:
     """Return whether an operation on nodes and tensors is recorded: one has no values yet, and none is too deep."""
-    is_deep = any(isinstance(each, Operation) and each.depth >= DEEPEST for each in nodes)
+    is_deep = any(isinstance(each, Operation) and each.depth >= MAX_DEPTH for each in nodes)
     return not is_deep and any(isinstance(each, Node) for each in nodes)
 
 
-def value_of(node: Any) -> Any:
+def compute_value(node: Any) -> Any:
     """Return the tensor that a node stands for, as torchvision makes it; any other value unchanged."""
     if isinstance(node, Operation):
         return node.real()
@@ -149,7 +149,7 @@ def done(name: str, args: Any, kwargs: Any, writes_over: bool = False) -> Any:
         tensor = args[0] if writes_over else args[0].clone()
         tensor[args[1]] = args[2]
         return tensor
-    operator = operator_of(name)
+    operator = get_operator(name)
     if operator._schema.is_mutable:
         tensor = args[0] if writes_over else args[0].clone()
         operator(tensor, *args[1:], **kwargs)
@@ -159,7 +159,7 @@ def done(name: str, args: Any, kwargs: Any, writes_over: bool = False) -> Any:
 
 
 @functools.cache
-def operator_of(name: str) -> Any:
+def get_operator(name: str) -> Any:
     return functools.reduce(getattr, name.split("."), torch.ops)
 
 
@@ -173,16 +173,16 @@ def _in_place(name: str) -> Any:
 
 def _is_by_value(name: str) -> bool:
     """Return whether an operator makes each value of its result by itself."""
-    return _Tag.pointwise in operator_of(name).tags
+    return _Tag.pointwise in get_operator(name).tags
 
 
-def stack_of(nodes: Sequence[Any]) -> Node:
+def stack_nodes(nodes: Sequence[Any]) -> Node:
     """Return the node of a stack. An operation that was done alike to each is done once, for all of them."""
     first = nodes[0]
     if all(isinstance(node, ProxySample) and node.output == first.output for node in nodes):
         return collate_proxy_samples(nodes)
     if _is_pointwise(first) and all(_is_alike(first, node) for node in nodes):
-        inner = stack_of([node.args[0] for node in nodes])
+        inner = stack_nodes([node.args[0] for node in nodes])
         return Operation(first.name, (inner, *first.args[1:]), first.kwargs, True, first.keeps_kind)
     return Operation("aten.stack.default", (list(nodes),), {})
 
@@ -225,7 +225,7 @@ def _replayed(name: str, args: Any, kwargs: Any, writes_over: bool) -> Any:
 # --- shape and dtype of results ---------------------------------------------------------------------------------------
 
 
-def uses_values(packet: str, tags: Any, args: Any) -> bool:
+def requires_values(packet: str, tags: Any, args: Any) -> bool:
     """Return whether an operation of torch, such as "add", uses the values, or has another result on a GPU."""
     if _Tag.data_dependent_output in tags or _Tag.nondeterministic_seeded in tags or packet == "is_nonzero":
         return True
@@ -239,14 +239,14 @@ def uses_values(packet: str, tags: Any, args: Any) -> bool:
     return "nested" in packet or any(part in packet for part in DEVICES_DIFFER)
 
 
-def on_meta(value: Any) -> Any:
+def to_meta(value: Any) -> Any:
     """Return a tensor like the value on torch's meta device, where it has no values; what is no tensor unchanged."""
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return value
 
 
-def result_like(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def infer_result(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation without values. It takes torch long, so the last ones are kept.
 
     Raises:
@@ -256,10 +256,10 @@ def result_like(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         found = _known.get(key)
     except TypeError:  # an argument cannot be hashed
-        return operator(*mapped(on_meta, args), **mapped(on_meta, kwargs))
+        return operator(*mapped(to_meta, args), **mapped(to_meta, kwargs))
     if found is None:
-        found = operator(*mapped(on_meta, args), **mapped(on_meta, kwargs))
-        if len(_known) >= MOST_KNOWN:
+        found = operator(*mapped(to_meta, args), **mapped(to_meta, kwargs))
+        if len(_known) >= MAX_CACHED:
             _known.clear()
         _known[key] = found
     return found

@@ -16,13 +16,13 @@ from torchvision.datasets.vision import VisionDataset
 from .._validation import check_int
 from ..errors import ImageError
 from .bad_samples import MissingImageError
-from .encoded_image import MACHINE, REPLACE, EncodedImage
-from .lazy_image import PILLOW_DECODES_LATE, late_image
+from .encoded_image import REPLACE_ADVICE, SYSTEM_ADVICE, EncodedImage
+from .lazy_image import PILLOW_SUPPORTS_LAZY, create_lazy_image
 
 FIRST_PAUSE_S = 0.1
 """Pause before a file is fetched again, in seconds. Each further pause is twice as long."""
 
-NOT_TRIED_AGAIN = (FileNotFoundError, PermissionError, IsADirectoryError)
+PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError)
 
 _obstore_process: int | None = None  # obstore has one runtime a process, which all folders use
 """The process in which obstore was used, which a forked process inherits."""
@@ -63,7 +63,7 @@ class RemoteFiles:
             for path, info in found.items()
         }
 
-    def url_of(self, path: str) -> str:
+    def get_url(self, path: str) -> str:
         return str(self._filesystem().unstrip_protocol(path))
 
     def fetch(self, files: Sequence[tuple[str, int, str]]) -> list[bytes | Exception]:
@@ -94,7 +94,7 @@ class RemoteFiles:
         for left in range(self._retries, -1, -1):
             try:
                 return bytes(self._filesystem().cat_file(path))
-            except NOT_TRIED_AGAIN as missing:
+            except PERMANENT_ERRORS as missing:
                 return missing.with_traceback(None)
             except Exception as failed:  # each file system raises errors of its own
                 error = failed.with_traceback(None)
@@ -177,7 +177,7 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
             )
         self._listed = list(found.values())
         self.targets = [self.class_to_idx[name.split("/")[0]] for name in found]
-        self.samples = [(self._files.url_of(file[0]), target) for file, target in zip(self._listed, self.targets)]
+        self.samples = [(self._files.get_url(file[0]), target) for file, target in zip(self._listed, self.targets)]
         self.imgs = self.samples
         self._ahead: dict[int, bytes | Exception] = {}
 
@@ -206,15 +206,19 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
 
 
 def _opened(data: bytes | Exception, url: str) -> Image.Image:
-    if isinstance(data, NOT_TRIED_AGAIN):
+    if isinstance(data, PERMANENT_ERRORS):
         is_missing, reason = isinstance(data, FileNotFoundError), f"cannot be read: {data}"
         kind, number = (MissingImageError, errno.ENOENT) if is_missing else (ImageError, data.errno)
-        raise kind(f"{url}: {reason}. {REPLACE}", code="unreadable", path=url, reason=reason, errno=number) from data
+        raise kind(
+            f"{url}: {reason}. {REPLACE_ADVICE}", code="unreadable", path=url, reason=reason, errno=number
+        ) from data
     if isinstance(data, Exception):
         reason, number = f"cannot be fetched: {data or type(data).__name__}", errno.ETIMEDOUT
-        raise ImageError(f"{url}: {reason}. {MACHINE}", code="machine", path=url, reason=reason, errno=number) from data
+        raise ImageError(
+            f"{url}: {reason}. {SYSTEM_ADVICE}", code="machine", path=url, reason=reason, errno=number
+        ) from data
     encoded = EncodedImage.from_bytes(data, url)
-    return late_image(encoded) if PILLOW_DECODES_LATE else encoded.decoded()
+    return create_lazy_image(encoded) if PILLOW_SUPPORTS_LAZY else encoded.decoded()
 
 
 def _package_that_opens(url: str) -> str:

@@ -4,7 +4,7 @@ Shards are those of DALI's readers: of N samples in S shards, shard k is the ran
 the epoch. Here that order is one permutation of all samples, the same in every process. So shards differ in length by
 at most one sample. ``LastBatchPolicy`` says what happens to the difference.
 
-NOTE [ Shards and DALI's ]
+NOTE [ Differences from DALI's shards ]
 DALI's file reader with ``pad_last_batch=True`` under DALI's iterators gives the same samples in the same batches, with
 three differences. With PARTIAL, a shard that ends a batch before the others gives an empty batch in DALI, and none
 here. With DROP, DALI begins the next epoch with the remaining samples; here each epoch begins at the start of its
@@ -410,13 +410,13 @@ def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
     )
 
 
-def find_sharded(sampler: Any) -> ShardedSampler | None:
+def find_sharded_sampler(sampler: Any) -> ShardedSampler | None:
     """Return the ShardedSampler that ``sampler`` is, or that torch's BatchSampler uses; None if there is none."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, ShardedSampler) else None
 
 
-def check_dealt(was: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
+def check_shard_spec(was: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
     """Raise ValueError if an epoch that was begun with one ``shard_spec`` cannot go on with another.
 
     None stands for a loader without a ShardedSampler. What determines the order has to be the same.

@@ -1,4 +1,4 @@
-"""Transformed: an image that is not decoded, and the transforms that were called on it. Runs where the dataset runs."""
+"""TransformedImage: an image that is not decoded, and the transforms that were called on it. Runs where the dataset runs."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class _PixelUses(threading.local):
 
     def note(self) -> None:
         self.count += 1
-        self.note_line()
+        self.note_caller()
 
-    def note_why(self, why: str) -> None:
+    def note_reason(self, why: str) -> None:
         if self.why is None:
             self.why = why
 
-    def note_line(self) -> None:
+    def note_caller(self) -> None:
         if self.why is None:  # once for a batch, as to look takes longer than to count
             line = _line_of_the_user()
             self.why = f"pixels are used at {line}" if line else ""
@@ -65,21 +65,21 @@ def _line_of_the_user() -> str:
 _in_thread = threading.local()
 
 
-def is_making_values() -> bool:
+def is_materializing() -> bool:
     """Return whether this thread makes the values of an image, so that transforms are to do what they do without us."""
     return getattr(_in_thread, "is_on", False)
 
 
 @contextlib.contextmanager
 def _making_values() -> Iterator[None]:
-    before, _in_thread.is_on = is_making_values(), True
+    before, _in_thread.is_on = is_materializing(), True
     try:
         yield
     finally:
         _in_thread.is_on = before
 
 
-class Transformed:
+class TransformedImage:
     """An image that is not decoded, with the parameters that transforms have drawn for it.
 
     DALI applies the steps of ``chain`` to the file. ``real`` has torchvision do the same, with the same random numbers.
@@ -110,7 +110,7 @@ class Transformed:
         self._real: Any = None
 
     @classmethod
-    def of(cls, image: EncodedImage, mode: str = "RGB") -> Transformed:
+    def of(cls, image: EncodedImage, mode: str = "RGB") -> TransformedImage:
         """Return an image in mode RGB or L on which no transform was called yet, and which Pillow would decode."""
         if mode == "RGB":
             return cls(image, image.decoded)
@@ -126,13 +126,13 @@ class Transformed:
         """Whether torchvision has made the image."""
         return self._real is not None
 
-    def then(self, chain: Chain) -> Transformed:
+    def then(self, chain: Chain) -> TransformedImage:
         """Call the last transforms of a chain: draw their parameters."""
         row, size = self.row.copy(), self.size
         states = states_now(chain.draws_beside_torch) if chain.draws else None
         for step in chain.sampling_steps:
             size = step.sample_params(size, row)
-        return Transformed(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
+        return TransformedImage(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
 
     def real(self) -> Any:
         """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.

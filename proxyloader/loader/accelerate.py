@@ -1,6 +1,6 @@
 """PreparedLoader, and the patch of Accelerate that builds it in place of torch's loader. Main process.
 
-NOTE [ Loaders that Accelerate prepares ]
+NOTE [ Loaders prepared by Accelerate ]
 ``Accelerator.prepare`` does not keep a loader. It copies a fixed list of attributes, shards the batch sampler for this
 process, and builds a torch loader from them; so does ``skip_first_batches``. The patch adds one attribute to this list.
 Its value is a function that builds a loader of this package with the arguments of the original one, and Accelerate
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from ..data.sharded_sampler import find_sharded
+from ..data.sharded_sampler import find_sharded_sampler
 from .dataloader import DataLoader
 from .options import OPTION_NAMES
 
@@ -109,7 +109,7 @@ def _supports_state(arguments: dict[str, Any], processes: int) -> bool:
 def _check_sharding(batch_sampler: Any, processes: int) -> None:
     """Raise ValueError if Accelerate would shard batches that are already sharded."""
     processes = getattr(batch_sampler, "num_processes", processes)
-    shards = find_sharded(batch_sampler) or find_sharded(getattr(batch_sampler, "batch_sampler", None))
+    shards = find_sharded_sampler(batch_sampler) or find_sharded_sampler(getattr(batch_sampler, "batch_sampler", None))
     if shards is not None and shards.num_shards > 1 and processes > 1:
         raise ValueError(
             f"Accelerate shards the loader over {processes} processes, but it already has num_shards="

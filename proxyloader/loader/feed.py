@@ -1,12 +1,12 @@
 """Feed: moves packed batches from the workers to DALI, ahead of the training loop. Main process.
 
-NOTE [ Who waits for what ]
+NOTE [ No feeder thread ]
 All work is done in ``next()``, in the iterating thread. It takes batches that are ready in the workers until
 ``prefetch`` + 1 are in flight, then collects and returns the oldest. The others continue in DALI's threads while the
 model trains. ``next()`` waits for a worker only if nothing is in flight, and for DALI only for the oldest batch. So the
 sampler and torch's generators are used in the same thread as by a stock loader, and an error stays with its batch.
 
-NOTE [ Beside the model ]
+NOTE [ The submitter thread ]
 Submitting a large batch to DALI takes a considerable part of ``next()``. Many training loops wait for the GPU in each
 step, for example in a GradScaler, and request the next batch when the GPU is idle, so the time of ``next()`` is lost.
 A batch that is not urgent, because others are in flight and the steps of the loop are long, is therefore submitted by a
@@ -229,11 +229,11 @@ class Feed:
             if getattr(self._batches, "lost", False):
                 self.truncated, self._batches = True, None
         else:
-            is_packed = isinstance(message, BatchMessage)
-            request = requests.answered(message.number if is_packed else None) if requests is not None else None
+            in_loader_worker = isinstance(message, BatchMessage)
+            request = requests.answered(message.number if in_loader_worker else None) if requests is not None else None
             in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
             try:
-                if is_packed:
+                if in_loader_worker:
                     batch = message.open(request, self.pool.arena)
                 else:  # sent as by torch
                     batch_size = self.pool.workers.batch_size or 1

@@ -47,7 +47,7 @@ from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import IterableDataset
 
 from .._cores import usable_cores
-from ..data.dataset import length_of
+from ..data.dataset import get_length
 from ..data.sharded_sampler import World
 from ..loader.dataloader import DataLoader
 from .bench.config import machine
@@ -462,7 +462,7 @@ def _intercept_loops(seconds: float) -> Iterator[list[Diagnosis]]:
 def _num_samples(loader: Any) -> float:
     """Return the number of samples; -1 for torch's loader inside one of ours."""
     is_internal = type(loader).__module__.startswith("proxyloader.workers")
-    length = -1 if is_internal else length_of(getattr(loader, "dataset", ()))
+    length = -1 if is_internal else get_length(getattr(loader, "dataset", ()))
     return np.inf if length is None else length
 
 

@@ -1,6 +1,6 @@
 """Arena: shared memory for batches, lent to workers slot by slot. Owned by the main process, written by workers.
 
-NOTE [ Life cycle of a slot ]
+NOTE [ Slot ownership ]
 The main process owns the arena. Its sampler assigns a free slot to each request, which is sent to a worker through
 torch's index queue. The worker writes the bytes of the batch to the slot, marks the slot as ready, and returns a
 message with their position. The main process feeds views of the slot to DALI. Only one process writes at a time, so
@@ -58,7 +58,7 @@ class Arena:
         self._mapped: dict[int, Memory] = {}
         self._read_bytes: dict[int, int] = {}  # bytes of a slot whose pages this process has mapped by reading
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ What ends when ]
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ Shutdown order ]
         if self._fd >= 0 and not is_finalizing():
             os.close(self._fd)
 

@@ -1,6 +1,6 @@
 """Keep generator states in step with torch's loader despite deeper prefetching. Both processes.
 
-NOTE [ Undoing draws ahead ]
+NOTE [ Rolling back draws ]
 Decoded batches wait in addition to those that workers load, so more batches are requested ahead than by torch's loader.
 If a loop is left early, the draws for the excess batches are undone. Otherwise later epochs would differ from torch's
 and depend on timing, because samplers may draw from a generator that continues from epoch to epoch, as do transforms in

@@ -1,6 +1,6 @@
 """Fetch the samples of a request from an ImageFolder: read all files, then draw for all images. Runs in the worker.
 
-NOTE [ Read all, then draw for all ]
+NOTE [ Reading before sampling ]
 Reading a file of a hundred kilobytes evicts the code that draws random numbers, and its tables, from the processor's
 caches. A dataset that reads a file and calls its transform for one image after another reloads them for each image. But
 what ``DatasetFolder`` does for a sample is known. Nothing depends on the order in which files are read, and the numbers
@@ -27,7 +27,7 @@ from torchvision.datasets import DatasetFolder
 
 from .._random_state import set_states, states_now
 from ..data.compiled_transform import CompiledTransform
-from ..data.dataset import open_late
+from ..data.dataset import open_lazy
 from ..data.encoded_image import EncodedImage
 from ..data.lazy_tensor import collate_tensors
 from ..data.placeholders import ProxySample
@@ -122,8 +122,8 @@ def _is_known(folder: Any) -> bool:
         and type(folder.samples) is list
         and folder.target_transform is None
         and type(transform) is CompiledTransform
-        and transform.is_as_translated()
-        and folder.loader is open_late
+        and transform.is_unchanged()
+        and folder.loader is open_lazy
     )
 
 

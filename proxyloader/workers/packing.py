@@ -24,9 +24,9 @@ from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
 from ..data.deferral import Deferral
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, to_pure_tensor, values_of
-from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, holds, one_kind
-from ..data.recorded import Operation, value_of
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, real, requires_gradient, to_pure_tensor
+from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, check_same_kind, holds
+from ..data.recorded import Operation, compute_value
 from ..data.transformed import pixel_uses
 from ..transforms.chain import MAX_CHAINS
 from .arena import Arena, Memory
@@ -83,11 +83,13 @@ class Packer:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
         if self.deferral is not None and not self.deferral.is_active:
             return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, gave_up=True)
-        has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
+        has_placeholders = ProxySample.any_created and holds(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self.collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size)
-        if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
+        if not self._has_images and not (
+            has_placeholders or (LazyTensor.any_created and holds(content, (LazyTensor,)))
+        ):
             return PackedBatch(request, content=content, **self._count(pickler, 0, num_samples))
         data = pickler.dumps(content, may_overwrite=not self._keep_samples)
         rejected = self._reject_plans(pickler.runs)
@@ -230,10 +232,10 @@ class _ContentPickler:
     def parts(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
         """Return the value, or the operation, from which a tensor that is no output of DALI is restored."""
         if not isinstance(value, ProxyBatch):
-            return value_of(value) if isinstance(value, ProxySample) else value._node
+            return compute_value(value) if isinstance(value, ProxySample) else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
         if not any(map(self._is_for_dali, samples)):
-            return collate_tensor_fn([value_of(each) for each in samples])  # into the memory that torch shares
+            return collate_tensor_fn([compute_value(each) for each in samples])  # into the memory that torch shares
         return Operation("aten.stack.default", (samples,), {})
 
     def _place_batch(self, calls: Sequence[ProxyInputs]) -> Any:
@@ -266,7 +268,7 @@ class _Pickler(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, LazyTensor):
-            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or has_gradient(obj):
+            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or requires_gradient(obj):
                 return None
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
@@ -279,10 +281,10 @@ class _Pickler(ForkingPickler):
         return self.owner.place(obj) if is_kept else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, LazyTensor) and has_gradient(obj):
+        if isinstance(obj, LazyTensor) and requires_gradient(obj):
             real(obj)
             self.owner.is_computed = True
-            return computed, (values_of(obj),)
+            return computed, (get_values(obj),)
         if isinstance(obj, LazyImageTensor):
             return restore_image, (to_pure_tensor(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
@@ -345,7 +347,7 @@ class _Layout:
 
     def add_file(self, array: NDArray[Any]) -> int:
         """Add an array, unless it was read into the slot. Return its offset in bytes."""
-        offset = batch_memory.offset_of(array) if self._in_slot else None
+        offset = batch_memory.find_offset(array) if self._in_slot else None
         return self.add(array) if offset is None else offset
 
     def write(self, memory: Memory) -> None:
@@ -356,7 +358,7 @@ class _Layout:
 def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
     inputs = []
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
-        one_kind(name, arrays)
+        check_same_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
         if one_shape:  # stored contiguously
             offsets = [layout.add(array, align=k == 0) for k, array in enumerate(arrays)]

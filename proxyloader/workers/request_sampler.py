@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .._random_state import generator_of, preserve_rng, seed_generators
-from ..data.sharded_sampler import ShardedSampler, find_sharded
+from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
 from .arena import Arena
 from .draws_ahead import RequestsAhead
 from .loader_state import LoaderState, is_stateful
@@ -46,7 +46,7 @@ def of_samples(sampler: Any) -> Any:
 
 def is_distributed(sampler: Any) -> bool:
     """Return whether several processes train together, so that each needs the same number of batches."""
-    sharded = find_sharded(sampler)
+    sharded = find_sharded_sampler(sampler)
     shares = sharded.num_shards if sharded is not None else getattr(of_samples(sampler), "num_replicas", 1)
     return shares > 1 or (
         torch.distributed.is_available()
@@ -213,7 +213,7 @@ class RequestSampler:
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
         state saved in either process must work in both.
         """
-        if self._batched and find_sharded(self._sampler) is not None:
+        if self._batched and find_sharded_sampler(self._sampler) is not None:
             return int(self._sampler.batch_size)  # type: ignore[attr-defined]
         return self._shards * size
 
@@ -227,7 +227,7 @@ class RequestSampler:
             iterator: Iterator[Any] = iter(self._sampler)
             self._iterator = iterator
             return _remaining(iterator, loader_state, loader_state.batches if self._batched else done)
-        if find_sharded(self._sampler) is not None:  # its __iter__ advances the epoch
+        if find_sharded_sampler(self._sampler) is not None:  # its __iter__ advances the epoch
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
 

@@ -106,7 +106,7 @@ class PackedDataset(Dataset[Any]):
         return _pack(self._packer, fetched, request)
 
     def _is_deferring(self) -> bool:
-        """Return whether a batch may have images for DALI. See NOTE [ When deferring is given up ]."""
+        """Return whether a batch may have images for DALI. See NOTE [ When deferral stops ]."""
         deferral = self._packer.deferral
         if deferral is None or deferral.is_active:
             return True
@@ -168,7 +168,7 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
     """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
-    LazyTensor.is_packed = True
+    LazyTensor.in_loader_worker = True
     if isinstance(dataset, (PackedDataset, StatefulStream)):
         # User code expects get_worker_info() to return the dataset that was given to the loader.
         users = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset

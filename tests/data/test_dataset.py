@@ -27,7 +27,7 @@ from proxyloader import (
     wrap,
 )
 from proxyloader.data.compiled_transform import CompiledTransform, WorkerTransform
-from proxyloader.data.dataset import plans_in
+from proxyloader.data.dataset import collect_plans
 from proxyloader.data.lazy_tensor import LazyTensor
 
 from ..outcomes import raises
@@ -122,7 +122,7 @@ def test_a_custom_dataset_opens_images_undecoded_and_needs_a_settable_transform(
     for transform in (TRANSFORM, compile_transforms(TRANSFORM)):
         wrapped = wrap(Photographs(paths, transform))
         assert isinstance(wrapped[1][0], LazyTensor) and isinstance(wrapped.transform, CompiledTransform)
-    assert len(plans_in(wrap(Slotted(paths, TRANSFORM)))) == 1
+    assert len(collect_plans(wrap(Slotted(paths, TRANSFORM)))) == 1
     for dataset in (Calculates(paths), Frozen(paths, TRANSFORM)):
         with pytest.raises(TypeError, match=f"{type(dataset).__name__}.transform cannot be set .* ordinary attribute"):
             wrap(dataset)
@@ -135,7 +135,7 @@ class Sounds(Dataset[Any]):
 
 @pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(3)), Sounds(), [1, 2, 3]], ids=type)
 def test_datasets_without_images_are_returned_unchanged(dataset: Any) -> None:
-    assert wrap(dataset) is dataset and plans_in(dataset) == {}
+    assert wrap(dataset) is dataset and collect_plans(dataset) == {}
 
 
 def test_a_folder_without_a_transform_is_returned_and_a_custom_callable_is_refused(folder: ImageFolder) -> None:

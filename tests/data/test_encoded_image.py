@@ -36,7 +36,7 @@ def test_an_image_has_the_size_and_pixels_that_pillow_gives_it(
     path.write_bytes(data)
     theirs = default_loader(str(path))
     for most in (1 << 20, len(data) - 1, 3000, 100):
-        monkeypatch.setattr(encoded_image, "MOST_READ_BYTES", most)
+        monkeypatch.setattr(encoded_image, "MAX_READ_BYTES", most)
         for image in (EncodedImage.open(path), EncodedImage.from_bytes(data, name)):
             assert (image.width, image.height) == theirs.size
             assert np.array_equal(np.asarray(image.decoded()), np.asarray(theirs))
@@ -61,7 +61,7 @@ def test_only_rgb_pictures_are_taken_and_the_error_says_how_to_convert() -> None
 
 def test_a_picture_of_more_bytes_than_dali_counts_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     PHOTO.save(tmp_path / "large.png")
-    monkeypatch.setattr(encoded_image, "MOST_PIXEL_BYTES", 3 * 61 * 90 - 1)
+    monkeypatch.setattr(encoded_image, "MAX_PIXEL_BYTES", 3 * 61 * 90 - 1)
     with raises(ImageError, code="too-large", path=str(tmp_path / "large.png")):
         EncodedImage.open(tmp_path / "large.png")
     PHOTO.save(tmp_path / "large.jpg")
@@ -101,7 +101,7 @@ def test_files_that_are_no_images_are_refused_without_being_read_to_the_end(name
     try:
         with pytest.raises(ImageError, match=reason) as caught:
             EncodedImage.open(path)
-        assert tracemalloc.get_traced_memory()[1] < 4 * encoded_image.MOST_READ_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 4 * encoded_image.MAX_READ_BYTES
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value)
@@ -124,7 +124,7 @@ def test_data_behind_a_jpeg_is_dropped(name: str, tmp_path: Path) -> None:
     image = EncodedImage.open(path)
     assert image.data == JPEG
     assert np.array_equal(np.asarray(image.decoded()), np.asarray(default_loader(str(path))))
-    if path.stat().st_size < encoded_image.MOST_READ_BYTES:
+    if path.stat().st_size < encoded_image.MAX_READ_BYTES:
         assert EncodedImage.from_bytes(path.read_bytes()).data == JPEG
 
 

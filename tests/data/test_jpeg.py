@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.jpeg import JpegHeader, damage_of, read_jpeg_header, read_scans
+from proxyloader.data.jpeg import JpegHeader, find_damage, read_jpeg_header, read_scans
 from proxyloader.make_dataset import photograph
 from proxyloader.workers.scan_checks import checking
 
@@ -35,7 +35,7 @@ def test_a_header_is_read_with_any_segments_before_the_frame_unless_it_is_trunca
     fill = b"\xff\xff\xff"
     for more in (b"", comment, fill, fill + comment * 3):
         header = read_jpeg_header(data[:2] + more + data[2:])
-        assert header is not None and (header.height, header.width, header.as_pillow) == (61, 90, True)
+        assert header is not None and (header.height, header.width, header.matches_pillow) == (61, 90, True)
     assert not any(read_jpeg_header(data[:length]) for length in (0, 1, 2, 3, 4, 10, 20, 150, 300))
 
 
@@ -43,7 +43,7 @@ def test_a_header_is_read_with_any_segments_before_the_frame_unless_it_is_trunca
 def test_scans_are_counted(options: dict[str, bool], scans: int) -> None:
     data = encoded(SMALL, "JPEG", **options)
     header = header_of(data)
-    assert header.as_pillow and header.is_progressive == (scans > 1)
+    assert header.matches_pillow and header.is_progressive == (scans > 1)
     for behind in (b"", b"\xff\xd8\xff", data, bytes(1000)):
         found = read_scans(data + behind, header)
         assert found is not None and found[:2] == (scans, len(data))
@@ -73,7 +73,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_damaged_jpeg_is_decoded_by_pillow(options: dict[str, Any]) -> None:
     data = encoded(PHOTO, "JPEG", **options)
     middle = len(data) // 2
-    assert not damage_of(data) and stays_encoded(data)
+    assert not find_damage(data) and stays_encoded(data)
     damaged = {
         "truncated": data[:middle],
         "a byte short": data[:-1],
@@ -81,7 +81,7 @@ def test_a_damaged_jpeg_is_decoded_by_pillow(options: dict[str, Any]) -> None:
         "another file's block": data[:middle] + bytes(range(255, -1, -1)) * 2 + data[middle + 512 :],
     }
     assert {name: stays_encoded(each) for name, each in damaged.items()} == dict.fromkeys(damaged, False)
-    assert damage_of(data[:middle] + b"\xff\xd9")
+    assert find_damage(data[:middle] + b"\xff\xd9")
 
 
 def test_zeros_are_searched_for_only_before_a_gpu_and_runs_of_zeros_may_be_valid() -> None:
@@ -94,7 +94,7 @@ def test_zeros_are_searched_for_only_before_a_gpu_and_runs_of_zeros_may_be_valid
     assert bytes(64) in plain and stays_encoded(plain)
 
 
-# --- see NOTE [ What DALI cannot parse ] -----------------------------------------------------------------------------
+# --- see NOTE [ Headers that DALI cannot parse ] -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("marker", [0x00, 0x01, 0xBF, 0xC6, 0xC8, 0xD0, 0xD8, 0xD9, 0xDC, 0xDE, 0xF0, 0xFD])

@@ -18,7 +18,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
 
 from proxyloader import LastBatchPolicy, ShardedSampler, World
-from proxyloader.data.sharded_sampler import build_sampler, check_dealt
+from proxyloader.data.sharded_sampler import build_sampler, check_shard_spec
 
 FILL, PARTIAL, DROP = LastBatchPolicy.FILL, LastBatchPolicy.PARTIAL, LastBatchPolicy.DROP
 
@@ -351,6 +351,6 @@ def test_an_interrupted_epoch_resumes_only_in_the_same_order() -> None:
         return ShardedSampler(range(9), shards, 0, **arguments).shard_spec
 
     for now in (dealt(seed=2), dealt(3), dealt(last_batch_policy="fill", batch_size=3)):
-        check_dealt(dealt(seed=1), now)
+        check_shard_spec(dealt(seed=1), now)
     with pytest.raises(ValueError, match="saved in mid-epoch .* it has another order, .*loader.set_epoch"):
-        check_dealt(dealt(shuffle=True), dealt(shuffle=True, seed=1))
+        check_shard_spec(dealt(shuffle=True), dealt(shuffle=True, seed=1))

@@ -13,7 +13,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, InputError, UnsupportedTransformError, compile_transforms, explain
-from proxyloader.data.compiled_transform import compile_for_loader, compiled_in
+from proxyloader.data.compiled_transform import compile_for_loader, find_compiled
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.transforms.nested import find_nested, replace_nested
 
@@ -94,7 +94,7 @@ def test_their_code_calls_the_compiled_transforms_in_the_same_order(holder: Any)
     compare.seed_all(2)
     ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
     assert compare.generator_states() == states
-    plans = {each.plan.key: each.plan for each in compiled_in(compiled)}
+    plans = {each.plan.key: each.plan for each in find_compiled(compiled)}
     for a, b in zip(tree_leaves(theirs), tree_leaves(ours), strict=True):
         assert isinstance(b, LazyTensor) and (b.dtype, b.shape) == (a.dtype, a.shape)
         (call,) = image_calls_in(b)
@@ -107,16 +107,16 @@ def test_the_original_and_compiled_transforms_are_kept() -> None:
     for holder in HOLDERS:
         before = find_nested(holder)
         compiled = compile_transforms(holder)
-        assert type(compiled) is type(holder) and compiled_in(compiled)
+        assert type(compiled) is type(holder) and find_compiled(compiled)
         assert all(a is b for a, b in zip(find_nested(holder).values(), before.values(), strict=True))
         again = pickle.loads(pickle.dumps(compiled))  # as it reaches workers that are spawned
-        assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
+        assert [each.plan for each in find_compiled(again)] == [each.plan for each in find_compiled(compiled)]
     compiled = compile_transforms(CROP)
     two = TwoCrops(compiled)
-    assert compile_transforms(two) is two and compiled_in(two) == [compiled]
+    assert compile_transforms(two) is two and find_compiled(two) == [compiled]
     mixed = MultiCrop()
     mixed.large = (compiled, CROP)
-    assert compiled_in(compile_transforms(mixed))[0] is compiled
+    assert find_compiled(compile_transforms(mixed))[0] is compiled
     for holder in (*HOLDERS, len, CROP, 3):
         assert replace_nested(holder, lambda _, transform: transform) is holder
 
@@ -161,7 +161,7 @@ def test_chained_transforms_are_torchvisions_in_a_loader_and_refused_if_compiled
     data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
     with raises(InputError, code="wrong-input"):
         compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(data))
-    compiled = compile_for_loader(chained, takes_all=True)
+    compiled = compile_for_loader(chained, has_fallback=True)
     draws = compare.drawn_alike(
         lambda: chained(compare.opened(data)), lambda: compiled(EncodedImage.from_bytes(data)), seeds=5
     )

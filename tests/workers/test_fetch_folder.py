@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage, ImageError, wrap
 from proxyloader._random_state import states_now
-from proxyloader.data.dataset import plans_in
+from proxyloader.data.dataset import collect_plans
 from proxyloader.workers.fetch_folder import FolderFetcher
 from proxyloader.workers.scan_checks import PassedSamples
 
@@ -152,7 +152,7 @@ def changed(root: str) -> ImageFolder:
 )
 def test_other_datasets_are_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
     dataset = dataset_of(str(photos))
-    plans = {} if isinstance(dataset, TensorDataset) else plans_in(dataset)
+    plans = {} if isinstance(dataset, TensorDataset) else collect_plans(dataset)
     assert FolderFetcher(plans, None)(dataset, INDICES) is None
 
 
@@ -199,13 +199,13 @@ def test_an_index_out_of_range_is_raised_after_the_draws_of_earlier_samples(
 def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder) -> None:
     folder.transform = TRAIN
     dataset, passed = wrap(folder), PassedSamples(48)
-    folders = FolderFetcher(plans_in(dataset), passed)
+    folders = FolderFetcher(collect_plans(dataset), passed)
     for indices in (INDICES, list(np.array(INDICES)), list(torch.tensor(INDICES))):
         assert folders(dataset, indices) is not None, "samples are fetched one by one, and nothing is gained"
     assert passed.has_all(INDICES) and not passed.has_all([1])
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     dataset = wrap(folder)
-    folders = FolderFetcher(plans_in(dataset), None)
+    folders = FolderFetcher(collect_plans(dataset), None)
     assert folders(dataset, [0]) is not None
     before = states_now(beside_torch=True)
     assert folders(dataset, list(range(48))) is None and str(states_now(beside_torch=True)) == str(before)
@@ -223,7 +223,7 @@ def test_a_custom_collate_function_for_a_type_receives_real_tensors(
     monkeypatch.setitem(default_collate_fn_map, kind, collated)
     folder.transform = TRAIN
     dataset = wrap(folder)
-    samples = FolderFetcher(plans_in(dataset), None)(dataset, INDICES)
+    samples = FolderFetcher(collect_plans(dataset), None)(dataset, INDICES)
     assert samples is not None and all(isinstance(image, torch.Tensor) for image, _ in samples)
 
 
