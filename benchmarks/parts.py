@@ -44,7 +44,6 @@ from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
 from proxyloader.data.lazy_tensor import sample_of
-from proxyloader.data.placeholders import ImageCall
 from proxyloader.data.transformed import Transformed
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import DATASETS
@@ -262,7 +261,7 @@ def grey(root: str) -> dict[str, float]:
                 start = [each.then(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan
             server = RunQueue(build_pipeline(plan, PipelineOptions(len(images), num_threads=1)))
-            inputs = [list(arrays) for arrays in zip(*(ImageCall(plan, each.image, each.row).inputs for each in start))]
+            inputs = [list(arrays) for arrays in zip(*(each.inputs for each in start))]
 
             def by_torchvision(images: Any = images, first: Any = first) -> None:
                 transform = Compose([first, ToTensor(), Normalize((0.5,), (0.5,))])

@@ -24,7 +24,6 @@ from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import is_late, late_image, transformed_in
 from .lazy_tensor import LazyTensor, is_real, lazy_outputs, real, sample_of, values_of, with_values
-from .placeholders import ImageCall
 from .recorded import mapped
 from .transformed import Transformed, pixel_uses
 
@@ -131,7 +130,7 @@ def _made(image: Any, transformed: Transformed) -> Any:
     """Return the image, the tensor, or the several tensors, that an image is after its transforms."""
     if transformed.chain.state.kind == "pil":
         return late_image(transformed, image if isinstance(image, Image.Image) else None)
-    return lazy_outputs(transformed, transformed.chain.plan)
+    return lazy_outputs(transformed)
 
 
 def _transformed(image: Any) -> Transformed | None:
@@ -153,6 +152,6 @@ def _transformed_so_far(image: Any) -> Transformed | None:
     if not isinstance(image, LazyTensor):
         return transformed_in(image)
     sample = sample_of(image)
-    if sample is None or not isinstance(sample.call, ImageCall) or sample.call.plan.output.images > 1:
+    if sample is None or not isinstance(sample.call, Transformed) or sample.call.plan.output.images > 1:
         return None
-    return sample.call.transformed
+    return sample.call

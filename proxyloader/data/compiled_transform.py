@@ -14,13 +14,12 @@ from ..errors import InputError
 from ..lifetime import cached_property
 from ..transforms.chain import Chain, Snapshot, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
-from ..transforms.plan import ParamRow, Plan, Size
+from ..transforms.plan import ParamRow, Plan
 from ..transforms.registry import is_holder, plan_for
 from .deferral import current
 from .encoded_image import EncodedImage
 from .lazy_image import encoded_in, is_late, late_image, path_in
 from .lazy_tensor import lazy_outputs, with_values
-from .placeholders import ImageCall
 from .transformed import Transformed
 
 
@@ -80,17 +79,17 @@ class CompiledTransform(TransformStandIn):
 
     def outputs(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Return what a call returns, without a look at changes of the original."""
-        return lazy_outputs(Transformed.of(image).then(self._chain), self.plan)
+        return lazy_outputs(Transformed.of(image).then(self._chain))
 
-    def drawn(self, image: EncodedImage) -> tuple[ImageCall, Size]:
-        """Draw the parameters of an image whose values are not used in the worker. Return its (height, width), too.
+    def drawn(self, image: EncodedImage) -> Transformed:
+        """Draw the parameters of an image whose values are not used in the worker.
 
         As ``outputs``, it looks at nothing before.
         """
         row, size = ParamRow(), (image.height, image.width)
         for step in self._chain.sampling_steps:
             size = step.sample_params(size, row)
-        return ImageCall(self.plan, image, row), size
+        return Transformed(image, None, self._chain, (), row, size)
 
     def is_as_translated(self) -> bool:
         """Return whether the original, and the dtype that it makes, are those that were translated."""

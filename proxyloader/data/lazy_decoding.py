@@ -46,7 +46,7 @@ def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
             return with_values(decode(data, mode, apply_exif_orientation))
         bytes_ = data.clone()  # it may be changed before it is used
         transformed = Transformed(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
-        return lazy_outputs(transformed, START_AS_TENSOR.plan)
+        return lazy_outputs(transformed)
 
     return decoded
 

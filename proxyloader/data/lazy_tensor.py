@@ -37,9 +37,8 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_SUBCLASS, _must_return_subclass
 
-from ..transforms.plan import Plan
 from .lazy_image import is_late
-from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
+from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import Node, Operation, leaves, mapped, may_go_on, on_meta, result_like, stack_of, uses_values, value_of
 from .transformed import Transformed
 
@@ -231,18 +230,17 @@ class _Values(torch.autograd.Function):
         return grad
 
 
-def lazy_outputs(transformed: Transformed, plan: Plan) -> LazyTensor | tuple[LazyTensor, ...]:
-    """Return the tensor, or the several tensors, that a plan makes of an image whose transforms were called."""
-    call, images = ImageCall(plan, transformed.image, transformed.row, transformed), plan.output.images
-    return _late(call, 0) if images == 1 else tuple(_late(call, output) for output in range(images))
+def lazy_outputs(transformed: Transformed) -> LazyTensor | tuple[LazyTensor, ...]:
+    """Return the tensor, or the several tensors, that an image is after its transforms."""
+    images = transformed.plan.output.images
+    return _late(transformed, 0) if images == 1 else tuple(_late(transformed, output) for output in range(images))
 
 
-def _late(call: ImageCall, output: int) -> LazyTensor:
-    assert call.transformed is not None
-    state, size = call.plan.output, call.transformed.size
-    like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
-    kind = LazyTensor if call.transformed.chain.state.pure else LazyImageTensor
-    made = kind.__new__(kind, like, ProxySample(call, output))
+def _late(transformed: Transformed, output: int) -> LazyTensor:
+    state = transformed.plan.output
+    like = _meta(state.channels, *transformed.size, getattr(torch, state.dtype), state.order == "HWC")
+    kind = LazyTensor if transformed.chain.state.pure else LazyImageTensor
+    made = kind.__new__(kind, like, ProxySample(transformed, output))
     if state.order is None:
         made._has_known_order = False
     if not LazyTensor.is_packed and get_worker_info() is not None and not is_late():
@@ -531,9 +529,9 @@ def stacked(tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]
 
 def _kind_of(node: Any) -> Any:
     """Return a key that is the same for outputs of the same transforms and size only."""
-    if not isinstance(node, ProxySample) or not isinstance(node.call, ImageCall) or node.call.transformed is None:
+    if not isinstance(node, ProxySample) or not isinstance(node.call, Transformed):
         return id(node)
-    return node.call.server, node.output, node.call.transformed.size
+    return node.call.server, node.output, node.call.size
 
 
 def refuse_several_sizes(images: Sequence[torch.Tensor], advice: str) -> None:

@@ -21,9 +21,7 @@ from PIL import Image
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import InputError
-from ..transforms.plan import ParamRow, Plan
 from .encoded_image import EncodedImage
-from .transformed import Transformed
 
 
 class ProxyInputs:
@@ -50,35 +48,6 @@ class ProxyInputs:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProxyInputs, (self.server, self.inputs, self.source, self.names)
-
-
-class ImageCall(ProxyInputs):
-    """Inputs of a compiled transform: an image and its random parameters."""
-
-    __slots__ = ("image", "plan", "row", "transformed")
-
-    def __init__(self, plan: Plan, image: EncodedImage, row: ParamRow, transformed: Transformed | None = None) -> None:
-        self.server, self.source, self.run = plan.key, image.path, None
-        self.plan, self.image, self.row, self.transformed = plan, image, row, transformed
-
-    @property
-    def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
-        """Made when a batch is packed, as that takes less time there."""
-        data = np.frombuffer(self.image.buffer, np.uint8)
-        return (data, self.row.packed()) if self.row else (data,)
-
-    @property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("", "") if self.row else ("",)
-
-    def real(self) -> Sequence[torch.Tensor]:
-        """Return the output tensors as torchvision makes them. ImageError: Pillow cannot decode the image."""
-        assert self.transformed is not None
-        made = self.transformed.real()
-        return [made] if isinstance(made, torch.Tensor) else list(made)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImageCall, (self.plan, self.image, self.row)
 
 
 class ProxyInputBatch:

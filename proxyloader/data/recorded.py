@@ -108,9 +108,9 @@ def value_of(node: Any) -> Any:
     if isinstance(node, Operation):
         return node.real()
     if isinstance(node, ProxySample):
-        return node.call.real()[node.output]  # type: ignore[attr-defined]
+        return node.call.outputs()[node.output]  # type: ignore[attr-defined]
     if isinstance(node, ProxyBatch):
-        return torch.stack([call.real()[node.output] for call in node.run.calls])  # type: ignore[attr-defined]
+        return torch.stack([call.outputs()[node.output] for call in node.run.calls])  # type: ignore[attr-defined]
     return node
 
 

@@ -6,13 +6,17 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .._random_state import drawing_from, states_now
 from ..transforms.chain import START, START_AS_GREY, Chain
-from ..transforms.plan import ParamRow, Size
+from ..transforms.plan import ParamRow, Plan, Size
 from .encoded_image import EncodedImage
+from .placeholders import ProxyInputs
 
 Calls = tuple[tuple[Any, ...], "tuple[Any, ...] | None"]
 """Transforms that were called together, and the states of the generators before the first; None: they draw nothing."""
@@ -79,14 +83,16 @@ def _making_values() -> Iterator[None]:
         _in_thread.is_on = before
 
 
-class Transformed:
+class Transformed(ProxyInputs):
     """An image that is not decoded, with the parameters that transforms have drawn for it.
 
     DALI applies the steps of ``chain`` to the file. ``real`` has torchvision do the same, with the same random numbers.
+    It also serves as the inputs of DALI's pipeline.
 
     Attributes:
         image: the image before all transforms.
-        decode: returns that image as the stock loader's dataset would: as a PIL image, or a tensor.
+        decode: returns that image as the stock loader's dataset would: as a PIL image, or a tensor. None if its values
+            are not used in the worker.
         chain: the transforms, translated.
         calls: the transforms themselves.
         row: the parameters that were drawn.
@@ -98,7 +104,7 @@ class Transformed:
     def __init__(
         self,
         image: EncodedImage,
-        decode: Callable[[], Any],
+        decode: Callable[[], Any] | None,
         chain: Chain = START,
         calls: tuple[Calls, ...] = (),
         row: ParamRow | None = None,
@@ -108,6 +114,10 @@ class Transformed:
         self.row = ParamRow() if row is None else row
         self.size = (image.height, image.width) if size is None else size
         self._real: Any = None
+        self.run = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Transformed, (self.image, self.decode, self.chain, self.calls, self.row, self.size)
 
     @classmethod
     def of(cls, image: EncodedImage, mode: str = "RGB") -> Transformed:
@@ -115,6 +125,28 @@ class Transformed:
         if mode == "RGB":
             return cls(image, image.decoded)
         return cls(image, lambda: image.decoded().convert(mode), START_AS_GREY)
+
+    @property
+    def plan(self) -> Plan:
+        return self.chain.plan
+
+    @property
+    def server(self) -> str:  # type: ignore[override]
+        return self.chain.plan.key
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return self.image.path
+
+    @property
+    def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
+        """Made when a batch is packed, as that takes less time there."""
+        data = np.frombuffer(self.image.buffer, np.uint8)
+        return (data, self.row.packed()) if self.row else (data,)
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("", "") if self.row else ("",)
 
     @property
     def mode(self) -> str:
@@ -141,6 +173,7 @@ class Transformed:
             ImageError: Pillow cannot decode the image.
         """
         if self._real is None:
+            assert self.decode is not None
             pixel_uses.note()
             uses, image = pixel_uses.count, self.decode()
             pixel_uses.count = uses  # Pillow may have counted it, too
@@ -151,3 +184,8 @@ class Transformed:
                             image = transform(image)
             self._real = image
         return self._real
+
+    def outputs(self) -> Sequence[Any]:
+        """Return the tensors that ``real`` returns."""
+        made = self.real()
+        return made if isinstance(made, (list, tuple)) else (made,)

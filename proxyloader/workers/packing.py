@@ -25,9 +25,9 @@ from torchvision import tv_tensors
 from ..data.batch_memory import aligned, batch_memory
 from ..data.deferral import Deferral
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, to_pure_tensor, values_of
-from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, holds, one_kind
+from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, holds, one_kind
 from ..data.recorded import Operation, value_of
-from ..data.transformed import pixel_uses
+from ..data.transformed import Transformed, pixel_uses
 from ..transforms.chain import MAX_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
@@ -108,7 +108,7 @@ class Packer:
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
-        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], ImageCall)}
+        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], Transformed)}
         return PackedBatch(
             request,
             size_bytes=layout.size_bytes,
@@ -127,9 +127,9 @@ class Packer:
     def _made_by(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
         """Return what the PackedBatch says of who made how many images, and begin to count for the next one."""
         calls = [call for run in pickler.runs for call in run]
-        images = [call.image for call in calls if isinstance(call, ImageCall)]
+        images = [call.image for call in calls if isinstance(call, Transformed)]
         jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
-        by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
+        by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, Transformed) for array in call.inputs]
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
@@ -152,7 +152,7 @@ class Packer:
 
     def _refused(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
         """Return the plans of a batch that get no pipeline."""
-        calls = [call.server for run in runs for call in run if isinstance(call, ImageCall)]
+        calls = [call.server for run in runs for call in run if isinstance(call, Transformed)]
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
             is_alone = images == 1 and len(calls) > 1 and plan not in self._alone
@@ -261,7 +261,7 @@ class _ContentPickler:
 
 def _is_made(call: ProxyInputs) -> bool:
     """Return whether torchvision has made the image already, as its values were used."""
-    return isinstance(call, ImageCall) and call.transformed is not None and call.transformed.is_made
+    return isinstance(call, Transformed) and call.is_made
 
 
 class _Pickler(ForkingPickler):
