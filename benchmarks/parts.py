@@ -39,12 +39,12 @@ from proxyloader.dali.api import fn, pipeline_def, types
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.executor import run as run_pipeline
 from proxyloader.dali.run_queue import RunQueue
-from proxyloader.data.dataset import plans_in
+from proxyloader.data.dataset import collect_plans
 from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
-from proxyloader.data.lazy_tensor import sample_of
-from proxyloader.data.transformed import Transformed
+from proxyloader.data.lazy_tensor import get_sample
+from proxyloader.data.transformed import TransformedImage
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import DATASETS
 from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, machine, transform_with
@@ -172,7 +172,7 @@ def road(root: str) -> dict[str, float]:
 
 def _fetcher_of(dataset: Any, passed: PassedSamples | None) -> Fetcher:
     """Return the fetcher that a worker has for torch's default ``collate_fn``."""
-    plans = plans_in(dataset) if isinstance(dataset, ImageFolder) else {}
+    plans = collect_plans(dataset) if isinstance(dataset, ImageFolder) else {}
     return Fetcher(dataset, passed=passed, folders=FolderFetcher(plans, passed, is_in_worker=True))
 
 
@@ -189,7 +189,7 @@ def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
     dataset = wrap(ImageFolder(root, transform_with()))
     torch.manual_seed(0)
-    calls = [sample_of(dataset[index][0]).call for index in range(len(dataset))]
+    calls = [get_sample(dataset[index][0]).call for index in range(len(dataset))]
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
 
     @pipeline_def(batch_size=len(dataset), num_threads=1, device_id=None, exec_dynamic=True)
@@ -256,7 +256,7 @@ def grey(root: str) -> dict[str, float]:
             Image.open(path).convert("L" if kind == "grey" else "RGB").save(file, "JPEG", quality=93)
             images.append(EncodedImage.from_bytes(file.getvalue()))
         for name, first in ways.items():
-            start = [Transformed.of(image, "L") for image in images]
+            start = [TransformedImage.start(image, "L") for image in images]
             for transform in (first, ToTensor(), Normalize((0.5,), (0.5,))):
                 start = [each.then(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan
@@ -372,7 +372,7 @@ def engine_shares(
         folder = Path(f"{root}-{size[0]}x{size[1]}")
         dataset = wrap(ImageFolder(make_dataset(folder, images=images, size=size), transform_with()))
         torch.manual_seed(0)
-        calls = [sample_of(dataset[index][0]).call for index in range(images)]
+        calls = [get_sample(dataset[index][0]).call for index in range(images)]
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
         kind = f"GPU: {size[0]}x{size[1]}, {np.mean([file.nbytes for file in inputs[0]]):,.0f} bytes"
         servers = {

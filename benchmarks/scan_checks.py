@@ -30,7 +30,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from proxyloader._cores import usable_cores
-from proxyloader.data.jpeg import JpegHeader, damage_of, is_sound, read_jpeg_header, read_scans
+from proxyloader.data.jpeg import JpegHeader, find_damage, is_sound, read_jpeg_header, read_scans
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.verify import verify
 
@@ -130,7 +130,7 @@ def times(files: list[bytes], rounds: int) -> dict[str, float]:
     return {
         "read the header": ms_per_file(read_jpeg_header, files, rounds),
         "check": ms_per_file(passes, files, rounds),
-        "read by libjpeg": ms_per_file(damage_of, files, rounds),
+        "read by libjpeg": ms_per_file(find_damage, files, rounds),
     }
 
 
@@ -193,7 +193,7 @@ def shares(files: list[bytes]) -> dict[str, dict[str, float]]:
         damaged = [way(data) for data in files]
         found[name] = {
             "check": share([not passes(data) for data in damaged]),
-            "libjpeg": share([bool(damage_of(data)) for data in damaged]),
+            "libjpeg": share([bool(find_damage(data)) for data in damaged]),
         }
     return found
 

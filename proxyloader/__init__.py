@@ -4,7 +4,7 @@
 
 Importing this package loads neither torch nor DALI and does not initialize CUDA. Using a name loads what it needs. The
 import sets one environment variable, CUDA_DEVICE_MAX_CONNECTIONS, unless it is set already or
-PROXYLOADER_KEEP_ENVIRONMENT=1 is set. NOTE [ Queues ] in dali/device.py says why.
+PROXYLOADER_KEEP_ENVIRONMENT=1 is set. NOTE [ CUDA queues ] in dali/device.py says why.
 """
 
 import importlib

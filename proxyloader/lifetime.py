@@ -1,6 +1,6 @@
 """Lifetime of threads, pipelines and workers across ``os.fork()``, Ctrl-C and the end of the interpreter.
 
-NOTE [ What ends when ]
+NOTE [ Shutdown order ]
 **Fork.** Only the forking thread exists in a child. Locks that other threads hold stay locked, and waiting for a thread
 never returns. So a fork waits until DALI is idle: each watched queue collects its runs and blocks new ones, and a short
 sleep lets DALI release its inputs. Forks of several threads take turns. The fork also waits for a draw from torch's

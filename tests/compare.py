@@ -25,7 +25,7 @@ from proxyloader.dali import jpeg_engines
 from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
-from proxyloader.data.compiled_transform import compiled_in
+from proxyloader.data.compiled_transform import find_compiled
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale, Posterize
 from proxyloader.transforms.geometry import Flip
@@ -246,7 +246,7 @@ def generator_states() -> dict[str, object]:
 
 def the_plan(compiled: Any) -> Plan:
     """Of what ``compile_transforms`` gives for a transform, or for an object that holds one."""
-    (each,) = compiled_in(compiled)
+    (each,) = find_compiled(compiled)
     return each.plan
 
 

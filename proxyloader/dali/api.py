@@ -4,7 +4,7 @@ Private names of pipelines are in ``executor.py``.
 
 Importing this module imports DALI. ``tests/dali/test_api.py`` checks every such name against the installed DALI.
 
-NOTE [ What DALI cannot parse ]
+NOTE [ Headers that DALI cannot parse ]
 DALI's image decoder reads the headers of a batch in several threads. If it cannot parse one of them, it returns without
 waiting for the other threads. These go on in memory that was freed, and sometimes crash the process (DALI 2.4, on a
 CPU). An image that fails later, while its pixels are decoded, does no harm. So workers pass no JPEG to DALI whose

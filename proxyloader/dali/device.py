@@ -1,6 +1,6 @@
 """The device of the images. Main process.
 
-NOTE [ Queues ]
+NOTE [ CUDA queues ]
 All streams of a process send their work to a GPU through a few hardware queues. There are eight of them, unless
 CUDA_DEVICE_MAX_CONNECTIONS is set when CUDA starts. DALI decodes the images of a batch in several streams, in many
 small kernels. In a queue that they share with the model, these kernels wait for those of the model, and vice versa. So

@@ -2,7 +2,7 @@
 
 Most of this is private to DALI, or differs between its versions.
 
-NOTE [ DALI's memory on a GPU ]
+NOTE [ DALI's GPU memory ]
 DALI reuses memory of a stream for the next operator in that stream without waiting, as the stream keeps the order. Its
 image decoder breaks this rule: it writes from streams of its own, which do not seem to wait for the stream it belongs
 to. So if other operators use the stream of the decoder, the images of a later run overwrite those that are still to be
@@ -69,7 +69,7 @@ PADDINGS = ("device_memory_padding", "host_memory_padding")
 """Arguments of a decoder that set how much memory it allocates ahead."""
 
 Padding = tuple[tuple[str, int], ...]
-"""The padding arguments of a decoder. See NOTE [ Engines that fail ] in ``dali/jpeg_engines.py``."""
+"""The padding arguments of a decoder. See NOTE [ Failing JPEG engines ] in ``dali/jpeg_engines.py``."""
 
 
 def is_built(pipeline: Any) -> bool:
@@ -331,7 +331,7 @@ def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) 
 
 
 def shares_decoder_stream(pipeline: Any) -> bool:
-    """Return whether other operators use the stream of a decoder. See NOTE [ DALI's memory on a GPU ]."""
+    """Return whether other operators use the stream of a decoder. See NOTE [ DALI's GPU memory ]."""
     return pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND)
 
 
@@ -362,5 +362,5 @@ def _end_pipelines() -> None:
         del Pipeline.__del__  # the names that it uses are gone when it is called
 
 
-atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ What ends when ].
+atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ Shutdown order ].
 os.register_at_fork(after_in_child=_forget_all_in_child)

@@ -1,6 +1,6 @@
 """Conversion to float and normalisation in one pass, from DALI's memory to torch's. Main process.
 
-NOTE [ Copied once ]
+NOTE [ Single copy ]
 DALI's outputs are copied to memory of torch, so that torch's rules for streams, ``record_stream`` and memory statistics
 hold for them. If the remaining steps are only a conversion to float and normalisation, DALI returns uint8 levels, and
 the copy does these steps in the requested dtype, with one rounding. So DALI's outputs take a quarter of the memory, and

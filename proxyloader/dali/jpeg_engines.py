@@ -1,6 +1,6 @@
 """Build pipelines; on a crowded GPU without its JPEG engines, if these fail to decode. Main process.
 
-NOTE [ Engines that fail ]
+NOTE [ Failing JPEG engines ]
 The JPEG engines of a GPU have room for a limited number of users, over all processes. A decoder that finds no room
 reports it only on stderr, and CUDA decodes instead. But the operators after that decoder do not wait for CUDA, so an
 image may be the earlier content of its memory (nvImageCodec 0.9). They do wait for a decoder that was configured to not
@@ -56,8 +56,8 @@ MOST_LEVELS = 0.005
 
 CROWDED_BYTES = 4 << 30
 """What others use of a crowded GPU: its used memory, without that of torch in this process. Each process with a decoder
-uses a good part of a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ Queues ] in
-``dali/device.py``."""
+uses a good part of a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ CUDA queues ]
+in ``dali/device.py``."""
 
 SHORT_BYTES = 1 << 30
 """Free memory of a GPU below which its engines may not have enough."""

@@ -1,6 +1,6 @@
 """RunQueue: the runs of a DALI pipeline, in the order in which they were started. Main process.
 
-NOTE [ The order of runs ]
+NOTE [ Run order ]
 A DALI pipeline returns outputs in the order in which its runs were started. The queue keeps a PipelineRun for each run
 in that order, and collecting a run collects all runs before it first. So outputs cannot be mistaken for each other.
 When a loop is left, its runs are cancelled: their outputs are taken and dropped. An error stays with its run. Two

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, one_kind
+from ..data.placeholders import Proxy, ProxyBatch, ProxyInputBatch, ProxyInputs, ProxySample, check_same_kind
 from . import api
 from .output_format import Outputs, stacked_or_listed
 from .run_queue import RunQueue
@@ -146,7 +146,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
     def _run_calls(self, calls: Sequence[ProxyInputs]) -> Outputs:
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
         for name, arrays in zip(self.runs.names, inputs):
-            one_kind(name, arrays)
+            check_same_kind(name, arrays)
         return self.runs.collect(self.runs.submit(inputs))
 
 

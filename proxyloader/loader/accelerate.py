@@ -1,6 +1,6 @@
 """PreparedLoader, and what makes Accelerate build it where it would build a loader of torch. Main process.
 
-NOTE [ Loaders that Accelerate prepares ]
+NOTE [ Loaders prepared by Accelerate ]
 ``Accelerator.prepare`` does not keep a loader. It copies the attributes that it lists by name, puts a sampler for this
 process around the batches, and builds a loader of torch from them. So does ``skip_first_batches``. Here one more name
 is added to that list. Its value is a function that builds a loader of ours with the arguments of the one before, and
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from ..data.sharded_sampler import find_sharded
+from ..data.sharded_sampler import find_sharded_sampler
 from .dataloader import DataLoader
 from .options import OPTION_NAMES
 
@@ -112,7 +112,7 @@ def _can_have_state(arguments: dict[str, Any], processes: int) -> bool:
 def _refuse_two_shardings(batch_sampler: Any, processes: int) -> None:
     """Raise ValueError if Accelerate makes shards of batches that are a shard already."""
     processes = getattr(batch_sampler, "num_processes", processes)
-    shards = find_sharded(batch_sampler) or find_sharded(getattr(batch_sampler, "batch_sampler", None))
+    shards = find_sharded_sampler(batch_sampler) or find_sharded_sampler(getattr(batch_sampler, "batch_sampler", None))
     if shards is not None and shards.num_shards > 1 and processes > 1:
         raise ValueError(
             f"the loader has num_shards={shards.num_shards}, and Accelerate gives each of its {processes} processes a "

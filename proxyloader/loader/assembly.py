@@ -13,7 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from ..dali.output_format import stacked
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
-from ..data.lazy_tensor import RESIZE, refuse_several_sizes
+from ..data.lazy_tensor import RESIZE, check_same_size
 from ..errors import ImageError, PipelineError
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
@@ -176,5 +176,5 @@ def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> An
 
 
 def _stacked(images: Sequence[torch.Tensor], advice: str) -> torch.Tensor:
-    refuse_several_sizes(images, advice)
+    check_same_size(images, advice)
     return stacked(images)

@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, RandomSampler, SequentialSampler
 
 from .._validation import check_int
-from ..data.dataset import length_of
-from ..data.sharded_sampler import ShardedSampler, find_sharded
+from ..data.dataset import get_length
+from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
 from ..workers.loader_state import LoaderState, between_epochs, dataset_state
 from ..workers.pool import WorkerPool
 from ..workers.request_sampler import note_the_order_to_come, of_samples, own_generator, sampler_state
@@ -130,7 +130,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
 
     @property
     def _sharded(self) -> ShardedSampler | None:
-        return find_sharded(self._own_sampler)
+        return find_sharded_sampler(self._own_sampler)
 
     def _begin(self, loader_state: LoaderState) -> None:
         self._next_epoch = loader_state
@@ -146,4 +146,4 @@ class CheckpointedLoader(TorchDataLoader[T]):
 
     @property
     def _dataset_length(self) -> int | None:
-        return None if isinstance(self.dataset, IterableDataset) else length_of(self.dataset)
+        return None if isinstance(self.dataset, IterableDataset) else get_length(self.dataset)

@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import Translated, length_of, sources_of
+from ..data.dataset import Translated, get_length, get_sources
 from ..data.deferral import Deferral
 from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
@@ -251,7 +251,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def _proxyloader_build(self) -> Callable[..., Any]:
-        """Function that builds a loader with the arguments of this one; NOTE [ Loaders that Accelerate prepares ]."""
+        """Function that builds a loader with the arguments of this one; NOTE [ Loaders prepared by Accelerate ]."""
         from .accelerate import PreparedLoader
 
         return functools.partial(PreparedLoader.built_from, self)
@@ -380,7 +380,7 @@ class DataLoader(CheckpointedLoader[T]):
         translate, options = self._translate, self._options
         found = translate()
         self._warn_of(found)
-        transforms = [getattr(source, "transform", None) for source in sources_of(self.dataset)]
+        transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
         counts.has_given_up &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         if self._is_torchs(found.is_torchs and not found.plans, loader_state):
@@ -391,7 +391,7 @@ class DataLoader(CheckpointedLoader[T]):
         if not (options.check_scans and options.on_gpu):
             self._passed = None
         elif self._passed is None:
-            self._passed = PassedSamples(length_of(found.dataset) or 0)
+            self._passed = PassedSamples(get_length(found.dataset) or 0)
         found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
         deferral = None
         if options.server is None:  # it begins as an epoch with the same transforms has ended

@@ -1,13 +1,13 @@
 """Feed: takes packed batches from the workers and gives them to DALI, ahead of the training loop. Main process.
 
-NOTE [ Who waits for what ]
+NOTE [ No feeder thread ]
 The work is done at each ``next()``, in the thread that iterates. Batches that are ready in the workers are taken until
 ``prefetch`` + 1 are in flight. Then the oldest batch is collected and returned. The others go on in DALI's threads
 while the model trains. ``next()`` waits for a worker only if nothing is in flight, or while the oldest batch cannot be
 finished yet. It waits for DALI only for the oldest batch. So the sampler and torch's generators are used where a stock
 loader uses them, and an error stays with its batch.
 
-NOTE [ Beside the model ]
+NOTE [ The submitter thread ]
 Submitting a large batch to DALI takes a considerable part of ``next()``. Many training loops wait for the GPU in each
 step, for example in a GradScaler, and ask for the next batch when the GPU is idle. The time of ``next()`` is lost then.
 So a batch that is not urgent, because others are in flight and the steps of the loop are long, is submitted by a

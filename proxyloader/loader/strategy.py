@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision.datasets import MNIST, SEMEION, USPS
 
-from ..data.compiled_transform import compile_for_loader, left_to_torchvision
-from ..data.dataset import Translated, length_of, plans_in, sources_of, wrap
+from ..data.compiled_transform import compile_for_loader, wrap_untranslated
+from ..data.dataset import Translated, collect_plans, get_length, get_sources, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
 from ..transforms.nested import find_nested
@@ -61,24 +61,24 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         if options.translate == "all":
             raise
         wrapped = dataset
-    plans = plans_in(wrapped)
+    plans = collect_plans(wrapped)
     for plan in plans.values():
         options.format.check(plan)
     if not options.on_gpu:
-        compiled = plans_in(dataset)
+        compiled = collect_plans(dataset)
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
-            left = wrap(dataset, compile=left_to_torchvision)  # transforms that the user compiled keep their plans
+            left = wrap(dataset, compile=wrap_untranslated)  # transforms that the user compiled keep their plans
             reason = f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}"
             warning = f"torchvision transforms in the workers: {reason}"
-            return Translated(left, plans_in(left), reason=reason, warnings=(warning,))
-    source, *others = sources_of(dataset)
+            return Translated(left, collect_plans(left), reason=reason, warnings=(warning,))
+    source, *others = get_sources(dataset)
     kinds = {type(each) for each in (source, *others)}
     if kinds <= {TensorDataset, list, tuple, range}:
         reason = "" if plans else "its samples are in memory, with nothing to decode"
         return Translated(wrapped, plans, reason=reason, is_torchs=kinds == {TensorDataset})
     lacks_server = options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy)
     warnings = (NO_SERVER,) if lacks_server else ()
-    return Translated(wrapped, plans, is_late=True, warnings=warnings, not_translated=tuple(not_translated))
+    return Translated(wrapped, plans, is_deferred=True, warnings=warnings, not_translated=tuple(not_translated))
 
 
 @functools.cache  # as without workers a dataset is translated again for each batch
@@ -89,7 +89,7 @@ def _dali_is_installed() -> bool:
 def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
     """Translate a transform, or return it as it is if its parts are to be met where they are called."""
     try:
-        return compile_for_loader(transform, takes_all=options.translate is True)
+        return compile_for_loader(transform, has_fallback=options.translate is True)
     except UnsupportedTransformError as error:
         if options.translate == "all":
             raise
@@ -101,7 +101,7 @@ def _compiled(transform: Any, options: LoaderOptions, not_translated: list[str])
 
 def _slow_on_cpu(dataset: Any) -> str:
     """Return the classes of the transforms at which torchvision is faster on a CPU, in words."""
-    transforms = [getattr(source, "transform", None) for source in sources_of(dataset)]
+    transforms = [getattr(source, "transform", None) for source in get_sources(dataset)]
     held = [each for transform in transforms for each in (find_nested(transform) or {"": transform}).values()]
     parts = [part for each in held for part in translate(each).on_the_way()]
     slow = [part for part in parts if any(step.slow_on_cpu for step in iter_steps(part.steps))]
@@ -114,7 +114,7 @@ def _is_of_grey_arrays(dataset: Any) -> bool:
     return all(
         isinstance(source, GREY_ARRAYS)
         and getattr(type(source).__getitem__, "__module__", "").startswith("torchvision.")
-        for source in sources_of(dataset)
+        for source in get_sources(dataset)
     )
 
 
@@ -144,7 +144,7 @@ def described(
 
 def name_of(dataset: Any) -> str:
     """Return the class and the size of a dataset, as in "Subset of ImageFolder, 500 samples"."""
-    length = length_of(dataset)
+    length = get_length(dataset)
     size = f", {length:,} samples" if length is not None else ""
     names = [type(dataset).__name__]
     while type(dataset) in (Subset, ConcatDataset):
@@ -156,8 +156,9 @@ def name_of(dataset: Any) -> str:
 def _is_of_arrays(dataset: Any) -> bool:
     """Return whether a dataset makes its images of an array in memory, as CIFAR10 does, so that nobody decodes them."""
     return all(
-        isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor)) and len(data) == length_of(source)
-        for source in sources_of(dataset)
+        isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))
+        and len(data) == get_length(source)
+        for source in get_sources(dataset)
     )
 
 
@@ -171,7 +172,7 @@ class ImageCounts:
         self.decoded_why = ""  # why the workers decoded the first image that was to be decoded late, if that is known
         self.not_translated: tuple[str, ...] = ()  # the transforms that are not translated, and why
         self.reason = ""  # why torch loads the dataset, if that is known before its first batch
-        self.has_given_up = False  # whether workers have: NOTE [ When deferring is given up ] in ``data/deferral.py``
+        self.has_given_up = False  # whether workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
         self.has_images = False  # whether undecoded images were handed out so far
 
     @property

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .._cores import usable_cores
-from ..data.bad_samples import is_system_error
-from ..data.encoded_image import MACHINE
-from ..data.jpeg import damage_of, read_jpeg_header, read_scans
+from ..data.bad_samples import is_system_fault
+from ..data.encoded_image import SYSTEM_ADVICE
+from ..data.jpeg import find_damage, read_jpeg_header, read_scans
 from .files import check_can_be_written
 from .processes import ProgressBar, in_processes
 
@@ -115,7 +115,7 @@ def look_at(path: str) -> Finding:
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
-        advice = f". {MACHINE}" if is_system_error(error) else ""
+        advice = f". {SYSTEM_ADVICE}" if is_system_fault(error) else ""
         return Finding(path, "unreadable", f"{error.strerror or error}{advice}")
     if not data:
         return Finding(path, "truncated", "it is empty")
@@ -147,10 +147,10 @@ def look_at(path: str) -> Finding:
 def _damage_of_jpeg(data: bytes) -> str | None:
     """Return what is wrong with a JPEG; "" if nothing is, and None if Pillow must tell."""
     header = read_jpeg_header(data)
-    if header is None or not header.as_pillow:
+    if header is None or not header.matches_pillow:
         return None
     scans = read_scans(data, header)
-    return "a marker is misplaced, or a scan is missing" if scans is None else damage_of(data[: scans.end])
+    return "a marker is misplaced, or a scan is missing" if scans is None else find_damage(data[: scans.end])
 
 
 def _raise(error: OSError) -> None:

@@ -1,6 +1,6 @@
 """Faster sampling of torchvision's random parameters, for transforms that are expensive in a worker.
 
-NOTE [ The same draws, for less ]
+NOTE [ Fast parameter sampling ]
 RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
 worker's time per JPEG. The code below draws the same numbers in the same order from torch's generator, into reused
 tensors. Before first use, its boxes and the resulting generator states are compared with those of the installed

@@ -140,7 +140,7 @@ class Step:
 
     @property
     def takes_numbers_ahead(self) -> bool:
-        """Whether its numbers may be drawn ahead: see NOTE [ Numbers ahead ] in ``random_numbers.py``."""
+        """Whether its numbers may be drawn ahead: see NOTE [ Numbers drawn in advance ] in ``random_numbers.py``."""
         return not self.params_doc
 
     @property

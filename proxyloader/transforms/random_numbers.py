@@ -1,6 +1,6 @@
 """Random numbers from torch's generator, drawn one by one or for many images at once. Runs in the worker.
 
-NOTE [ Numbers ahead ]
+NOTE [ Numbers drawn in advance ]
 Drawing a hundred numbers at once takes torch hardly longer than drawing one, and its generator advances by one step per
 number, whether float or integer. So the numbers of many images are drawn from one state, once as floats and once as
 integers, and each draw takes the next element of the list of its type. Afterwards, the generator is advanced as if each

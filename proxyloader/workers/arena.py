@@ -1,6 +1,6 @@
 """Arena: shared memory for batches, lent to workers slot by slot. Owned by the main process, written by workers.
 
-NOTE [ The way of a slot ]
+NOTE [ Slot ownership ]
 The main process owns the arena. Its sampler assigns a free slot to each request. The request is sent to a worker on
 torch's index queue. The worker writes the bytes of the batch into the slot, marks the slot as ready, and returns a
 message that says where they are. The main process feeds DALI views of the slot. Only one process writes at a time, so
@@ -70,7 +70,7 @@ class Arena:
         self._mapped: dict[int, Memory] = {}
         self._read_bytes: dict[int, int] = {}  # of a slot, by this process, which writes to it
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ What ends when ]
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ Shutdown order ]
         if self._fd >= 0 and not is_finalizing():
             os.close(self._fd)
 

@@ -1,6 +1,6 @@
 """Keep generator states in step with torch's loader despite deeper prefetching. Both processes.
 
-NOTE [ As many draws as torch's ]
+NOTE [ Rolling back draws ]
 Decoded batches wait beside those that workers load, so the sampler and the workers are asked for more batches ahead
 than by torch's loader. After a loop that is left early these batches are not needed, and what was drawn for them is
 undone. Otherwise the next epochs would differ from those of torch's loader, and depend on timing: samplers may draw

@@ -14,10 +14,10 @@ from typing import Any
 from torch.utils.data import Subset, get_worker_info
 
 from .._random_state import preserve_rng, seed_generators, set_states, states_now
-from ..data.bad_samples import OnError, UnreadableSample, is_about_the_file
-from ..data.dataset import path_of
+from ..data.bad_samples import OnError, UnreadableSample, is_sample_fault
+from ..data.dataset import get_sample_path
 from ..data.deferral import Deferral
-from ..data.encoded_image import NOT_YET, EncodedImage
+from ..data.encoded_image import NOT_DECODED_ADVICE, EncodedImage
 from ..data.live_dataset import LiveDataset
 from ..errors import ImageError, InputError, ProxyLoaderError
 from .fetch_folder import FolderFetcher
@@ -87,7 +87,7 @@ class Fetcher:
             try:
                 sample = self._sample(index, request.epoch)
             except Exception as error:
-                if self._on_error == "raise" or not is_about_the_file(error):
+                if self._on_error == "raise" or not is_sample_fault(error):
                     raise
                 fetched.unreadable.append(UnreadableSample.of(index, error))
                 if self._on_error == "skip":
@@ -107,7 +107,7 @@ class Fetcher:
 
     @property
     def has_given_up(self) -> bool:
-        """Whether images are not deferred any more; see NOTE [ When deferring is given up ]."""
+        """Whether images are not deferred any more; see NOTE [ When deferral stops ]."""
         return self._deferral is not None and not self._deferral.is_active
 
     @property
@@ -134,7 +134,7 @@ class Fetcher:
             try:
                 return candidate, self._sample(candidate, epoch)
             except Exception as error:
-                if not is_about_the_file(error):
+                if not is_sample_fault(error):
                     raise
                 unreadable.append(UnreadableSample.of(candidate, error))
         raise nothing_replaces(index, unreadable, min(MOST_TRIES, size - 1))
@@ -173,7 +173,7 @@ class Fetcher:
             with checking(self._passed, request.each()):
                 return self.dataset.__getitems__(request.indices)
         except Exception as error:
-            if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_about_the_file(error)):
+            if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_sample_fault(error)):
                 raise
         set_states(before)  # each sample is read again by itself, to find the unreadable one
         return _NOTHING
@@ -195,15 +195,15 @@ class Fetcher:
         except InputError as error:
             raise error.at(f"dataset[{index}]", index=index) from error
         except TypeError as error:
-            if EncodedImage.__name__ not in str(error) or NOT_YET in str(error):
+            if EncodedImage.__name__ not in str(error) or NOT_DECODED_ADVICE in str(error):
                 raise
             raise InputError(
-                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_YET}",
+                f"dataset[{index}]: an image is used that is not decoded yet: {error}. {NOT_DECODED_ADVICE}",
                 code="not-decoded",
                 index=index,
             ) from error
         except ImageError as error:
-            path = error.path or path_of(self.dataset, index)
+            path = error.path or get_sample_path(self.dataset, index)
             where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
             raise error.at(where, index=index, path=path) from error.__cause__
 

@@ -1,6 +1,6 @@
 """Fetch the samples of a request from an ImageFolder: read all files, then draw for all images. Runs in the worker.
 
-NOTE [ Read all, then draw for all ]
+NOTE [ Reading before sampling ]
 Reading a file of a hundred kilobytes takes the code that draws random numbers, and its tables, out of the processor's
 caches, and they are fetched again for each image. A dataset that reads a file and calls its transform, for one image
 after the other, leaves no choice. But what ``DatasetFolder`` does for a sample is known. Nothing in it depends on the
@@ -27,7 +27,7 @@ from torchvision.datasets import DatasetFolder
 
 from .._random_state import set_states, states_now
 from ..data.compiled_transform import CompiledTransform
-from ..data.dataset import open_late
+from ..data.dataset import open_lazy
 from ..data.encoded_image import EncodedImage
 from ..data.lazy_tensor import collate_tensors
 from ..data.placeholders import ProxySample
@@ -97,11 +97,11 @@ class FolderFetcher:
                 if seed_for is not None:
                     seed_for(index)
                 if draws_alone:
-                    call = transform.drawn(image)
+                    call = transform.sample(image)
                     made.append(ProxySample(call))
                     sizes.add(call.size)
                 else:
-                    made.append(transform.outputs(image))
+                    made.append(transform.apply(image))
         return made if len(sizes) <= 1 else None
 
 
@@ -122,8 +122,8 @@ def _is_known(folder: Any) -> bool:
         and type(folder.samples) is list
         and folder.target_transform is None
         and type(transform) is CompiledTransform
-        and transform.is_as_translated()
-        and folder.loader is open_late
+        and transform.is_unchanged()
+        and folder.loader is open_lazy
     )
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .._random_state import seed_generators
-from ..data.sharded_sampler import ShardedSampler, check_dealt
+from ..data.sharded_sampler import ShardedSampler, check_shard_spec
 from .arena import Arena
 
 STATE_VERSION = 3
@@ -131,7 +131,7 @@ class LoaderState:
         was, now = self.sampler_state.get("dealt"), None if sampler is None else sampler.shard_spec
         taken = [*self.sampler_state.get("taken", ())]
         if self.samples or taken:
-            check_dealt(was, now)
+            check_shard_spec(was, now)
         if was == now:
             return self
         if was is None or not (self.samples or taken):

@@ -24,10 +24,10 @@ from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
 from ..data.deferral import Deferral
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, has_gradient, real, to_pure_tensor, values_of
-from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, holds, one_kind
-from ..data.recorded import Operation, value_of
-from ..data.transformed import Transformed, pixel_uses
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient, to_pure_tensor
+from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
+from ..data.recorded import Operation, compute_value
+from ..data.transformed import TransformedImage, pixel_uses
 from ..transforms.chain import MAX_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
@@ -83,11 +83,13 @@ class Packer:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
         if self.deferral is not None and not self.deferral.is_active:
             return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, gave_up=True)
-        has_placeholders = ProxySample.was_handed_out and holds(samples, (ProxySample, ProxyBatch))
+        has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self.collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size)
-        if not self._has_images and not (has_placeholders or (LazyTensor.was_made and holds(content, (LazyTensor,)))):
+        if not self._has_images and not (
+            has_placeholders or (LazyTensor.any_created and contains(content, (LazyTensor,)))
+        ):
             return PackedBatch(request, content=content, **self._made_by(pickler, 0, num_samples))
         data = pickler.dumps(content, may_write_over=not self._keep_samples)
         refused = self._refused(pickler.runs)
@@ -108,7 +110,7 @@ class Packer:
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
-        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], Transformed)}
+        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], TransformedImage)}
         return PackedBatch(
             request,
             size_bytes=layout.size_bytes,
@@ -127,9 +129,11 @@ class Packer:
     def _made_by(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
         """Return what the PackedBatch says of who made how many images, and begin to count for the next one."""
         calls = [call for run in pickler.runs for call in run]
-        images = [call.image for call in calls if isinstance(call, Transformed)]
+        images = [call.image for call in calls if isinstance(call, TransformedImage)]
         jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
-        by_hand_bytes = [array.nbytes for call in calls if not isinstance(call, Transformed) for array in call.inputs]
+        by_hand_bytes = [
+            array.nbytes for call in calls if not isinstance(call, TransformedImage) for array in call.inputs
+        ]
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
@@ -152,7 +156,7 @@ class Packer:
 
     def _refused(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
         """Return the plans of a batch that get no pipeline."""
-        calls = [call.server for run in runs for call in run if isinstance(call, Transformed)]
+        calls = [call.server for run in runs for call in run if isinstance(call, TransformedImage)]
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
             is_alone = images == 1 and len(calls) > 1 and plan not in self._alone
@@ -228,15 +232,15 @@ class _ContentPickler:
     def _is_for_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
         is_refused = bool(self._refused) and any(call.server in self._refused for call in calls)
-        return not is_refused and not all(map(_is_made, calls))
+        return not is_refused and not all(map(_is_materialized, calls))
 
     def parts(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
         """Return what stands for a tensor that DALI does not make alone."""
         if not isinstance(value, ProxyBatch):
-            return value_of(value) if isinstance(value, ProxySample) else value._node
+            return compute_value(value) if isinstance(value, ProxySample) else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
         if not any(map(self._is_for_dali, samples)):
-            return collate_tensor_fn([value_of(each) for each in samples])  # into the memory that torch shares
+            return collate_tensor_fn([compute_value(each) for each in samples])  # into the memory that torch shares
         return Operation("aten.stack.default", (samples,), {})
 
     def _place_batch(self, calls: Sequence[ProxyInputs]) -> Any:
@@ -259,9 +263,9 @@ class _ContentPickler:
         return self._rows[id(call)]
 
 
-def _is_made(call: ProxyInputs) -> bool:
+def _is_materialized(call: ProxyInputs) -> bool:
     """Return whether torchvision has made the image already, as its values were used."""
-    return isinstance(call, Transformed) and call.is_made
+    return isinstance(call, TransformedImage) and call.is_materialized
 
 
 class _Pickler(ForkingPickler):
@@ -269,7 +273,7 @@ class _Pickler(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, LazyTensor):
-            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or has_gradient(obj):
+            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or requires_gradient(obj):
                 return None
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
@@ -282,10 +286,10 @@ class _Pickler(ForkingPickler):
         return self.owner.place(obj) if is_kept else None
 
     def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, LazyTensor) and has_gradient(obj):
-            real(obj)
+        if isinstance(obj, LazyTensor) and requires_gradient(obj):
+            materialize(obj)
             self.owner.is_computed = True
-            return computed, (values_of(obj),)
+            return computed, (get_values(obj),)
         if isinstance(obj, LazyImageTensor):
             return restore_image, (to_pure_tensor(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
@@ -349,7 +353,7 @@ class _Layout:
 
     def add_file(self, array: NDArray[Any]) -> int:
         """Add an array, unless it was read into the slot. Return its offset in bytes."""
-        offset = batch_memory.offset_of(array) if self._in_slot else None
+        offset = batch_memory.find_offset(array) if self._in_slot else None
         return self.add(array) if offset is None else offset
 
     def write(self, memory: Memory) -> None:
@@ -360,7 +364,7 @@ class _Layout:
 def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
     inputs = []
     for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
-        one_kind(name, arrays)
+        check_same_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
         if one_shape:  # they follow each other
             offsets = [layout.add(array, align=k == 0) for k, array in enumerate(arrays)]

@@ -90,7 +90,7 @@ class WorkerPool:
             counts: counts the images for DALI; None: it is not given up, as a server's pipeline takes all that it is
                 given.
         """
-        dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
+        dataset, plans, is_late = translated.dataset, translated.plans, translated.is_deferred
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.of(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None

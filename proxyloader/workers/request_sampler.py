@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .._random_state import generator_of, preserve_rng, seed_generators
-from ..data.sharded_sampler import ShardedSampler, find_sharded
+from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
 from .arena import Arena
 from .draws_ahead import RequestsAhead
 from .loader_state import LoaderState, is_stateful
@@ -49,7 +49,7 @@ def of_samples(sampler: Any) -> Any:
 
 def trains_with_others(sampler: Any) -> bool:
     """Return whether other processes load batches at the same time, of which each needs as many as this one."""
-    sharded = find_sharded(sampler)
+    sharded = find_sharded_sampler(sampler)
     shares = sharded.num_shards if sharded is not None else getattr(of_samples(sampler), "num_replicas", 1)
     return shares > 1 or (
         torch.distributed.is_available()
@@ -216,7 +216,7 @@ class RequestSampler:
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
         state saved in either process must work in both.
         """
-        if self._batched and find_sharded(self._sampler) is not None:
+        if self._batched and find_sharded_sampler(self._sampler) is not None:
             return int(self._sampler.batch_size)  # type: ignore[attr-defined]
         return self._shards * size
 
@@ -230,7 +230,7 @@ class RequestSampler:
             iterator: Iterator[Any] = iter(self._sampler)
             self._iterator = iterator
             return _remaining(iterator, loader_state, loader_state.batches if self._batched else done)
-        if find_sharded(self._sampler) is not None:  # it counts the epoch in __iter__
+        if find_sharded_sampler(self._sampler) is not None:  # it counts the epoch in __iter__
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
 
@@ -247,7 +247,7 @@ class RequestSampler:
         if isinstance(sampler, ShardedSampler):
             # Also if torch calls iter() twice, as it does with workers.
             taken = loader_state.sampler_state.get("taken", [])
-            sampler.set_rest(loader_state.epoch, taken)
+            sampler.resume(loader_state.epoch, taken)
             loader_state.sampler_state = {"epoch": loader_state.epoch, "dealt": sampler.shard_spec, "taken": taken}
         elif loader_state.resumes and loader_state.sampler_state:
             if "epoch" in loader_state.sampler_state and hasattr(sampler, "set_epoch"):

@@ -105,7 +105,7 @@ class PackedDataset(Dataset[Any]):
         return _pack(self._packer, fetched, request)
 
     def _is_deferring(self) -> bool:
-        """Return whether a batch may have something for DALI. See NOTE [ When deferring is given up ]."""
+        """Return whether a batch may have something for DALI. See NOTE [ When deferral stops ]."""
         deferral = self._packer.deferral
         if deferral is None or deferral.is_active:
             return True
@@ -113,7 +113,7 @@ class PackedDataset(Dataset[Any]):
         if self._transform is self.fetcher.transform:
             return False
         self._has_released = False
-        deferral.look_again()
+        deferral.restart()
         hooks.hold(deferral)
         return True
 
@@ -167,7 +167,7 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
     """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
-    LazyTensor.is_packed = True
+    LazyTensor.in_loader_worker = True
     if isinstance(dataset, (PackedDataset, StatefulStream)):
         # User code expects get_worker_info() to return the dataset that was given to the loader.
         users = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset

@@ -36,7 +36,7 @@ def test_an_image_has_the_size_and_pixels_that_pillow_gives_it(
     path.write_bytes(data)
     theirs = default_loader(str(path))
     for most in (1 << 20, len(data) - 1, 3000, 100):
-        monkeypatch.setattr(encoded_image, "MOST_READ_BYTES", most)
+        monkeypatch.setattr(encoded_image, "MAX_READ_BYTES", most)
         for image in (EncodedImage.open(path), EncodedImage.from_bytes(data, name)):
             assert (image.width, image.height) == theirs.size
             assert np.array_equal(np.asarray(image.decoded()), np.asarray(theirs))
@@ -57,17 +57,20 @@ def test_slivers_are_decoded_by_pillow(size: tuple[int, int], encoded: bool) -> 
 
 
 def test_pictures_are_of_rgb_alone_which_says_how_to_convert_them_and_the_file_is_not_to_blame() -> None:
-    with pytest.raises(InputError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
+    with pytest.raises(InputError, match=r"mode must be 'RGB' for DALI, got 'L'.*image.convert\('RGB'\)"):
         EncodedImage.from_pil(PHOTO.convert("L"))
     image = EncodedImage.from_pil(PHOTO, "a.png")
     assert image.convert("RGB") is image
-    with pytest.raises(InputError, match=r"a.png: it is not decoded yet.*'L'.*torch.utils.data.DataLoader"):
+    with pytest.raises(
+        InputError,
+        match=r"a.png: cannot be converted to 'L', because it is not decoded yet.*torch.utils.data.DataLoader",
+    ):
         image.convert("L")
 
 
 def test_a_picture_of_more_bytes_than_dali_counts_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     PHOTO.save(tmp_path / "large.png")
-    monkeypatch.setattr(encoded_image, "MOST_PIXEL_BYTES", 3 * 61 * 90 - 1)
+    monkeypatch.setattr(encoded_image, "MAX_PIXEL_BYTES", 3 * 61 * 90 - 1)
     with raises(ImageError, code="too-large", path=str(tmp_path / "large.png")):
         EncodedImage.open(tmp_path / "large.png")
     PHOTO.save(tmp_path / "large.jpg")
@@ -107,7 +110,7 @@ def test_what_is_no_image_is_refused_without_being_read_to_its_end(name: str, tm
     try:
         with pytest.raises(ImageError, match=reason) as caught:
             EncodedImage.open(path)
-        assert tracemalloc.get_traced_memory()[1] < 4 * encoded_image.MOST_READ_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 4 * encoded_image.MAX_READ_BYTES
     finally:
         tracemalloc.stop()
     assert str(path) in str(caught.value)
@@ -130,7 +133,7 @@ def test_of_a_jpeg_with_something_behind_it_the_jpeg_alone_travels(name: str, tm
     image = EncodedImage.open(path)
     assert image.data == plain_jpeg()
     assert np.array_equal(np.asarray(image.decoded()), np.asarray(default_loader(str(path))))
-    if path.stat().st_size < encoded_image.MOST_READ_BYTES:
+    if path.stat().st_size < encoded_image.MAX_READ_BYTES:
         assert EncodedImage.from_bytes(path.read_bytes()).data == plain_jpeg()
 
 

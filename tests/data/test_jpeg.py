@@ -16,7 +16,7 @@ from proxyloader.dali.api import __version__ as dali_version
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.jpeg import JpegHeader, damage_of, read_jpeg_header, read_scans
+from proxyloader.data.jpeg import JpegHeader, find_damage, read_jpeg_header, read_scans
 from proxyloader.errors import PipelineError
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.registry import plan_for
@@ -52,7 +52,7 @@ def test_a_header_is_read_whatever_segments_stand_before_the_frame_unless_it_is_
     fill = b"\xff\xff\xff"
     for more in (b"", comment, fill, fill + comment * 3):
         header = read_jpeg_header(data[:2] + more + data[2:])
-        assert header is not None and (header.height, header.width, header.as_pillow) == (61, 90, True)
+        assert header is not None and (header.height, header.width, header.matches_pillow) == (61, 90, True)
     assert not any(read_jpeg_header(data[:length]) for length in (0, 1, 2, 3, 4, 10, 20, 150, 300))
 
 
@@ -60,7 +60,7 @@ def test_a_header_is_read_whatever_segments_stand_before_the_frame_unless_it_is_
 def test_scans_are_counted(options: dict[str, bool], scans: int) -> None:
     data = plain_jpeg(**options)
     header = header_of(data)
-    assert header.as_pillow and header.is_progressive == (scans > 1)
+    assert header.matches_pillow and header.is_progressive == (scans > 1)
     for behind in (b"", b"\xff\xd8\xff", data, bytes(1000)):
         found = read_scans(data + behind, header)
         assert found is not None and found[:2] == (scans, len(data))
@@ -90,7 +90,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_damaged_jpeg_is_left_to_pillow(options: dict[str, Any]) -> None:
     data = jpeg(**options)
     middle = len(data) // 2
-    assert not damage_of(data) and stays_encoded(data)
+    assert not find_damage(data) and stays_encoded(data)
     damaged = {
         "truncated": data[:middle],
         "a byte short": data[:-1],
@@ -98,7 +98,7 @@ def test_a_damaged_jpeg_is_left_to_pillow(options: dict[str, Any]) -> None:
         "another file's block": data[:middle] + bytes(range(255, -1, -1)) * 2 + data[middle + 512 :],
     }
     assert {name: stays_encoded(each) for name, each in damaged.items()} == dict.fromkeys(damaged, False)
-    assert damage_of(data[:middle] + b"\xff\xd9")
+    assert find_damage(data[:middle] + b"\xff\xd9")
 
 
 def test_zeros_are_searched_for_before_a_gpu_alone_and_a_run_may_be_sound() -> None:
@@ -122,7 +122,7 @@ def test_a_jpeg_that_pillow_refuses_is_left_to_it(name: str) -> None:
         assert not stays_encoded(data)
 
 
-# --- see NOTE [ What DALI cannot parse ] -----------------------------------------------------------------------------
+# --- see NOTE [ Headers that DALI cannot parse ] ---------------------------------------------------------------------
 
 HEADER_BYTES = plain_jpeg().find(b"\xff\xda") + 14
 

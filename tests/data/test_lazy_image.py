@@ -21,7 +21,7 @@ from torchvision import transforms
 from torchvision.transforms import functional as F
 
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.lazy_image import encoded_in, late_image, transformed_in
+from proxyloader.data.lazy_image import create_lazy_image, get_encoded, get_transformed
 
 from ..faults import in_thread
 from ..undecoded import opened_late
@@ -185,26 +185,26 @@ class TestWhatIsDecoded:
     )
     def test_nothing_is_where_no_pixel_is_used(self, use: Callable[[Any], Any]) -> None:
         data = jpeg()
-        encoded = encoded_in(use(late(data)))
+        encoded = get_encoded(use(late(data)))
         assert encoded is not None and encoded.data == data and encoded.size == (61, 43)
 
     @pytest.mark.parametrize("mode", ["RGB", "L"])
     def test_an_image_in_mode_l_and_a_grey_jpeg_that_is_converted_stay_encoded(self, mode: str) -> None:
         image, stock = late(jpeg(mode)).convert("L").copy(), Image.open(io.BytesIO(jpeg(mode)))
-        transformed = transformed_in(image)
-        assert encoded_in(image) is None and transformed is not None
+        transformed = get_transformed(image)
+        assert get_encoded(image) is None and transformed is not None
         assert transformed.image.data == jpeg(mode) and transformed.mode == image.mode == "L"
-        assert seen(transformed.real()) == seen(image) == seen(stock.convert("L"))
+        assert seen(transformed.materialize()) == seen(image) == seen(stock.convert("L"))
         converted = late(jpeg(mode)).convert("RGB")
-        assert encoded_in(converted) is not None and seen(converted) == seen(stock.convert("RGB"))
+        assert get_encoded(converted) is not None and seen(converted) == seen(stock.convert("RGB"))
 
     def test_an_image_that_was_changed_is_no_longer_its_file_and_its_copies_are(self) -> None:
         image = late(jpeg())
         copied, converted = image.copy(), image.convert("RGB")
         for changed in (image, converted):
             changed.putpixel((0, 0), (1, 2, 3))
-            assert encoded_in(changed) is None and changed.getpixel((0, 0)) == (1, 2, 3)
-        assert encoded_in(copied) is not None and copied.getpixel((0, 0)) != (1, 2, 3)
+            assert get_encoded(changed) is None and changed.getpixel((0, 0)) == (1, 2, 3)
+        assert get_encoded(copied) is not None and copied.getpixel((0, 0)) != (1, 2, 3)
 
     @pytest.mark.parametrize("kind", ["PNG", "CMYK", "several pictures", "tiny"])
     def test_what_dali_would_decode_in_another_way_is(self, kind: str) -> None:
@@ -215,7 +215,7 @@ class TestWhatIsDecoded:
         else:
             image.convert("CMYK" if kind == "CMYK" else "RGB").save(file, "PNG" if kind == "PNG" else "JPEG")
         opened, stock = late(file.getvalue()), Image.open(file)
-        assert encoded_in(opened.convert("RGB")) is None
+        assert get_encoded(opened.convert("RGB")) is None
         assert seen(opened) == seen(stock)
         assert getattr(opened, "n_frames", 1) == getattr(stock, "n_frames", 1)
 
@@ -223,7 +223,7 @@ class TestWhatIsDecoded:
         picture = Image.open(io.BytesIO(jpeg()))
         file = io.BytesIO()
         picture.save(file, "PNG")
-        assert late_image(EncodedImage.from_bytes(file.getvalue())).tobytes() == picture.tobytes()
+        assert create_lazy_image(EncodedImage.from_bytes(file.getvalue())).tobytes() == picture.tobytes()
 
 
 class TestFiles:
@@ -241,7 +241,7 @@ class TestFiles:
         assert file.closed and image.fp is None and image.filename == str(path)
         path.unlink()
         assert seen(image) == seen(Image.open(users))
-        assert encoded_in(converted) is not None and seen(converted) == seen(Image.open(users).convert("RGB"))
+        assert get_encoded(converted) is not None and seen(converted) == seen(Image.open(users).convert("RGB"))
         assert np.array_equal(np.asarray(left), np.asarray(converted))
 
     @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -275,7 +275,7 @@ class TestFiles:
         cut = jpeg()[:-200]
         monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
         image = late(cut).convert("RGB")
-        assert encoded_in(image) is None and seen(image) == seen(Image.open(io.BytesIO(cut)).convert("RGB"))
+        assert get_encoded(image) is None and seen(image) == seen(Image.open(io.BytesIO(cut)).convert("RGB"))
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
         with pytest.raises(Image.DecompressionBombError):
             late(jpeg())
@@ -291,12 +291,12 @@ def test_images_are_pillows_own_outside_the_context_in_other_threads_and_where_a
         return Image.open(io.BytesIO(jpeg()))
 
     with opened_late():
-        assert transformed_in(opened()) and transformed_in(opened().convert("RGB"))
+        assert get_transformed(opened()) and get_transformed(opened().convert("RGB"))
         with opened_late():
             pass
-        assert transformed_in(opened())
-        assert in_thread(lambda: transformed_in(opened())) is None
+        assert get_transformed(opened())
+        assert in_thread(lambda: get_transformed(opened())) is None
         monkeypatch.setitem(Image.OPEN, "JPEG", (Own, Image.OPEN["JPEG"][1]))
         assert type(opened()) is Own
     monkeypatch.undo()
-    assert transformed_in(opened()) is None
+    assert get_transformed(opened()) is None

@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as v2_functional
 
 from proxyloader import EncodedImage, compile_transforms
-from proxyloader.data.lazy_tensor import LazyTensor, is_real
+from proxyloader.data.lazy_tensor import LazyTensor, is_materialized
 from proxyloader.workers.packing import ContentUnpickler, _ContentPickler
 
 from .. import compare
@@ -43,7 +43,7 @@ def both(transform: Any = FLOAT, seed: int = 0) -> tuple[list[torch.Tensor], lis
     compiled = compile_transforms(transform)
     torch.manual_seed(seed)
     late = [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
-    assert all(isinstance(each, LazyTensor) and not is_real(each) for each in late)
+    assert all(isinstance(each, LazyTensor) and not is_materialized(each) for each in late)
     return late, real
 
 
@@ -112,7 +112,7 @@ def on_each(do: Callable[[Any], Any]) -> tuple[Any, Any]:
 def assert_same_form(ours: Any, theirs: Any) -> None:
     """Shape, dtype and strides are known without values."""
     for a, b in zip(tensors_in(ours), tensors_in(theirs), strict=True):
-        assert isinstance(a, LazyTensor) and not is_real(a)
+        assert isinstance(a, LazyTensor) and not is_materialized(a)
         assert (a.shape, a.dtype, a.stride(), a.device) == (b.shape, b.dtype, b.stride(), b.device)
         assert a.is_contiguous() == b.is_contiguous() and len(a.size()) == a.ndim == b.dim()
 
@@ -261,7 +261,7 @@ def test_an_operation_is_recorded_and_gives_what_it_gives_on_the_real_tensor(nam
         return
     ours = RECORDED[name](late)
     assert_same_form(ours, theirs)
-    assert not is_real(late)
+    assert not is_materialized(late)
     assert_replayed(ours, theirs)
     assert_same(late, real)
 
@@ -500,7 +500,7 @@ def test_copies_have_the_values(copies: Callable[[Any], Any]) -> None:
 def test_copies_of_images_of_torchvisions_are_such_and_unknown_strides_are_reshaped() -> None:
     ours, theirs = both(v2.Compose([v2.CenterCrop(32), v2.ToImage()]))
     copied = copy.deepcopy(ours[0])
-    assert isinstance(copied, tv_tensors.Image) and not is_real(copied)
+    assert isinstance(copied, tv_tensors.Image) and not is_materialized(copied)
     assert_same(replayed([copied]), theirs[:1])
     image = v2_functional.to_image(v1_functional.to_pil_image(torch.arange(48, dtype=torch.uint8).reshape(3, 4, 4)))
     told = LazyTensor(torch.empty(3, 4, 4, dtype=torch.uint8, device="meta"), image.as_subclass(torch.Tensor))
@@ -514,7 +514,7 @@ def test_what_others_see_is_a_tensor() -> None:
     assert (late.numel(), len(late), late.nbytes, late.element_size()) == (240, 3, 960, 4)
     assert not late.requires_grad and late.is_leaf and late.layout is torch.strided
     assert late.size(1) == 8 and late.data.shape == real.shape and hash(late) is not None
-    assert not is_real(late)
+    assert not is_materialized(late)
     assert repr(late) == repr(real) and str(late) == str(real)
 
 
@@ -570,7 +570,7 @@ class TestBatches:
             torch.manual_seed(4)
             batch = default_collate([(image, k) for k, image in enumerate(images)])
             found.append([*mixing(num_classes=3)(*batch), torch.rand(1)])
-        assert not is_real(found[0][0])
+        assert not is_materialized(found[0][0])
         assert_replayed(found[0], found[1])
 
 

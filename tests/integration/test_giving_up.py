@@ -21,12 +21,12 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader
-from proxyloader.data.deferral import LOOK_AT
+from proxyloader.data.deferral import MAX_UNUSED_SAMPLES
 
 from ..side_by_side import assert_as_torch, assert_same
 
 TRANSFORM = transforms.Compose([transforms.RandomCrop(64), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
-SAMPLES = 2 * LOOK_AT + 24
+SAMPLES = 2 * MAX_UNUSED_SAMPLES + 24
 HERE = Path(__file__).name
 
 
@@ -260,7 +260,9 @@ def test_a_new_transform_is_looked_at(workers: int, photos: Path) -> None:
 def test_few_images_for_dali_are_enough(photos: Path) -> None:
     class Mixed(Photos):
         def __getitem__(self, index: int) -> Any:
-            return super().__getitem__(index) if index % (LOOK_AT - 8) == 0 else (torch.zeros(3, 64, 64), index)
+            return (
+                super().__getitem__(index) if index % (MAX_UNUSED_SAMPLES - 8) == 0 else (torch.zeros(3, 64, 64), index)
+            )
 
     loader = DataLoader(Mixed(photos), 8, device="cpu")
     loaded(loader, 1)

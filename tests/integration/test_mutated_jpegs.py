@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 from torchvision.transforms import PILToTensor
 
 from proxyloader import DataLoader
-from proxyloader.data.lazy_image import encoded_in
+from proxyloader.data.lazy_image import get_encoded
 from proxyloader.make_dataset import photograph
 
 from ..hostile_jpegs import DC_FIRST, DC_LAST, HALVES, JFIF, progressive, two_pictures, without
@@ -140,7 +140,7 @@ class Catching(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         try:
             image = Image.open(io.BytesIO(self.files[index])).convert("RGB")
-            self.late[index] = encoded_in(image) is not None
+            self.late[index] = get_encoded(image) is not None
             return "", PILToTensor()(image), float(torch.rand(1))
         except Exception as error:
             return type(error).__name__, None, float(torch.rand(1))

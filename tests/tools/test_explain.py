@@ -18,7 +18,7 @@ import proxyloader
 from proxyloader import explain
 from proxyloader.dali.api import _name_in_fn
 from proxyloader.dali.build import PipelineOptions, build_pipeline
-from proxyloader.data.compiled_transform import compile_transforms, compiled_in
+from proxyloader.data.compiled_transform import compile_transforms, find_compiled
 from proxyloader.tools.cli import main
 from proxyloader.tools.explain import find
 from proxyloader.transforms.registry import CONTAINERS, RULES, plan_for
@@ -281,7 +281,7 @@ class TestNames:
     def test_of_a_transform_in_a_module_or_of_what_makes_one(self, module: str, name: str) -> None:
         expected = plan_for(v1.Compose([v1.Resize(32), v1.ToTensor()]))
         for spelled in (f"{module}:{name}", f"{module}.py:{name}"):
-            assert [each.plan for each in compiled_in(compile_transforms(find(spelled)))] == [expected]
+            assert [each.plan for each in find_compiled(compile_transforms(find(spelled)))] == [expected]
 
     @pytest.mark.parametrize(
         "name", ["resnet18", "ResNet18_Weights.IMAGENET1K_V1", "ResNet18_Weights.DEFAULT", "explained:weights"]

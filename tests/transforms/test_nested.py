@@ -17,8 +17,8 @@ from proxyloader.data.compiled_transform import (
     CompiledTransform,
     WorkerTransform,
     compile_for_loader,
-    compiled_in,
-    left_to_torchvision,
+    find_compiled,
+    wrap_untranslated,
 )
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.transforms.nested import find_nested, replace_nested
@@ -100,7 +100,7 @@ def test_their_own_code_calls_the_compiled_transforms_in_its_order(holder: Any) 
     compare.seed_all(2)
     ours = [compiled(EncodedImage.from_bytes(data)) for _ in range(5)]
     assert compare.generator_states() == states
-    plans = {each.plan.key: each.plan for each in compiled_in(compiled)}
+    plans = {each.plan.key: each.plan for each in find_compiled(compiled)}
     for a, b in zip(tree_leaves(theirs), tree_leaves(ours), strict=True):
         assert isinstance(b, LazyTensor) and (b.dtype, b.shape) == (a.dtype, a.shape)
         (call,) = image_calls_in(b)
@@ -113,16 +113,16 @@ def test_the_original_and_what_is_compiled_already_stay() -> None:
     for holder in HOLDERS:
         before = find_nested(holder)
         compiled = compile_transforms(holder)
-        assert type(compiled) is type(holder) and compiled_in(compiled)
+        assert type(compiled) is type(holder) and find_compiled(compiled)
         assert all(a is b for a, b in zip(find_nested(holder).values(), before.values(), strict=True))
         again = pickle.loads(pickle.dumps(compiled))  # as it reaches workers that are spawned
-        assert [each.plan for each in compiled_in(again)] == [each.plan for each in compiled_in(compiled)]
+        assert [each.plan for each in find_compiled(again)] == [each.plan for each in find_compiled(compiled)]
     compiled = compile_transforms(CROP)
     two = TwoCrops(compiled)
-    assert compile_transforms(two) is two and compiled_in(two) == [compiled]
+    assert compile_transforms(two) is two and find_compiled(two) == [compiled]
     mixed = MultiCrop()
     mixed.large = (compiled, CROP)
-    assert compiled_in(compile_transforms(mixed))[0] is compiled
+    assert find_compiled(compile_transforms(mixed))[0] is compiled
     for holder in (*HOLDERS, len, CROP, 3):
         assert replace_nested(holder, lambda _, transform: transform) is holder
 
@@ -138,11 +138,11 @@ def test_a_transform_is_named_by_where_it_is_held() -> None:
 
 def test_left_to_torchvision_they_get_decoded_images() -> None:
     holder = TwoCrops(FLIP)
-    left = left_to_torchvision(holder)
+    left = wrap_untranslated(holder)
     assert isinstance(left, WorkerTransform) and left.transform is holder
     mixed = MultiCrop()
     mixed.pair = TwoCrops(compile_transforms(FLIP))
-    kinds = [type(each) for each in find_nested(left_to_torchvision(mixed)).values()]
+    kinds = [type(each) for each in find_nested(wrap_untranslated(mixed)).values()]
     assert kinds == [WorkerTransform, WorkerTransform, WorkerTransform, CompiledTransform]
 
 
@@ -177,7 +177,7 @@ def test_one_transform_upon_another_is_torchvisions_in_a_loader_and_refused_wher
     data, chained = compare.images("small")["small"], Chained(v2.Compose([*FLIP.transforms, v2.RandomCrop(9)]))
     with raises(InputError, code="wrong-input"):
         compile_transforms(Chained(FLIP))(EncodedImage.from_bytes(data))
-    compiled = compile_for_loader(chained, takes_all=True)
+    compiled = compile_for_loader(chained, has_fallback=True)
     draws = compare.drawn_alike(
         lambda: chained(compare.opened(data)), lambda: compiled(EncodedImage.from_bytes(data)), seeds=5
     )

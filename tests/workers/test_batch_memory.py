@@ -48,18 +48,18 @@ def test_a_file_is_read_into_it(memory: np.ndarray, path: Path) -> None:
     image = EncodedImage.open(str(path))
     assert not isinstance(image.buffer, bytes) and image.buffer == path.read_bytes()
     array = np.frombuffer(image.buffer, np.uint8)
-    assert batch_memory.offset_of(array) == 0 and np.shares_memory(array, memory)
+    assert batch_memory.find_offset(array) == 0 and np.shares_memory(array, memory)
     other = np.frombuffer(EncodedImage.open(str(path)).buffer, np.uint8)
-    offset = batch_memory.offset_of(other)
+    offset = batch_memory.find_offset(other)
     assert offset is not None and offset > path.stat().st_size and offset % ALIGNMENT_BYTES == 0
-    assert batch_memory.offset_of(np.zeros(8, np.uint8)) is None
+    assert batch_memory.find_offset(np.zeros(8, np.uint8)) is None
 
 
 def test_what_is_kept_and_nothing_else_is_copied_when_the_batch_is_sent(
     memory: np.ndarray, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied, leave_memory = [], EncodedImage.leave_memory
-    monkeypatch.setattr(EncodedImage, "leave_memory", lambda image: (copied.append(image), leave_memory(image)))
+    copied, detach_data = [], EncodedImage.detach_data
+    monkeypatch.setattr(EncodedImage, "detach_data", lambda image: (copied.append(image), detach_data(image)))
     kept, of_pillow = EncodedImage.open(str(path)), Image.open(path)
     for _ in range(3):
         EncodedImage.open(str(path))

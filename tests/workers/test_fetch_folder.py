@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage, ImageError, wrap
 from proxyloader._random_state import states_now
-from proxyloader.data.dataset import plans_in
+from proxyloader.data.dataset import collect_plans
 from proxyloader.data.placeholders import ProxySample
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.fetch_folder import FolderFetcher
@@ -87,7 +87,7 @@ def test_samples_are_those_that_are_fetched_one_by_one(
     torch.manual_seed(1)
     wanted, wanted_states = inputs_of(Fetcher(dataset, seed=seed)(request).samples), states()
     torch.manual_seed(1)
-    folders = FolderFetcher(plans_in(dataset) if is_for_torch else (), None, is_in_worker)
+    folders = FolderFetcher(collect_plans(dataset) if is_for_torch else (), None, is_in_worker)
     assert folders(dataset, indices) is not None, "samples are fetched one by one, and nothing is gained"
     torch.manual_seed(1)
     fetched = Fetcher(dataset, seed=seed, folders=folders)(request)
@@ -185,7 +185,7 @@ def changed(root: str) -> ImageFolder:
 )
 def test_another_dataset_is_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
     dataset = dataset_of(str(photos))
-    plans = {} if isinstance(dataset, TensorDataset) else plans_in(dataset)
+    plans = {} if isinstance(dataset, TensorDataset) else collect_plans(dataset)
     assert FolderFetcher(plans, None)(dataset, INDICES) is None
 
 
@@ -204,10 +204,10 @@ def damaged(photos: Path, tmp_path: Path) -> ImageFolder:
 def test_a_file_that_is_not_sound_is_met_where_it_is_met_without_us(damaged: ImageFolder, bad: int) -> None:
     dataset, passed = wrap(damaged), PassedSamples(48)
     before = states()
-    assert FolderFetcher(plans_in(dataset), passed)(dataset, [0, 1, bad, 2]) is None
+    assert FolderFetcher(collect_plans(dataset), passed)(dataset, [0, 1, bad, 2]) is None
     assert states() == before
     left = []
-    for folders in (None, FolderFetcher(plans_in(dataset), passed)):
+    for folders in (None, FolderFetcher(collect_plans(dataset), passed)):
         torch.manual_seed(2)
         with raises(ImageError, index=bad, path=dataset.samples[bad][0]):
             Fetcher(dataset, passed=passed, folders=folders)(BatchRequest(0, 0, [0, 1, bad, 2], True, None))
@@ -244,15 +244,15 @@ def test_an_index_that_is_out_of_range_is_met_behind_the_draws_of_those_before(
 def test_what_is_sound_is_known_later_and_several_sizes_are_refused_as_without_us(folder: ImageFolder) -> None:
     folder.transform = TRAIN
     dataset, passed = wrap(folder), PassedSamples(48)
-    folders = FolderFetcher(plans_in(dataset), passed)
+    folders = FolderFetcher(collect_plans(dataset), passed)
     assert folders(dataset, INDICES) is not None and passed.has_all(INDICES) and not passed.has_all([1])
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     dataset = wrap(folder)
-    folders, before = FolderFetcher(plans_in(dataset), None), states()
+    folders, before = FolderFetcher(collect_plans(dataset), None), states()
     assert folders(dataset, [0]) is not None
     after = states()
     assert folders(dataset, list(range(48))) is None and states() == after != before
-    with pytest.raises(RuntimeError, match="the images of a batch must be of one size to be stacked"):
+    with pytest.raises(RuntimeError, match="images in a batch must have the same shape to be stacked"):
         list(DataLoader(folder, 48, translate="all", device="cpu"))
 
 
@@ -266,7 +266,7 @@ def test_a_function_of_the_users_for_samples_or_tensors_gets_them(
     monkeypatch.setitem(default_collate_fn_map, kind, collated)
     folder.transform = TRAIN
     dataset = wrap(folder)
-    samples = FolderFetcher(plans_in(dataset), None)(dataset, INDICES)
+    samples = FolderFetcher(collect_plans(dataset), None)(dataset, INDICES)
     assert samples is not None and all(isinstance(image, torch.Tensor) for image, _ in samples)
 
 
@@ -277,13 +277,13 @@ def test_a_damaged_file_that_pillow_decodes_is_read_with_the_others(photos: Path
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2] + bytes(512) + data[len(data) // 2 + 512 :])
     wrapped, passed = wrap(dataset), PassedSamples(48)
-    samples = FolderFetcher(plans_in(wrapped), passed)(wrapped, [2, 3, 4])
+    samples = FolderFetcher(collect_plans(wrapped), passed)(wrapped, [2, 3, 4])
     assert samples is not None
     torch.manual_seed(2)
     one_by_one = Fetcher(wrapped, passed=PassedSamples(48))
     wanted = inputs_of(one_by_one(BatchRequest(0, 0, [2, 3, 4], True, None)).samples)
     torch.manual_seed(2)
-    assert inputs_of(FolderFetcher(plans_in(wrapped), passed)(wrapped, [2, 3, 4]) or []) == wanted
+    assert inputs_of(FolderFetcher(collect_plans(wrapped), passed)(wrapped, [2, 3, 4]) or []) == wanted
     assert wanted[1][0].startswith(b"P6") and not passed.has_all([3])
 
 

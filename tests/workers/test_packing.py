@@ -92,7 +92,7 @@ def test_samples_without_images_are_collated_in_the_worker_and_not_searched_for_
 
 
 def test_samples_with_placeholders_wait_for_the_users_collate_fn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProxySample, "was_handed_out", True)
+    monkeypatch.setattr(ProxySample, "any_created", True)
     batch, content = unpacked(Packer(len, None, 4), [(sample(1), "a"), (sample(2), "b")])
     assert not batch.collated and content == [(((0, 0), 0), "a"), (((0, 1), 0), "b")]
 
@@ -153,7 +153,7 @@ def test_tensors_beside_the_images_arrive_as_they_left(photos: Path, workers: in
 def test_inputs_of_several_kinds_in_a_batch_are_refused_with_what_was_found() -> None:
     calls = [ProxyInputs("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
     with pytest.raises(
-        InputError, match="input 'b' of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
+        InputError, match="input 'b' must have one dtype .* per batch, got float32 with 1 .*, uint8 with"
     ):
         Packer(default_collate, None, 4)(list(map(ProxySample, calls)))
 

@@ -43,7 +43,7 @@ from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import IterableDataset
 
 from ..._cores import usable_cores
-from ...data.dataset import length_of
+from ...data.dataset import get_length
 from ...data.sharded_sampler import World
 from ...loader.dataloader import DataLoader
 from ..bench.config import machine
@@ -243,7 +243,7 @@ def _gpu_load() -> Iterator[dict[str, float]]:
 
 def _waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
     """Return the share of the time that reading some samples waits in this thread, or None if it cannot be measured."""
-    if (length := length_of(dataset)) is None or isinstance(dataset, IterableDataset):
+    if (length := get_length(dataset)) is None or isinstance(dataset, IterableDataset):
         return None
     with _noted("the share of reading a sample that is waiting", unmeasured):
         begin_s, busy_s = time.perf_counter(), _busy_s()
@@ -361,7 +361,7 @@ def _size(loader: Any) -> float:
     """Return the number of samples; -1 for the torch loader inside one of ours."""
     if type(loader).__module__.startswith("proxyloader.workers"):
         return -1.0
-    length = length_of(loader.dataset)
+    length = get_length(loader.dataset)
     return np.inf if length is None else length
 
 
