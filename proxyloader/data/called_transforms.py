@@ -40,10 +40,8 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each ``__call__`` to intercept."""
     if "timm.data.transforms" in sys.modules:
         load_timm_rules()
-    for cls in classes_with_rules():
+    for cls in (*classes_with_rules(), *COMPOSES):
         yield cls, "__call__", _intercept(cls, cls.__call__)
-    for cls in COMPOSES:
-        yield cls, "__call__", _intercept_compose(cls, cls.__call__)
 
 
 def _is_for_gpu() -> bool:
@@ -52,15 +50,20 @@ def _is_for_gpu() -> bool:
     return deferral is not None and deferral.on_gpu
 
 
-def _intercept(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
+def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    is_compose = cls in COMPOSES
+    images = Image.Image if is_compose else (Image.Image, EncodedImage, LazyTensor)
+
     @functools.wraps(call)
     def called(self: Any, *inputs: Any, **named: Any) -> Any:
         if not defers_decoding():
             return call(self, *inputs, **named)
-        if type(self) is cls and inputs and not named and isinstance(inputs[0], _IMAGES) and not is_changed(self):
-            result = _apply(self, inputs[0]) if _keeps_others(self, inputs[1:]) else None
+        if type(self) is cls and inputs and not named and isinstance(inputs[0], images) and not is_changed(self):
+            result = _apply(self, is_compose, *inputs)
             if result is not None:
-                return result if len(inputs) == 1 else (result, *inputs[1:])
+                return result
+        if is_compose:
+            return call(self, *inputs, **named)
         if inputs and isinstance(inputs[0], EncodedImage):
             inputs = inputs[0].decoded(), *inputs[1:]
         if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_materialized(inputs[0]):
@@ -76,21 +79,35 @@ def _intercept(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _intercept_compose(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def called(self: Any, *inputs: Any, **named: Any) -> Any:
-        if type(self) is cls and inputs and not named and isinstance(inputs[0], Image.Image) and defers_decoding():
-            result = _apply_compose(self, inputs[0], inputs[1:])
-            if result is not None:
-                return result if len(inputs) == 1 else (result, *inputs[1:])
-        return call(self, *inputs, **named)
-
-    return called
+def _wrap_result(given: Any, made: Any) -> Any:
+    """Return the result of a transform on pixels. A tensor computed from an image becomes a LazyTensor."""
+    return wrap_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
 
 
-def _keeps_others(transform: Any, others: tuple[Any, ...]) -> bool:
-    """Return whether a transform returns the inputs next to an image, such as a label, unchanged."""
-    return not others or (_is_v2(transform) and all(type(each) in _LABELS for each in others))
+def _apply(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
+    """Apply a transform to an undecoded image. Return None if it needs pixels, or for a Compose, if a part of it does.
+
+    Other inputs, such as a label, must be returned unchanged by the transform.
+    """
+    transformed = _find_transformed(image)
+    if transformed is None or (others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others))):
+        return None
+    chain = transformed.chain.through(transform) if is_compose else transformed.chain.then(transform)
+    if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
+        return None
+    if chain.slow_on_cpu and not _is_for_gpu():
+        if not is_compose:  # otherwise, its parts are intercepted one by one
+            pixel_uses.explain(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
+            # Decode now, so that the transforms it calls are not intercepted either.
+            _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
+        return None
+    if chain.state.kind != "pil":
+        result: Any = create_lazy_outputs(transformed.then(chain))
+    elif chain.last_steps or not isinstance(image, Image.Image):
+        result = create_lazy_image(transformed.then(chain), image if isinstance(image, Image.Image) else None)
+    else:
+        result = image  # like torchvision, so that the class and attributes stay
+    return (result, *others) if others else result
 
 
 def _is_v2(transform: Any) -> bool:
@@ -98,51 +115,20 @@ def _is_v2(transform: Any) -> bool:
     return isinstance(transform, v2.Transform) and all(map(_is_v2, getattr(transform, "transforms", ())))
 
 
-_IMAGES = (Image.Image, EncodedImage, LazyTensor)
-
 _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 
 
-def _wrap_result(given: Any, made: Any) -> Any:
-    """Return the result of a transform on pixels. A tensor computed from an image becomes a LazyTensor."""
-    return wrap_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
-
-
-def _apply(transform: Any, image: Any) -> Any:
-    """Apply a transform to an undecoded image; return None if the image is decoded or must be."""
-    transformed = _find_transformed(image)
-    chain = transformed.chain.then(transform) if transformed is not None else None
-    if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
-        return None
-    if chain.slow_on_cpu and not _is_for_gpu():  # also stops intercepting the transforms it calls
-        pixel_uses.explain(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
-        _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
-        return None
-    if not chain.last_steps and isinstance(image, Image.Image) and chain.state.kind == "pil":
-        return image  # like torchvision, so that the class and attributes stay
-    return _create_result(image, transformed.then(chain))
-
-
-def _apply_compose(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any:
-    """Apply a Compose to an undecoded image; return None if its transforms must be intercepted one by one."""
-    transformed = _find_transformed(image)
-    if transformed is None or not _keeps_others(compose, others):
-        return None
-    chain = transformed.chain.through(compose)
-    if chain is None or (chain.slow_on_cpu and not _is_for_gpu()):
-        return None
-    return _create_result(image, transformed.then(chain))
-
-
-def _create_result(image: Any, transformed: TransformedImage) -> Any:
-    """Return the image, the tensor or the tensors that the transforms return."""
-    if transformed.chain.state.kind == "pil":
-        return create_lazy_image(transformed, image if isinstance(image, Image.Image) else None)
-    return create_lazy_outputs(transformed)
-
-
 def _find_transformed(image: Any) -> TransformedImage | None:
-    found = _unwrap(image)
+    """Return an undecoded image with the transforms called on it; None if torchvision must continue."""
+    found: TransformedImage | None
+    if isinstance(image, EncodedImage):
+        found = TransformedImage.start(image)
+    elif not isinstance(image, LazyTensor):
+        found = get_transformed(image)
+    else:
+        sample = get_sample(image)
+        call = sample.call if sample is not None else None
+        found = call if isinstance(call, TransformedImage) and call.plan.output.images == 1 else None
     if found is None:
         return None
     if torch.get_default_dtype() is not torch.float32:  # may change at any time
@@ -152,14 +138,3 @@ def _find_transformed(image: Any) -> TransformedImage | None:
         pixel_uses.explain(f"{FASTER_ON_CPU} grey images")
         return None
     return found
-
-
-def _unwrap(image: Any) -> TransformedImage | None:
-    if isinstance(image, EncodedImage):
-        return TransformedImage.start(image)
-    if not isinstance(image, LazyTensor):
-        return get_transformed(image)
-    sample = get_sample(image)
-    if sample is None or not isinstance(sample.call, TransformedImage) or sample.call.plan.output.images > 1:
-        return None
-    return sample.call

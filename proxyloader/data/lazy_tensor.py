@@ -213,9 +213,8 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Return an image where torchvision does, and a plain tensor elsewhere."""
         if function is torch.Tensor.__repr__:
-            return repr(
-                get_values(args[0]) if is_materialized(args[0]) else materialize(args[0]).as_subclass(tv_tensors.Image)
-            )
+            materialize(args[0])
+            return repr(get_values(args[0]))
         result = LazyTensor.__torch_function__(function, types, args, kwargs)
         is_forced = function in _FORCE_TORCHFUNCTION_SUBCLASS and isinstance(args[0], LazyImageTensor)
         if is_forced or _must_return_subclass():
