@@ -148,7 +148,7 @@ class UnreadableSample:
     reason: str
 
     @classmethod
-    def of(cls, index: Any, error: BaseException) -> UnreadableSample:
+    def from_error(cls, index: Any, error: BaseException) -> UnreadableSample:
         """Create the entry for an exception raised by the dataset."""
         if isinstance(error, ImageError):
             return cls(index, error.path, error.reason)

@@ -33,7 +33,7 @@ class Translated(NamedTuple):
         reason: why torch's loader reads the dataset; "" if it does not.
         warnings: avoidable causes of slow loading.
         not_translated: transforms that are not translated, with the reasons. The first epoch shows if this costs speed.
-        is_torchs: whether its samples cannot contain anything for DALI.
+        never_uses_dali: whether its samples never contain anything for DALI.
     """
 
     dataset: Any
@@ -42,7 +42,7 @@ class Translated(NamedTuple):
     reason: str = ""
     warnings: tuple[str, ...] = ()
     not_translated: tuple[str, ...] = ()
-    is_torchs: bool = False
+    never_uses_dali: bool = False
 
 
 def get_length(dataset: Any) -> int | None:

@@ -138,13 +138,13 @@ class BatchAssembler:
         """Return the batch without samples whose images are lost, or with replacements, depending on ``on_error``."""
         if self._on_error == "raise":
             errors = self._recovery.errors(batch, saved)
-            lost = [UnreadableSample.of(error.index, error) for error in errors]
+            lost = [UnreadableSample.from_error(error.index, error) for error in errors]
             self._errors.add(lost, self._on_error)
             raise lost[0].error("; ".join(map(str, errors)), errors[0].code)
         try:
             samples, unreadable = self._recovery.samples(batch, saved)
         except ImageError as error:  # there is no replacement for one of them
-            self._errors.add([UnreadableSample.of(error.index, error)], "raise")
+            self._errors.add([UnreadableSample.from_error(error.index, error)], "raise")
             raise
         self._errors.add(unreadable, self._on_error)
         if not samples:

@@ -45,14 +45,16 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
         ValueError: the output of a transform cannot be returned in this format.
     """
     if not options.translate:
-        return Translated(dataset, {}, reason="translate=False", is_torchs=not options.on_gpu)
+        return Translated(dataset, {}, reason="translate=False", never_uses_dali=not options.on_gpu)
     if not _dali_is_installed():
         missing = "NVIDIA DALI is not installed"
         warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
-        return Translated(dataset, {}, reason=missing, warnings=(warning,), is_torchs=True)
+        return Translated(dataset, {}, reason=missing, warnings=(warning,), never_uses_dali=True)
     # With a GPU they are LazyTensors, so that what is computed from them arrives on the loader's device.
     if options.translate is True and options.server is None and not options.on_gpu and _is_of_grey_arrays(dataset):
-        return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not take", is_torchs=True)
+        return Translated(
+            dataset, {}, reason="its images are grey arrays, which DALI does not take", never_uses_dali=True
+        )
     not_translated: list[str] = []
     try:
         compile = functools.partial(_compiled, options=options, not_translated=not_translated)
@@ -75,7 +77,7 @@ def translated(dataset: Any, options: LoaderOptions) -> Translated:
     kinds = {type(each) for each in (source, *others)}
     if kinds <= {TensorDataset, list, tuple, range}:
         reason = "" if plans else "its samples are in memory, with nothing to decode"
-        return Translated(wrapped, plans, reason=reason, is_torchs=kinds == {TensorDataset})
+        return Translated(wrapped, plans, reason=reason, never_uses_dali=kinds == {TensorDataset})
     lacks_server = options.server is None and not others and isinstance(getattr(source, "transform", None), Proxy)
     warnings = (NO_SERVER,) if lacks_server else ()
     return Translated(wrapped, plans, is_deferred=True, warnings=warnings, not_translated=tuple(not_translated))

@@ -89,7 +89,7 @@ class Fetcher:
             except Exception as error:
                 if self._on_error == "raise" or not is_sample_fault(error):
                     raise
-                fetched.unreadable.append(UnreadableSample.of(index, error))
+                fetched.unreadable.append(UnreadableSample.from_error(index, error))
                 if self._on_error == "skip":
                     continue
                 index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
@@ -136,7 +136,7 @@ class Fetcher:
             except Exception as error:
                 if not is_sample_fault(error):
                     raise
-                unreadable.append(UnreadableSample.of(candidate, error))
+                unreadable.append(UnreadableSample.from_error(candidate, error))
         raise nothing_replaces(index, unreadable, min(MOST_TRIES, size - 1))
 
     def seed_batch(self, request: BatchRequest) -> None:

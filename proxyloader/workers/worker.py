@@ -128,7 +128,7 @@ class PackedDataset(Dataset[Any]):
 
 def _failed(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
     """Return a failure as a value, so that the slot is returned with it."""
-    unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
+    unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
     where = f"in DataLoader worker process {info.id}" if info is not None else None
     return PackedBatch(request, unreadable=unreadable, failure=WorkerError.caught(error, where))
 
