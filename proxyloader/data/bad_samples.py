@@ -74,10 +74,6 @@ def get_image_error_class(error: OSError) -> type[ImageError]:
     return _BY_CAUSE.get(type(error), ImageError)
 
 
-class UndecodableError(RuntimeError):
-    """RuntimeError of torchvision for content that it cannot decode."""
-
-
 def is_sample_fault(error: BaseException) -> bool:
     """Return whether the sample itself causes the error, so that another sample may replace it."""
     if isinstance(error, ImageError):
@@ -90,7 +86,7 @@ def is_sample_fault(error: BaseException) -> bool:
         path_errors = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
         return isinstance(error, path_errors) or _is_from_pillow(error)
     if isinstance(error, RuntimeError):
-        return isinstance(error, UndecodableError) or _is_from_torchvision_io(error)
+        return _is_from_torchvision_io(error)
     return isinstance(error, SyntaxError) and _is_from_pillow(error)  # raised for broken PNGs
 
 

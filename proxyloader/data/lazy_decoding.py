@@ -15,7 +15,6 @@ import torch
 from torchvision.io import ImageReadMode
 
 from ..transforms.chain import START_AS_TENSOR
-from .bad_samples import UndecodableError
 from .encoded_image import EncodedImage
 from .lazy_image import defers_decoding
 from .lazy_tensor import create_lazy_outputs, wrap_values
@@ -31,21 +30,15 @@ def operator_patches() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _patch(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def decode(data: Any, mode: int, apply_exif_orientation: bool = False) -> torch.Tensor:
-        try:
-            return operator(data, mode, apply_exif_orientation)
-        except RuntimeError as error:
-            raise UndecodableError(str(error)) from error
-
     @functools.wraps(operator, assigned=(), updated=())
     def decoded(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
         if not defers_decoding():
             return operator(data, mode, apply_exif_orientation)
         image = None if apply_exif_orientation else _encode(data, mode)
         if image is None:
-            return wrap_values(decode(data, mode, apply_exif_orientation))
+            return wrap_values(operator(data, mode, apply_exif_orientation))
         bytes_ = data.clone()  # it may change before it is decoded
-        transformed = TransformedImage(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
+        transformed = TransformedImage(image, functools.partial(operator, bytes_, mode, False), START_AS_TENSOR)
         return create_lazy_outputs(transformed)
 
     return decoded
