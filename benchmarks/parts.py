@@ -43,8 +43,7 @@ from proxyloader.data.dataset import collect_plans
 from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks, is_sound, read_jpeg_header, read_scans
-from proxyloader.data.lazy_tensor import sample_of
-from proxyloader.data.placeholders import ImageCall
+from proxyloader.data.lazy_tensor import get_sample
 from proxyloader.data.transformed import TransformedImage
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import DATASETS
@@ -190,7 +189,7 @@ def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
     dataset = wrap(ImageFolder(root, transform_with()))
     torch.manual_seed(0)
-    calls = [sample_of(dataset[index][0]).call for index in range(len(dataset))]
+    calls = [get_sample(dataset[index][0]).call for index in range(len(dataset))]
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
 
     @pipeline_def(batch_size=len(dataset), num_threads=1, device_id=None, exec_dynamic=True)
@@ -257,12 +256,12 @@ def grey(root: str) -> dict[str, float]:
             Image.open(path).convert("L" if kind == "grey" else "RGB").save(file, "JPEG", quality=93)
             images.append(EncodedImage.from_bytes(file.getvalue()))
         for name, first in ways.items():
-            start = [TransformedImage.of(image, "L") for image in images]
+            start = [TransformedImage.start(image, "L") for image in images]
             for transform in (first, ToTensor(), Normalize((0.5,), (0.5,))):
                 start = [each.then(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan
             server = RunQueue(build_pipeline(plan, PipelineOptions(len(images), num_threads=1)))
-            inputs = [list(arrays) for arrays in zip(*(ImageCall(plan, each.image, each.row).inputs for each in start))]
+            inputs = [list(arrays) for arrays in zip(*(each.inputs for each in start))]
 
             def by_torchvision(images: Any = images, first: Any = first) -> None:
                 transform = Compose([first, ToTensor(), Normalize((0.5,), (0.5,))])
@@ -373,7 +372,7 @@ def engine_shares(
         folder = Path(f"{root}-{size[0]}x{size[1]}")
         dataset = wrap(ImageFolder(make_dataset(folder, images=images, size=size), transform_with()))
         torch.manual_seed(0)
-        calls = [sample_of(dataset[index][0]).call for index in range(images)]
+        calls = [get_sample(dataset[index][0]).call for index in range(images)]
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
         kind = f"GPU: {size[0]}x{size[1]}, {np.mean([file.nbytes for file in inputs[0]]):,.0f} bytes"
         servers = {

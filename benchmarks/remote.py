@@ -54,7 +54,6 @@ from torchvision import transforms
 from tqdm import tqdm
 
 from proxyloader import DataLoader, RemoteImageFolder
-from proxyloader.data.remote_folder import RemoteFiles
 from proxyloader.make_dataset import make_dataset
 from proxyloader.tools.bench.config import machine
 
@@ -289,13 +288,12 @@ def cpu_s(servers: dict[str, int]) -> dict[str, float]:
 
 def fetching(root: str, options: dict[str, Any], connections: int, args: argparse.Namespace) -> Case:
     def opened() -> Any:
-        files = RemoteFiles(root, options, connections, 3, None, 1)
-        return files, [file for name, file in sorted(files.listed().items()) if name.endswith(".jpg")]
+        return RemoteImageFolder(root, storage_options=options, connections=connections)
 
-    def run(found: Any, count: int) -> None:
-        files, listed = found
+    def run(folder: RemoteImageFolder, count: int) -> None:
         for at in range(0, count, args.batch_size):
-            for data in files.fetch(listed[at : min(at + args.batch_size, count)]):
+            folder.fetch_ahead(range(at, min(at + args.batch_size, count)))
+            for data in folder._ahead.values():
                 if isinstance(data, Exception):
                     raise data
 

@@ -90,7 +90,7 @@ class Case:
         self.server, self.files = PlanServer(compiled.plan, options, OutputFormat()), files
         self.batches = []
         for _ in range(1 if device_id is None else MOST_BATCHES):
-            calls = [compiled.drawn(EncodedImage.from_bytes(data))[0] for data in files]
+            calls = [compiled.sample(EncodedImage.from_bytes(data)) for data in files]
             self.batches.append([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
         self.server.collect(self.server.submit(self.batches[0]))
 

@@ -118,10 +118,10 @@ an image that was changed is handed on as its file
     data/test_lazy_image.py
 # tensors and transforms that are met late
 values that are asked for are drawn anew
-    data/transformed.py:TransformedImage.real | states is None => True
+    data/transformed.py:TransformedImage.materialize | states is None => True
     integration/test_random_programs.py
 an assignment to a recorded tensor changes those that were recorded before
-    data/recorded.py:done | tensor[args[1]] => (tensor := args[0])[args[1]]
+    data/recorded.py:execute | tensor[args[1]] => (tensor := args[0])[args[1]]
     data/test_lazy_tensor.py
 operations are recorded without end
     data/recorded.py:can_record | each.depth >= MAX_DEPTH => False
@@ -133,7 +133,7 @@ a tensor that is decoded late is looked up as a class of ours
     data/lazy_tensor.py:_StockType.__eq__ | or cls.stock is other =>
     integration/test_called_transforms.py
 a default dtype that changes later is not seen
-    data/called_transforms.py:_transformed | torch.get_default_dtype() is not torch.float32 => False
+    data/called_transforms.py:_find_transformed | torch.get_default_dtype() is not torch.float32 => False
     integration/test_called_transforms.py
 pixels that a failed batch used are another loader's
     workers/worker.py:PackedDataset._packed | self._packer.begin_batch() => pass
@@ -142,7 +142,7 @@ CUDA decodes large photographs where there are few cores, too
     dali/operators/graph.py:PipelineOptions.for_files_of | and cores >= MANY_CORES =>
     dali/test_build.py
 a missing file is an error of no class that torchvision's loader raises
-    data/encoded_image.py:_unreadable | , kind=get_image_error_class(error) =>
+    data/encoded_image.py:_read_error | , kind=get_image_error_class(error) =>
     integration/test_caught_errors.py
 a translated transform that its dataset changes stays as it was
     data/compiled_transform.py:CompiledTransform.is_unchanged | self.snapshot.is_current() => True
@@ -154,7 +154,7 @@ an operation writes over an image that something else uses, too
     workers/packing.py:_ContentPickler._is_used_once | self._uses[output.output, run] == 1 => True
     data/test_lazy_tensor.py
 a change in place does not reach the views of a tensor
-    data/lazy_tensor.py:_is_alone | all((other is first for other in _sharers(first))) => True
+    data/lazy_tensor.py:_is_unshared | all((other is first for other in _sharers(first))) => True
     data/test_lazy_tensor.py integration/test_random_programs.py
 a transform that was changed is taken for what it was
     transforms/chain.py:settings_of | (kind, _attribute_keys(transform)) if kind in RULES and (not has_tensors) else =>
@@ -216,7 +216,7 @@ Ctrl-C while DALI is imported leaves a part of it, with which no loader works
     test_lifetime.py
 # the way of a batch
 what a dataset keeps of a batch stays in the memory of the next one
-    data/batch_memory.py:BatchMemory.end | count > of_none + 2 => count > 99
+    data/batch_memory.py:BatchMemory.end | count > baseline + 2 => count > 99
     workers/test_batch_memory.py integration/test_kept_images.py
 a child that a dataset forks reads files into the batch of its parent
     data/batch_memory.py: | after_in_child=batch_memory.stop => after_in_child=int

@@ -56,8 +56,8 @@ MOST_LEVELS = 0.005
 
 CROWDED_BYTES = 4 << 30
 """Memory of a GPU used by others than torch in this process, above which the GPU is crowded. Each process with a
-decoder uses almost a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ CUDA queues ] in
-``dali/device.py``."""
+decoder uses almost a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ CUDA queues ]
+in ``dali/device.py``."""
 
 SHORT_BYTES = 1 << 30
 """Free memory of a GPU below which its engines may not have enough."""

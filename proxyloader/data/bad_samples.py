@@ -1,4 +1,4 @@
-"""Samples that could not be read: which errors count as that, and the list that a loader keeps."""
+"""Classify read errors as sample faults or system faults, and collect unreadable samples."""
 
 from __future__ import annotations
 
@@ -33,65 +33,49 @@ FILE_ERRNOS = frozenset(
         errno.EFBIG,
     }
 )
-"""Error numbers that blame the file: its path, its permissions, or what it is. A sample is never left out because of
-any other number, as the disk, the network or the process may be at fault."""
+"""Error numbers caused by the file itself: its path, permissions or type. Other errors never skip a sample, because the
+disk, the network or the process may have caused them."""
 
 MAX_LOG_LINES = 20
 
 
 class MissingImageError(ImageError, FileNotFoundError):
-    """There is no file of this path."""
+    """The file does not exist."""
 
 
 class ForeignImageError(ImageError, UnidentifiedImageError):
-    """A file that is empty, or in no format that Pillow knows."""
+    """The file is empty, or in no format that Pillow knows."""
 
 
 class LargeImageError(ImageError, Image.DecompressionBombError):
-    """An image that has too many pixels."""
+    """The image has too many pixels."""
 
 
-class PermissionImageError(ImageError, PermissionError):
-    """This file may not be read."""
+class PermissionImageError(ImageError, PermissionError): ...
 
 
-class DirectoryImageError(ImageError, IsADirectoryError):
-    """This path is that of a directory."""
+class DirectoryImageError(ImageError, IsADirectoryError): ...
 
 
-class PathImageError(ImageError, NotADirectoryError):
-    """A part of this path is no directory."""
+class PathImageError(ImageError, NotADirectoryError): ...
 
 
-class TimeoutImageError(ImageError, TimeoutError):
-    """The file system did not answer."""
+class TimeoutImageError(ImageError, TimeoutError): ...
 
 
-class BusyImageError(ImageError, BlockingIOError):
-    """The file is not available now."""
+class BusyImageError(ImageError, BlockingIOError): ...
 
 
-_BY_CAUSE: dict[type[OSError], type[ImageError]] = {
-    FileNotFoundError: MissingImageError,
-    PermissionError: PermissionImageError,
-    IsADirectoryError: DirectoryImageError,
-    NotADirectoryError: PathImageError,
-    TimeoutError: TimeoutImageError,
-    BlockingIOError: BusyImageError,
-}
+_BY_CAUSE: dict[type, type[ImageError]] = {each.__bases__[1]: each for each in ImageError.__subclasses__()}
 
 
 def get_image_error_class(error: OSError) -> type[ImageError]:
-    """Return the class of image errors that ``except PermissionError`` and the like catch, as they catch ``error``."""
+    """Return an ImageError class that is also a subclass of the class of ``error``, such as PermissionError."""
     return _BY_CAUSE.get(type(error), ImageError)
 
 
-class UndecodableError(RuntimeError):
-    """torchvision's RuntimeError for content that it cannot decode."""
-
-
 def is_sample_fault(error: BaseException) -> bool:
-    """Return whether the error is caused by the sample itself, so that another sample can replace it."""
+    """Return whether the sample itself causes the error, so that another sample may replace it."""
     if isinstance(error, ImageError):
         return error.code != "machine"
     if isinstance(error, (UnidentifiedImageError, Image.DecompressionBombError)):
@@ -99,26 +83,26 @@ def is_sample_fault(error: BaseException) -> bool:
     if isinstance(error, OSError):
         if error.errno is not None:
             return not is_system_fault(error)
-        of_path = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
-        return isinstance(error, of_path) or _is_of_pillow(error)
+        path_errors = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+        return isinstance(error, path_errors) or _is_from_pillow(error)
     if isinstance(error, RuntimeError):
-        return isinstance(error, UndecodableError) or _is_of_torchvision_io(error)
-    return isinstance(error, SyntaxError) and _is_of_pillow(error)  # Pillow's for broken PNGs
+        return _is_from_torchvision_io(error)
+    return isinstance(error, SyntaxError) and _is_from_pillow(error)  # raised for broken PNGs
 
 
 def is_system_fault(error: OSError) -> bool:
-    """Return whether an error of ``open`` or ``read`` may be the fault of the disk, the network or the process."""
+    """Return whether the disk, the network or the process may have caused an error of ``open`` or ``read``."""
     return error.errno is not None and error.errno not in FILE_ERRNOS
 
 
-def _is_of_pillow(error: BaseException) -> bool:
-    """Return whether code of Pillow's has raised it, and not a file object that Pillow reads from."""
+def _is_from_pillow(error: BaseException) -> bool:
+    """Return whether Pillow's own code has raised the error, rather than a file object that it reads."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("PIL.")
 
 
-def _is_of_torchvision_io(error: RuntimeError) -> bool:
-    """Return whether ``torchvision.io`` has raised it about the file. Its errors have no class of their own."""
+def _is_from_torchvision_io(error: RuntimeError) -> bool:
+    """Return whether ``torchvision.io`` has raised the error because of the file. It raises plain RuntimeErrors."""
     names = [
         frame.f_code.co_name
         for frame, _ in traceback.walk_tb(error.__traceback__)
@@ -128,31 +112,31 @@ def _is_of_torchvision_io(error: RuntimeError) -> bool:
         return False
     if (number := re.search(r"\[Errno (\d+)\]", str(error))) is not None:
         return int(number[1]) in FILE_ERRNOS
-    if names[-1] == "read_file":  # it does not say why a file cannot be opened or mapped
+    if names[-1] == "read_file":  # the message lacks the cause of errors of open and mmap
         return "non empty file" in str(error)
     return "allocate memory" not in str(error)
 
 
-def _file_of(error: BaseException) -> str:
-    """Return the path of the file that the error names, or that Pillow read when it was raised; "" if there is none."""
+def _find_path(error: BaseException) -> str:
+    """Return the path in the error, or of the file that Pillow was reading; "" if there is none."""
     read: Any = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         image = frame.f_locals.get("self")
         if isinstance(image, ImageFile.ImageFile):
-            read = image.filename  # the last one: Pillow may read another image for it
-        elif frame.f_code is getattr(Image.open, "__code__", None):  # it knows no format for the file
+            read = image.filename  # the innermost one, because Pillow may open images recursively
+        elif frame.f_code is getattr(Image.open, "__code__", None):  # no format was identified
             read = frame.f_locals.get("filename", "")
     return str(getattr(error, "filename", None) or read)
 
 
 @dataclass(frozen=True)
 class UnreadableSample:
-    """One sample that could not be read.
+    """A sample that cannot be read.
 
     Attributes:
         index: index in the dataset; None for an IterableDataset.
         path: path of the file; "" if there is none.
-        reason: what was wrong with the sample.
+        reason: what is wrong with the sample.
     """
 
     index: Any
@@ -160,11 +144,11 @@ class UnreadableSample:
     reason: str
 
     @classmethod
-    def of(cls, index: Any, error: BaseException) -> UnreadableSample:
-        """Create one from an exception that the dataset raised."""
+    def from_error(cls, index: Any, error: BaseException) -> UnreadableSample:
+        """Create the entry for an exception raised by the dataset."""
         if isinstance(error, ImageError):
             return cls(index, error.path, error.reason)
-        return cls(index, _file_of(error), f"{type(error).__name__}: {error}")
+        return cls(index, _find_path(error), f"{type(error).__name__}: {error}")
 
     def error(self, message: str, code: str = "none-readable") -> ImageError:
         """Return an error about this sample."""
@@ -172,7 +156,7 @@ class UnreadableSample:
 
 
 class UnreadableSamples(Sequence[UnreadableSample]):
-    """``DataLoader.errors``: each sample that could not be read, once, in the order of first occurrence.
+    """``DataLoader.errors``: each unreadable sample once, in order of first occurrence.
 
     Attributes:
         total: number of failed reads in all epochs.
@@ -196,7 +180,7 @@ class UnreadableSamples(Sequence[UnreadableSample]):
         return list(self._seen.values())[at]
 
     def add(self, samples: Iterable[UnreadableSample], on_error: OnError) -> None:
-        """Add samples. New ones are logged unless ``on_error`` is "raise"."""
+        """Add samples, and log new ones unless ``on_error`` is "raise"."""
         for sample in samples:
             self.total += 1
             key = repr(sample.index), sample.path
@@ -204,8 +188,8 @@ class UnreadableSamples(Sequence[UnreadableSample]):
                 continue
             self._seen[key] = sample
             if on_error != "raise" and len(self._seen) <= MAX_LOG_LINES:
-                done = "left out" if on_error == "skip" else "replaced by the next that can be read"
+                action = "skipped" if on_error == "skip" else "replaced by the next readable sample"
                 path = f"{sample.path}: " if sample.path else ""
-                log.warning("dataset[%s] is %s: %s%s", sample.index, done, path, sample.reason)
+                log.warning("dataset[%s] is %s: %s%s", sample.index, action, path, sample.reason)
                 if len(self._seen) == MAX_LOG_LINES:
-                    log.warning("further ones stand in loader.errors only")
+                    log.warning("further unreadable samples are listed only in loader.errors")

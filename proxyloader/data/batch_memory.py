@@ -1,13 +1,12 @@
-"""The memory that a batch is sent in, into which files are read at once. Worker.
+"""Read files directly into the memory in which their batch is sent. Worker.
 
 NOTE [ Reading into the slot ]
-A worker sends the files of a batch in a slot of shared memory. A file that the dataset opens in the thread that fetches
-the batch is read into the slot, which saves a copy. The slot is written again for a later batch, so what still refers
-to an image when its batch is sent, such as a cache of the dataset's, must not refer to the slot. ``end`` gives each
-image that is referred to bytes of its own. An ``EncodedImage`` alone refers to the slot, and ``data`` is a copy.
+A worker sends the files of a batch in a slot of shared memory. A file opened in the thread that fetches the batch is
+read directly into the slot, which saves a copy. The slot is reused for a later batch, so no object that outlives the
+batch, such as an image in the dataset's cache, may refer to it. When the batch is sent, ``end`` copies the data of
+every image that is still referenced. Only ``EncodedImage`` refers to the slot; its ``data`` is a copy.
 
-A process that is forked meanwhile shares the slot. So before a fork all images get bytes of their own, and the child
-reads files elsewhere.
+A forked process shares the slot. So all images get their own copies before a fork, and the child reads files elsewhere.
 """
 
 from __future__ import annotations
@@ -20,28 +19,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:  # it reads files into the memory
+if TYPE_CHECKING:  # avoids a circular import
     from .encoded_image import EncodedImage
 
 ALIGNMENT_BYTES = 64
 
 
 def aligned(offset_bytes: int) -> int:
-    """Return the next offset where an array may begin."""
+    """Return the next offset at which an array may start."""
     return -(-offset_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 class BatchMemory:
-    """The memory of the batch that is fetched, for the thread that fetches it. A worker fetches one batch at a time.
+    """Memory of the current batch, for the thread that fetches it. A worker fetches one batch at a time.
 
     Attributes:
-        used_bytes: how much of it files take.
+        used_bytes: number of bytes occupied by files.
     """
 
     def __init__(self) -> None:
         self.used_bytes, self._address, self._thread = 0, 0, 0
         self._free: memoryview | None = None  # None: files are read elsewhere
-        self._images: list[Any] = []  # those that refer to the memory
+        self._images: list[Any] = []  # the images that refer to the memory
 
     def begin(self, memory: NDArray[np.uint8]) -> None:
         """Read files into ``memory``, (bytes,) uint8, from now on."""
@@ -49,39 +48,38 @@ class BatchMemory:
         self._thread = threading.get_ident()
 
     def place(self, size_bytes: int) -> memoryview | None:
-        """Return a place for a file, or None if there is none, as in other threads."""
+        """Return space for a file; None if there is none, or in other threads."""
         start = aligned(self.used_bytes)
         if self._free is None or self._thread != threading.get_ident() or start + size_bytes > len(self._free):
             return None
         self.used_bytes = start + size_bytes
         return self._free[start : self.used_bytes]
 
-    def holds(self, image: EncodedImage) -> None:
-        """Note that an image refers to the memory."""
+    def add(self, image: EncodedImage) -> None:
+        """Register an image that refers to the memory."""
         self._images.append(image)
 
     def stop(self) -> None:
-        """Read files elsewhere from now on, as the rest of the batch is written behind them."""
+        """Read files elsewhere from now on, because the rest of the batch is written after them."""
         self._free = None
 
     def find_offset(self, array: NDArray[Any]) -> int | None:
-        """Return where a file lies in the memory, in bytes; None for another array."""
+        """Return the offset of a file in the memory, in bytes; None for other arrays."""
         offset = get_address(array) - self._address if self.used_bytes else -1
         return offset if 0 <= offset < self.used_bytes else None
 
     def end(self) -> None:
-        """Give each image that is still referred to bytes of its own, as the memory is about to be sent."""
+        """Copy the data of every image that is still referenced, because the memory is about to be sent."""
         self.stop()
         images = [*self._images]
-        *references, of_none = [sys.getrefcount(each) for each in [*images, object()]]
+        *references, baseline = [sys.getrefcount(each) for each in [*images, object()]]
         for image, count in zip(images, references):
-            if count > of_none + 2:  # two lists refer to it, too
+            if count > baseline + 2:  # two lists refer to it as well
                 image.detach_data()
         self._images.clear()
         self.used_bytes = 0
 
     def before_fork(self) -> None:
-        """Give all images bytes of their own."""
         while self._images:
             self._images.pop().detach_data()
 
@@ -91,5 +89,5 @@ def get_address(array: NDArray[Any]) -> int:
     return address
 
 
-batch_memory = BatchMemory()  # of the process, as ``Image.open`` in a dataset knows no loader
+batch_memory = BatchMemory()  # process-wide, because ``Image.open`` has no reference to a loader
 os.register_at_fork(before=batch_memory.before_fork, after_in_child=batch_memory.stop)

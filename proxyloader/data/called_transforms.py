@@ -1,8 +1,8 @@
-"""Transforms that are met where a dataset calls them: under any attribute, made in ``__getitem__``, one after another.
+"""Intercept transform calls on undecoded images, wherever the dataset stores or creates the transforms.
 
-See NOTE [ Intercepted transform calls ] in ``hooks.py``. If all parts of a Compose are translated, it is met as a whole,
-which takes less time. The pipelines of these transforms are built when the first batch arrives that needs them. Their
-number is limited (``workers/packing.py``), as a dataset may make a transform with other arguments for each image.
+See NOTE [ Intercepted transform calls ] in ``hooks.py``. If all transforms of a Compose are translated, the Compose is
+intercepted as a whole, which is faster. A pipeline is built when the first batch needs it. The number of pipelines is
+limited (``workers/packing.py``), because a dataset may create a transform with new arguments for every image.
 """
 
 from __future__ import annotations
@@ -22,137 +22,119 @@ from ..transforms.plan import FASTER_ON_CPU
 from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
 from .deferral import current
 from .encoded_image import EncodedImage
-from .lazy_image import create_lazy_image, get_transformed, is_late
-from .lazy_tensor import LazyTensor, create_lazy_outputs, get_sample, get_values, is_materialized, real, wrap_values
-from .placeholders import ImageCall
-from .recorded import mapped
+from .lazy_image import create_lazy_image, defers_decoding, get_transformed
+from .lazy_tensor import (
+    LazyTensor,
+    create_lazy_outputs,
+    get_sample,
+    get_values,
+    is_materialized,
+    materialize,
+    wrap_values,
+)
+from .recorded import map_leaves
 from .transformed import TransformedImage, pixel_uses
 
 
 def call_patches() -> Iterator[tuple[Any, str, Any]]:
-    """Yield what replaces the calls of the transforms that are translated; see ``hooks.py``."""
+    """Yield the owner, name and replacement of each ``__call__`` to intercept."""
     if "timm.data.transforms" in sys.modules:
         load_timm_rules()
-    for cls in classes_with_rules():
-        yield cls, "__call__", _met(cls, cls.__call__)
-    for cls in COMPOSES:
-        yield cls, "__call__", _met_as_whole(cls, cls.__call__)
+    for cls in (*classes_with_rules(), *COMPOSES):
+        yield cls, "__call__", _intercept(cls, cls.__call__)
 
 
 def _is_for_gpu() -> bool:
-    """Return whether images arrive on a GPU. On a CPU, transforms at which torchvision is faster are left to it."""
+    """Return whether images arrive on a GPU. On a CPU, torchvision runs the transforms at which it is faster."""
     deferral = current()
     return deferral is not None and deferral.on_gpu
 
 
-def _met(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
+def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    is_compose = cls in COMPOSES
+    images = Image.Image if is_compose else (Image.Image, EncodedImage, LazyTensor)
+
     @functools.wraps(call)
     def called(self: Any, *inputs: Any, **named: Any) -> Any:
-        if not is_late():
+        if not defers_decoding():
             return call(self, *inputs, **named)
-        if type(self) is cls and inputs and not named and isinstance(inputs[0], _IMAGES) and not is_changed(self):
-            result = _after(self, inputs[0]) if _leaves_alone(self, inputs[1:]) else None
+        if type(self) is cls and inputs and not named and isinstance(inputs[0], images) and not is_changed(self):
+            result = _apply(self, is_compose, *inputs)
             if result is not None:
-                return result if len(inputs) == 1 else (result, *inputs[1:])
+                return result
+        if is_compose:
+            return call(self, *inputs, **named)
         if inputs and isinstance(inputs[0], EncodedImage):
             inputs = inputs[0].decoded(), *inputs[1:]
         if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_materialized(inputs[0]):
-            given = get_values(inputs[0])  # torch takes long for each operation on a LazyTensor
+            given = get_values(inputs[0])  # operations on a LazyTensor are slow
             made = call(self, given, **named)
-            return inputs[0] if made is given else mapped(wrap_values, made)
+            return inputs[0] if made is given else map_leaves(wrap_values, made)
         made = call(self, *inputs, **named)
         if len(inputs) == 1:
-            return _of_image(inputs[0], made)
+            return _wrap_result(inputs[0], made)
         is_for_each = isinstance(made, tuple) and len(made) == len(inputs)
-        return tuple(map(_of_image, inputs, made)) if is_for_each else made
+        return tuple(map(_wrap_result, inputs, made)) if is_for_each else made
 
     return called
 
 
-def _met_as_whole(cls: type, call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def called(self: Any, *inputs: Any, **named: Any) -> Any:
-        if type(self) is cls and inputs and not named and isinstance(inputs[0], Image.Image) and is_late():
-            result = _after_all(self, inputs[0], inputs[1:])
-            if result is not None:
-                return result if len(inputs) == 1 else (result, *inputs[1:])
-        return call(self, *inputs, **named)
-
-    return called
+def _wrap_result(given: Any, made: Any) -> Any:
+    """Return the result of a transform on pixels. A tensor computed from an image becomes a LazyTensor."""
+    return wrap_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
 
 
-def _leaves_alone(transform: Any, others: tuple[Any, ...]) -> bool:
-    """Return whether a transform returns what it is given beside an image as it is, such as a label."""
-    return not others or (_is_of_v2(transform) and all(type(each) in _LABELS for each in others))
+def _apply(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
+    """Apply a transform to an undecoded image. Return None if it needs pixels, or for a Compose, if a part of it does.
+
+    Other inputs, such as a label, must be returned unchanged by the transform.
+    """
+    transformed = _find_transformed(image)
+    if transformed is None or (others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others))):
+        return None
+    chain = transformed.chain.through(transform) if is_compose else transformed.chain.then(transform)
+    if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
+        return None
+    if chain.slow_on_cpu and not _is_for_gpu():
+        if not is_compose:  # otherwise, its parts are intercepted one by one
+            pixel_uses.explain(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
+            # Decode now, so that the transforms it calls are not intercepted either.
+            _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
+        return None
+    if chain.state.kind != "pil":
+        result: Any = create_lazy_outputs(transformed.then(chain))
+    elif chain.last_steps or not isinstance(image, Image.Image):
+        result = create_lazy_image(transformed.then(chain), image if isinstance(image, Image.Image) else None)
+    else:
+        result = image  # like torchvision, so that the class and attributes stay
+    return (result, *others) if others else result
 
 
-def _is_of_v2(transform: Any) -> bool:
-    """Return whether a transform and those inside it take an image and more."""
-    return isinstance(transform, v2.Transform) and all(map(_is_of_v2, getattr(transform, "transforms", ())))
+def _is_v2(transform: Any) -> bool:
+    """Return whether a transform and those inside it are v2, and thus accept several inputs."""
+    return isinstance(transform, v2.Transform) and all(map(_is_v2, getattr(transform, "transforms", ())))
 
-
-_IMAGES = (Image.Image, EncodedImage, LazyTensor)
 
 _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 
 
-def _of_image(given: Any, made: Any) -> Any:
-    """Return what a transform made with values. A tensor that it made of an image counts as an image."""
-    return wrap_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
-
-
-def _after(transform: Any, image: Any) -> Any:
-    """Return what a transform makes of an image that is not decoded; None if it is, or cannot stay so."""
-    transformed = _transformed(image)
-    chain = transformed.chain.then(transform) if transformed is not None else None
-    if transformed is None or chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
-        return None
-    if chain.slow_on_cpu and not _is_for_gpu():  # nor are the transforms that this one calls for DALI
-        pixel_uses.note_reason(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
-        _ = real(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
-        return None
-    if not chain.last_steps and isinstance(image, Image.Image) and chain.state.kind == "pil":
-        return image  # as torchvision does, of which the class and the file's attributes stay
-    return _made(image, transformed.then(chain))
-
-
-def _after_all(compose: Any, image: Image.Image, others: tuple[Any, ...]) -> Any:
-    """Return what a Compose makes of an image that is not decoded; None if its parts must be met one by one."""
-    transformed = _transformed(image)
-    if transformed is None or not _leaves_alone(compose, others):
-        return None
-    chain = transformed.chain.through(compose)
-    if chain is None or (chain.slow_on_cpu and not _is_for_gpu()):
-        return None
-    return _made(image, transformed.then(chain))
-
-
-def _made(image: Any, transformed: TransformedImage) -> Any:
-    """Return the image, the tensor, or the several tensors, that an image is after its transforms."""
-    if transformed.chain.state.kind == "pil":
-        return create_lazy_image(transformed, image if isinstance(image, Image.Image) else None)
-    return create_lazy_outputs(transformed, transformed.chain.plan)
-
-
-def _transformed(image: Any) -> TransformedImage | None:
-    found = _transformed_so_far(image)
+def _find_transformed(image: Any) -> TransformedImage | None:
+    """Return an undecoded image with the transforms called on it; None if torchvision must continue."""
+    found: TransformedImage | None
+    if isinstance(image, EncodedImage):
+        found = TransformedImage.start(image)
+    elif not isinstance(image, LazyTensor):
+        found = get_transformed(image)
+    else:
+        sample = get_sample(image)
+        call = sample.call if sample is not None else None
+        found = call if isinstance(call, TransformedImage) and call.plan.output.images == 1 else None
     if found is None:
         return None
-    if torch.get_default_dtype() is not torch.float32:  # which it may become after a transform was called for DALI
-        pixel_uses.note_reason(f"torch's default dtype is {torch.get_default_dtype()}, and DALI makes float32")
+    if torch.get_default_dtype() is not torch.float32:  # may change at any time
+        pixel_uses.explain(f"torch's default dtype is {torch.get_default_dtype()}, but DALI returns float32")
         return None
     if found.chain is START_AS_GREY and not _is_for_gpu():  # see benchmarks/results/parts.jsonl
-        pixel_uses.note_reason(f"{FASTER_ON_CPU} grey images")
+        pixel_uses.explain(f"{FASTER_ON_CPU} grey images")
         return None
     return found
-
-
-def _transformed_so_far(image: Any) -> TransformedImage | None:
-    if isinstance(image, EncodedImage):
-        return TransformedImage.of(image)
-    if not isinstance(image, LazyTensor):
-        return get_transformed(image)
-    sample = get_sample(image)
-    if sample is None or not isinstance(sample.call, ImageCall) or sample.call.plan.output.images > 1:
-        return None
-    return sample.call.transformed

@@ -1,4 +1,4 @@
-"""CompiledTransform: a Plan that a dataset calls in place of its transform. Runs in the worker."""
+"""CompiledTransform: a Plan that replaces the transform of a dataset. Runs in the worker."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from ..errors import InputError
 from ..lifetime import cached_property
 from ..transforms.chain import Chain, Snapshot, chain_of
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
-from ..transforms.plan import ParamRow, Plan, Size
+from ..transforms.plan import ParamRow, Plan
 from ..transforms.registry import is_holder, plan_for
 from .deferral import current
 from .encoded_image import EncodedImage
-from .lazy_image import create_lazy_image, get_encoded, get_image_path, is_late
+from .lazy_image import create_lazy_image, defers_decoding, get_encoded, get_image_path
 from .lazy_tensor import create_lazy_outputs, wrap_values
-from .placeholders import ImageCall
 from .transformed import TransformedImage
 
 
 @dataclass(frozen=True)
 class CompiledTransform(TransformStandIn):
-    """Compiled form of a torchvision transform. Draws the random parameters, and leaves the rest to DALI.
+    """Compiled form of a torchvision transform, which only samples random parameters.
 
     Attributes:
-        plan: the translation.
+        plan: the translated transform.
         original: the transform itself.
-        has_fallback: whether inputs that DALI does not take are given to the original, which runs in the worker.
-        snapshot: the transform as it was when it was translated. A dataset may change it for each image.
+        has_fallback: whether the original transforms inputs that DALI does not support, in the worker.
+        snapshot: the state of the original at translation. A dataset may change it for every image.
     """
 
     plan: Plan
@@ -50,20 +49,20 @@ class CompiledTransform(TransformStandIn):
         """
         Args:
             image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or the content of an image file.
-            others: must be empty, unless the original takes them in the worker.
+            others: further inputs, which only the original accepts.
 
         Returns:
-            The output tensor, whose values are computed late, or a tuple of them if the transform has several outputs.
+            The output tensor, whose values are computed on first use, or a tuple if the transform has several outputs.
 
         Raises:
-            ImageError: Pillow cannot read the bytes.
-            InputError: the mode is not RGB, the type is not supported, or there are more inputs than the image.
+            ImageError: Pillow cannot decode the bytes.
+            InputError: the mode is not RGB, the type is not supported, or there are further inputs.
         """
         deferral, encoded = current(), None
         if deferral is not None and not deferral.is_active:
             return self.original(image.decoded() if isinstance(image, EncodedImage) else image, *others)  # type: ignore[no-any-return]
         try:
-            encoded = self._encoded(image, *others)
+            encoded = self._encode(image, *others)
         except InputError:
             if not self.has_fallback:
                 raise
@@ -71,39 +70,36 @@ class CompiledTransform(TransformStandIn):
             image, encoded = (encoded if isinstance(image, bytes) else image), None
         if encoded is None:
             if isinstance(image, EncodedImage):
-                image = create_lazy_image(image) if is_late() else image.decoded()
+                image = create_lazy_image(image) if defers_decoding() else image.decoded()
             made = self.original(image, *others)
             if isinstance(made, tuple) and others:
                 return wrap_values(made[0]), *made[1:]
             return wrap_values(made)  # type: ignore[no-any-return]
-        return self.outputs(encoded)
+        return self.apply(encoded)
 
-    def outputs(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Return what a call returns, without a look at changes of the original."""
-        return create_lazy_outputs(TransformedImage.of(image).then(self._chain), self.plan)
+    def apply(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Apply the transform without checking whether the original has changed."""
+        return create_lazy_outputs(TransformedImage.start(image).then(self._chain))
 
-    def drawn(self, image: EncodedImage) -> tuple[ImageCall, Size]:
-        """Draw the parameters of an image whose values are not used in the worker. Return its (height, width), too.
-
-        As ``outputs``, it looks at nothing before.
-        """
+    def sample(self, image: EncodedImage) -> TransformedImage:
+        """Sample the parameters of an image whose pixels the worker never needs. Like ``apply``, check nothing."""
         row, size = ParamRow(), (image.height, image.width)
         for step in self._chain.sampling_steps:
             size = step.sample_params(size, row)
-        return ImageCall(self.plan, image, row), size
+        return TransformedImage(image, None, self._chain, (), row, size)
 
     def is_unchanged(self) -> bool:
-        """Return whether the original, and the dtype that it makes, are those that were translated."""
+        """Return whether the original and its output dtype are still those that were translated."""
         if torch.get_default_dtype() is not torch.float32:
             return False
         return self.snapshot is None or self.snapshot.is_current()
 
-    def _encoded(self, image: Any, *others: Any) -> EncodedImage:
-        """Return the image as DALI takes it. InputError: DALI does not take it."""
+    def _encode(self, image: Any, *others: Any) -> EncodedImage:
+        """Convert the image for DALI. InputError: DALI does not support it."""
         if others:
             raise InputError(
-                f"the dataset gave its transform an image and {len(others)} more inputs. What is translated takes the "
-                "image alone: transform(image), label",
+                f"expected one input, got an image and {len(others)} more. A translated transform accepts only the "
+                "image: transform(image), label",
                 code="wrong-number",
             )
         if isinstance(image, bytes):
@@ -114,16 +110,15 @@ class CompiledTransform(TransformStandIn):
             return get_encoded(image) or EncodedImage.from_pil(image, get_image_path(image))
         if not isinstance(image, EncodedImage):
             raise InputError(
-                f"the dataset gave its transform a {type(image).__name__}"
-                f"{list(image.shape) if hasattr(image, 'shape') else ''}; "
-                "it must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes of a file"
+                "the input of a transform must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes "
+                f"of a file, got {type(image).__name__}{list(image.shape) if hasattr(image, 'shape') else ''}"
             )
         return image
 
 
 @dataclass(frozen=True)
 class WorkerTransform(TransformStandIn):
-    """A transform that torchvision runs in the worker, on the image that Pillow decodes."""
+    """A transform that torchvision runs in the worker, on an image decoded by Pillow."""
 
     transform: Any
 
@@ -137,26 +132,25 @@ class WorkerTransform(TransformStandIn):
 def compile_transforms(transform: Callable[..., Any]) -> Any:
     """Translate a torchvision transform that your own dataset calls.
 
-    ``DataLoader`` does this by itself for ``dataset.transform``, and takes other transforms where they are called. So
-    it is needed only for a dataset that gives them an ``EncodedImage``, and for one that is to have DALI transform
-    images that it has decoded, or several images of one, in another attribute.
+    ``DataLoader`` translates ``dataset.transform``, and intercepts calls of other transforms. So this function is only
+    needed if a dataset passes an ``EncodedImage`` to its transform, or if DALI should transform images that the dataset
+    has decoded, or create several images from one, and the transform is stored in another attribute.
 
     Args:
-        transform: a torchvision Compose (v1 or v2) or one transform. Or an object of your own that holds such
-            transforms in its attributes and calls them once or several times for an image, as ``TwoCropsTransform``
-            does.
+        transform: a torchvision Compose (v1 or v2) or a single transform; or a custom object such as
+            ``TwoCropsTransform``, which holds such transforms in its attributes and calls them.
 
     Returns:
-        A CompiledTransform; or a copy of your object that holds CompiledTransforms.
+        A CompiledTransform, or a copy of the custom object that holds CompiledTransforms.
 
     Raises:
-        UnsupportedTransformError: a part has no equal in DALI; names the position and the class.
+        UnsupportedTransformError: a part is not supported by DALI. The message contains its position and class.
     """
     return compile_for_loader(transform, has_fallback=False)
 
 
 def compile_for_loader(transform: Any, has_fallback: bool) -> Any:
-    """Translate a transform as ``compile_transforms`` does. ``has_fallback`` is that of ``CompiledTransform``."""
+    """Translate a transform like ``compile_transforms``. ``has_fallback``: see ``CompiledTransform``."""
 
     def compiled(position: str, held: Any) -> CompiledTransform:
         if isinstance(held, CompiledTransform):
@@ -167,7 +161,7 @@ def compile_for_loader(transform: Any, has_fallback: bool) -> Any:
 
 
 def wrap_untranslated(transform: Any) -> Any:
-    """Wrap a transform in a WorkerTransform. In an object that holds compiled transforms, wrap each of the others."""
+    """Wrap a transform in a WorkerTransform; in an object with compiled transforms, wrap only the others."""
     if not find_compiled(transform):
         return WorkerTransform(transform)
     return replace_nested(
@@ -176,6 +170,6 @@ def wrap_untranslated(transform: Any) -> Any:
 
 
 def find_compiled(transform: Any) -> list[CompiledTransform]:
-    """Return the CompiledTransforms that ``transform`` is or holds; [] if there are none."""
+    """Return ``transform`` if it is a CompiledTransform, or those that it holds."""
     found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
     return [each for each in found if isinstance(each, CompiledTransform)]

@@ -1,4 +1,4 @@
-"""Wrap a dataset so that it returns encoded images. Main process, when the loader is built."""
+"""Wrap a dataset so that it returns encoded images. Main process, when the loader is created."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ class Translated(NamedTuple):
     """A dataset as the workers read it.
 
     Attributes:
-        dataset: the user's dataset, with its transforms translated.
+        dataset: the user's dataset with translated transforms.
         plans: the plans that it is known to need, by key.
-        is_late: whether its images stay undecoded; see NOTE [ Intercepted transform calls ].
-        reason: why torch loads the dataset by itself; "" if it does not.
-        warnings: what makes it slower than it might be.
-        not_translated: the transforms that are not translated, and why. The first epoch shows if that makes it slower.
-        is_torchs: whether nothing in its samples can be for DALI.
+        is_deferred: whether its images stay undecoded; see NOTE [ Intercepted transform calls ].
+        reason: why torch's loader reads the dataset; "" if it does not.
+        warnings: avoidable causes of slow loading.
+        not_translated: transforms that are not translated, with the reasons. The first epoch shows if this costs speed.
+        never_uses_dali: whether its samples never contain anything for DALI.
     """
 
     dataset: Any
     plans: dict[str, Plan]
-    is_late: bool = False
+    is_deferred: bool = False
     reason: str = ""
     warnings: tuple[str, ...] = ()
     not_translated: tuple[str, ...] = ()
-    is_torchs: bool = False
+    never_uses_dali: bool = False
 
 
 def get_length(dataset: Any) -> int | None:
-    """Return the length of a dataset, or None. One that wraps others may have the method, and no length."""
+    """Return the length of a dataset, or None. ``__len__`` of a wrapper may raise an error."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -54,7 +54,7 @@ def get_length(dataset: Any) -> int | None:
 
 
 def get_sources(dataset: Any) -> list[Any]:
-    """Return the datasets that a ``Subset`` or ``ConcatDataset`` is made of, also of nested ones; of others, itself."""
+    """Return the datasets inside nested ``Subset`` and ``ConcatDataset``, or the dataset itself."""
     if type(dataset) is Subset:
         return get_sources(dataset.dataset)
     if type(dataset) is ConcatDataset:
@@ -65,32 +65,31 @@ def get_sources(dataset: Any) -> list[Any]:
 def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
     """Return a shallow copy of ``dataset`` whose images stay encoded and are transformed in DALI.
 
-    ``DataLoader`` does this by itself. The original dataset does not change. The copy differs in these attributes:
-    ``transform`` is compiled. The ``loader`` of a ``DatasetFolder`` with one of torchvision's PIL loaders is replaced
-    by one whose images are decoded late; if the whole transform is left to torchvision, by one that names the file if
-    Pillow cannot decode it. ``load_bytes`` of timm's ``ImageDataset`` is True if its images are RGB. All other
-    attributes and methods, such as ``target_transform``, ``classes``, ``samples`` and ``__getitem__``, are those of the
-    original.
+    ``DataLoader`` calls this function itself. The original dataset does not change. The copy differs in these
+    attributes: ``transform`` is compiled. If the ``loader`` of a ``DatasetFolder`` is one of torchvision's PIL loaders,
+    its replacement defers decoding, or, if torchvision runs the entire transform, adds the file name to Pillow's
+    errors. ``load_bytes`` of timm's ``ImageDataset`` is True if its images are RGB. All other attributes and methods,
+    such as ``target_transform``, ``classes``, ``samples`` and ``__getitem__``, are those of the original.
 
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and their subclasses; ``Subset``, ``random_split`` and
-            ``ConcatDataset`` of such datasets, also nested; any dataset that keeps a torchvision or timm transform, or
-            an object that calls some, in ``.transform`` and calls it with an RGB image. In a loader's workers JPEGs
-            that the latter opens with Pillow stay encoded, too; Pillow decodes other images.
+            ``ConcatDataset`` of such datasets, possibly nested; or any dataset that calls ``self.transform``, a
+            torchvision or timm transform or an object that holds some, with an RGB image. In a loader's workers, JPEGs
+            that the latter opens with Pillow stay encoded as well, and Pillow decodes other images.
         compile: function that returns the replacement of a transform.
 
     Returns:
-        The copy; or the dataset itself if nothing is replaced.
+        The copy, or the dataset itself if nothing is replaced.
 
     Raises:
         UnsupportedTransformError: the transform is not translated.
     """
     if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
-        return _with(dataset, dataset=wrap(dataset.dataset, compile=compile))
+        return _replace_attributes(dataset, dataset=wrap(dataset.dataset, compile=compile))
     if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
-        return _with(dataset, datasets=[wrap(part, compile=compile) for part in dataset.datasets])
+        return _replace_attributes(dataset, datasets=[wrap(part, compile=compile) for part in dataset.datasets])
     transform = getattr(dataset, "transform", None)
-    if _is_of_timm(dataset, "AugMixDataset"):  # its transform is only the first of three
+    if _is_timm(dataset, "AugMixDataset"):  # its ``transform`` is only the first of three
         return dataset
     if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_image_dataset(dataset, transform):
         return dataset
@@ -101,13 +100,13 @@ def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
         is_left = not find_compiled(compiled) and not (compiled is transform and PILLOW_SUPPORTS_LAZY)
         changed["loader"] = open_decoded if is_left else open_lazy
-    if isinstance(compiled, CompiledTransform) and _is_of_timm(dataset, "ImageDataset"):
+    if isinstance(compiled, CompiledTransform) and _is_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
-    return _with(dataset, **changed)
+    return _replace_attributes(dataset, **changed)
 
 
 def open_lazy(path: str) -> Image.Image | EncodedImage:
-    """Open an image as torchvision's loaders do, but raise ImageError if it cannot be read, and decode it late."""
+    """Open an image like torchvision's loaders, but defer decoding, and raise ImageError if it cannot be read."""
     deferral = current()
     if PILLOW_SUPPORTS_LAZY and deferral is not None and not deferral.is_active:
         return open_decoded(path)
@@ -116,34 +115,34 @@ def open_lazy(path: str) -> Image.Image | EncodedImage:
 
 
 def collect_plans(dataset: Any) -> dict[str, Plan]:
-    """Return the plans that a wrapped dataset refers to, by key. Each of them needs a pipeline."""
+    """Return the plans of a wrapped dataset by key. Each of them needs a pipeline."""
     if isinstance(dataset, Subset):
         return collect_plans(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return {key: plan for part in dataset.datasets for key, plan in collect_plans(part).items()}
     attributes = [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
-    attributes.append(getattr(dataset, "transform", None))  # also found if the class has __slots__
+    attributes.append(getattr(dataset, "transform", None))  # for classes with __slots__
     return {each.plan.key: each.plan for value in attributes for each in find_compiled(value)}
 
 
 def get_sample_path(dataset: Any, index: Any) -> str:
-    """Return the path of a sample of timm's dataset, which returns bytes without a path; "" for other datasets."""
-    return str(dataset.filename(index, absolute=True)) if _is_of_timm(dataset, "ImageDataset") else ""
+    """Return the path of a sample of timm's ImageDataset, which returns only bytes; "" for other datasets."""
+    return str(dataset.filename(index, absolute=True)) if _is_timm(dataset, "ImageDataset") else ""
 
 
 def is_image_dataset(dataset: Any, transform: Any) -> bool:
-    """Return whether ``transform`` is for images. Datasets of other libraries have one for graphs or audio."""
+    """Return whether ``transform`` transforms images. In other libraries, it may be for graphs or audio."""
     return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(find_nested(transform))
 
 
-def _is_of_timm(dataset: Any, name: str) -> bool:
-    """Return whether the dataset uses the ``__getitem__`` of timm's class of this name. timm is not imported."""
+def _is_timm(dataset: Any, name: str) -> bool:
+    """Return whether the dataset uses ``__getitem__`` of this timm class, without importing timm."""
     method = getattr(type(dataset), "__getitem__", None)
     named = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
     return named == ("timm.data.dataset", f"{name}.__getitem__")
 
 
-def _with(dataset: D, /, **changed: Any) -> D:
+def _replace_attributes(dataset: D, /, **changed: Any) -> D:
     changed = {name: value for name, value in changed.items() if getattr(dataset, name) is not value}
     if not changed:
         return dataset
@@ -154,7 +153,7 @@ def _with(dataset: D, /, **changed: Any) -> D:
         except AttributeError as error:  # a property without a setter, or a frozen dataclass
             kind = type(dataset).__name__
             raise TypeError(
-                f"{kind}.{name} cannot be set ({error}), and the loader puts a transform of its own there, in a copy "
-                f"of the dataset. Let {kind} keep it in an ordinary attribute, or use torch.utils.data.DataLoader"
+                f"{kind}.{name} cannot be set ({error}), but the loader replaces this attribute in a copy of the "
+                f"dataset. Make it an ordinary attribute of {kind}, or use torch.utils.data.DataLoader"
             ) from error
     return wrapped

@@ -1,14 +1,15 @@
-"""Deferral: whether images that a dataset opens stay undecoded here, and when that is given up.
+"""Deferral: whether images opened by a dataset stay undecoded here, and when deferring stops.
 
 NOTE [ When deferral stops ]
-An undecoded image costs a worker some time, which pays where DALI decodes it. A dataset without JPEGs, or one whose
-code uses the pixels of each image, has nothing for DALI. So each worker counts samples, not seconds: after ``MAX_UNUSED_SAMPLES``
-samples in a row without an image for DALI it removes its hooks (``hooks.py``), and the dataset runs as in torch's own
-worker. A change of the dataset's transform starts this anew. Without workers this holds for the thread that fetches.
+Leaving an image undecoded costs the worker some time, which pays off only if DALI decodes it. A dataset without JPEGs,
+or whose code accesses the pixels of every image, leaves nothing to DALI. So after ``MAX_UNUSED_SAMPLES`` consecutive
+samples without an image for DALI, a worker removes its hooks (``hooks.py``) and reads the dataset as torch's worker
+does. It counts samples, not seconds. Changing the dataset's transform starts over. Without workers, the same applies to
+the thread that fetches batches.
 
-The next epoch begins where the last one ended. If no undecoded image was handed out at all, its batches are those of
-torch's own loader (``WorkerPool.of_torch``; persistent workers get indices and return torch's batches), unless an
-argument of ours, such as ``seed``, asks for more.
+The next epoch starts in the state in which the last one ended. If no undecoded image was returned at all, torch's own
+loader produces the batches (``WorkerPool.of_torch``; persistent workers receive indices and return torch's batches),
+unless an argument such as ``seed`` requires more.
 """
 
 from __future__ import annotations
@@ -18,53 +19,53 @@ import threading
 from collections.abc import Iterator
 
 MAX_UNUSED_SAMPLES = 64
-"""Number of samples in a row without an image for DALI after which deferring is given up."""
+"""Number of consecutive samples without an image for DALI after which deferring stops."""
 
 
 class Deferral:
     """Deferred decoding for the dataset of one loader, in one process.
 
     Attributes:
-        on_gpu: whether images arrive on a GPU. On a CPU DALI does only those transforms at which it is faster.
-        is_active: False once it was given up.
-        has_seen_images: whether any undecoded image was handed out.
+        on_gpu: whether images arrive on a GPU. On a CPU, DALI runs only the transforms at which it is faster.
+        is_active: False once deferring has stopped.
+        has_seen_images: whether the dataset has returned any undecoded image.
     """
 
     def __init__(self, on_gpu: bool, is_active: bool = True, has_seen_images: bool = False) -> None:
         self.on_gpu, self.is_active, self.has_seen_images = on_gpu, is_active, has_seen_images
-        self._in_vain = 0
+        self._unused = 0
 
     def note(self, samples: int, for_dali: bool, decoded: bool) -> None:
-        """Count a batch: whether it has images for DALI, and whether some were decoded by the dataset's code."""
+        """Count a batch: whether it has images for DALI, and whether the dataset's code decoded any."""
         self.has_seen_images |= for_dali or decoded
-        self._in_vain = 0 if for_dali else self._in_vain + samples
-        self.is_active &= self._in_vain < MAX_UNUSED_SAMPLES
+        self._unused = 0 if for_dali else self._unused + samples
+        self.is_active &= self._unused < MAX_UNUSED_SAMPLES
 
-    def look_again(self) -> None:
-        """Defer again, as the transform has changed."""
-        self.is_active, self._in_vain = True, 0
+    def restart(self) -> None:
+        """Defer again, because the transform has changed."""
+        self.is_active, self._unused = True, 0
 
 
-_of_process: Deferral | None = None  # of a worker, which belongs to one loader
-_of_thread = threading.local()  # of a thread that fetches a batch without workers
+_process_deferral: Deferral | None = None  # of a worker, which belongs to one loader
+_in_thread = threading.local()  # of a thread that fetches batches without workers
 
 
 def current() -> Deferral | None:
-    """Return the deferral that holds for this thread, also if it was given up; None if there is none."""
-    return getattr(_of_thread, "deferral", None) or _of_process
+    """Return the deferral of this thread, even if it has stopped; None if there is none."""
+    return getattr(_in_thread, "deferral", None) or _process_deferral
 
 
 def defer_in_process(deferral: Deferral) -> None:
-    """Let a deferral hold in all threads of this process from now on. Worker."""
-    global _of_process
-    _of_process = deferral
+    """Apply a deferral to all threads of this process, permanently. Worker."""
+    global _process_deferral
+    _process_deferral = deferral
 
 
 @contextlib.contextmanager
 def deferring(deferral: Deferral) -> Iterator[None]:
-    """Let a deferral hold in this thread. Main process."""
-    before, _of_thread.deferral = getattr(_of_thread, "deferral", None), deferral
+    """Apply a deferral to this thread. Main process."""
+    before, _in_thread.deferral = getattr(_in_thread, "deferral", None), deferral
     try:
         yield
     finally:
-        _of_thread.deferral = before
+        _in_thread.deferral = before

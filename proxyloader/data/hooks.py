@@ -1,14 +1,14 @@
-"""Hooks: the places of Pillow, torchvision and timm where an undecoded image is met. Runs where the dataset runs.
+"""Install and remove the hooks in Pillow, torchvision and timm. Runs where the dataset runs.
 
 NOTE [ Intercepted transform calls ]
-While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` a LazyTensor, and
-``__call__`` of the classes that are translated is exchanged. A transform that is called on an undecoded image draws its
-parameters, and returns an undecoded image or tensor. Each further transform goes on with that, so a Compose need not be
-known. A transform that is not translated gets the image as it is, and what it does with the pixels is done to those of
-the stock loader.
+While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` returns a
+LazyTensor, and the ``__call__`` of translated transforms is replaced. Calling a transform on an undecoded image samples
+its parameters and returns an undecoded image or tensor, from which the next transform continues. So transforms need not
+be part of a known Compose. A transform that is not translated gets the image itself and, if it accesses pixels, those
+of the stock loader.
 
-The hooks are installed while a Deferral holds them: in a worker until it gives up, in the main process while a loader
-without workers defers. There they do nothing outside of the thread that fetches a batch.
+The hooks stay installed while a Deferral holds them: in a worker until deferring stops, and in the main process while a
+loader without workers defers. There, they affect only the thread that fetches batches.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from .lazy_decoding import operator_patches
 from .lazy_image import patch_opener
 
 _lock = threading.RLock()
-_holders: weakref.WeakSet[Deferral] = weakref.WeakSet()  # of this process, whose classes the hooks are in
+_holders: weakref.WeakSet[Deferral] = weakref.WeakSet()  # process-wide, because the hooks are set on classes
 _undo: list[Callable[[], None]] = []
 
 
 def hold(deferral: Deferral) -> None:
-    """Install the hooks, unless they are installed, until the deferral releases them or is gone."""
+    """Install the hooks, if they are not, until the deferral releases them or is garbage-collected."""
     with _lock:
         if not _is_held():
             _undo.append(patch_opener())
-            exchanged = [*operator_patches(), *call_patches()]  # all of them first: a class may inherit another's
-            for each in exchanged:
-                _undo.append(_exchanged(*each))
+            patches = [*operator_patches(), *call_patches()]  # before installing any: classes inherit from each other
+            _undo.extend(_patch(*each) for each in patches)
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
 
@@ -48,11 +47,11 @@ def release(deferral: Deferral) -> None:
 
 
 def _is_held() -> bool:
-    return any(True for _ in _holders)  # whose length counts those that are gone
+    return any(True for _ in _holders)  # its length includes garbage-collected objects
 
 
-def _exchanged(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
-    """Set an attribute. Return a function that undoes it, unless somebody else has set another one since."""
+def _patch(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
+    """Set an attribute. Return a function that restores it, unless other code has replaced it since."""
     was_inherited, before = name not in vars(owner), vars(owner).get(name)
     setattr(owner, name, replacement)
 
@@ -73,11 +72,11 @@ def _undo_unless_held() -> None:
             _undo.pop()()
 
 
-def _forget_parent() -> None:
-    """A forked child begins without the parent's deferrals."""
+def _reset_in_child() -> None:
+    """Remove the hooks in a forked child, which does not inherit the parent's deferrals."""
     _lock._at_fork_reinit()  # type: ignore[attr-defined]
     _holders.clear()
     _undo_unless_held()
 
 
-os.register_at_fork(after_in_child=_forget_parent)
+os.register_at_fork(after_in_child=_reset_in_child)

@@ -1,24 +1,24 @@
-"""JPEG files: header, kind, size and soundness. Runs where the dataset runs.
+"""JPEG files: header, kind, size and integrity. Runs where the dataset runs.
 
 NOTE [ Damaged scans ]
-If a scan ends before the image does, and the end marker follows, libjpeg paints the rest grey, and so do Pillow and
-DALI on the CPU. The decoders of a GPU leave the previous contents of that memory, such as part of another image, and
-report nothing. Therefore a JPEG is checked on the CPU before it is sent to a GPU, and Pillow decodes a damaged one.
+If the scan of a JPEG ends early but is followed by an end marker, libjpeg fills the remaining pixels with gray, and so
+do Pillow and DALI on the CPU. GPU decoders leave the previous contents of their memory there, such as parts of another
+image, and report nothing. Therefore a JPEG is checked on the CPU before it is sent to a GPU, and Pillow decodes damaged
+ones.
 
-The check reads the markers between and behind the scans, which finds each truncated file that was not given an end
-marker again. Before a GPU it also searches the scans for a run of zeros, as in a lost block of a disk. A plain area of
-a picture may have one, too, so libjpeg then decodes the scan and decides. This finds nearly all files in which blocks
-are zeros or hold other data than pictures. No check finds all damage, as many changes give a valid scan of another
-picture. The figures are in ``benchmarks/results/scan_checks.jsonl``.
+The check parses the markers between and after the scans, which detects every truncated file without a new end marker.
+For a GPU, it also searches the scans for a run of zeros, as left by a lost disk block. Uniform image areas may contain
+such runs as well, so libjpeg then decodes the scan to decide. This detects nearly all files with blocks of zeros or of
+unrelated data. No check detects all damage, because many changes result in a valid scan of a different image. For
+figures, see ``benchmarks/results/scan_checks.jsonl``.
 
 NOTE [ When errors are raised ]
-With the stock loader a dataset meets the error of a damaged file in ``Image.open``, or where it decodes the image, as
-in ``convert``. It may catch the error and return something else, and no transform has drawn random numbers for the file
-yet. So whether Pillow raises an error must be known before an image is handed on undecoded. Entropy-coded data causes
-no errors in libjpeg, only warnings. Everything else that can fail is in the marker segments. Therefore Pillow decodes
-the skeleton of a file: all of its segments that Pillow or libjpeg read, around an image of 8 x 8 pixels without
-entropy-coded data. That takes some 40 µs. The skeletons of most baseline files in a dataset are equal, and results are
-cached.
+With the stock loader, the error of a damaged file is raised by ``Image.open``, or by the call that decodes the image,
+such as ``convert``. The dataset may catch it and return something else, before any transform has drawn random numbers.
+So whether Pillow raises an error must be known before an undecoded image is returned. Entropy-coded data only causes
+warnings in libjpeg; all errors come from marker segments. Therefore Pillow decodes the skeleton of a file: all segments
+that Pillow or libjpeg parses, for an image of 8 x 8 pixels without entropy-coded data. This takes about 40 µs. Most
+baseline files of a dataset have the same skeleton, and results are cached.
 """
 
 from __future__ import annotations
@@ -37,38 +37,38 @@ JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 
 ZERO_RUN = bytes(64)
-"""A run of zeros that a lost block leaves."""
+"""Run of zeros left by a lost block."""
 
-# Baseline, extended and progressive Huffman frames, which libjpeg and the GPU's decoders decode alike. Lossless,
-# hierarchical and arithmetic frames are left to Pillow, which decodes some of them and raises for the others.
-_DECODED_ALIKE = frozenset({0xC0, 0xC1, 0xC2})
+# Baseline, extended and progressive Huffman frames, for which libjpeg and GPU decoders agree. Lossless, hierarchical
+# and arithmetic frames are left to Pillow, which decodes some of them and raises an error for others.
+_SUPPORTED_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _RGB_COMPONENT_IDS = b"RGB"
 _NO_SAMPLING = 0x11
-_BEFORE_SCANS = frozenset({0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}) | _DECODED_ALIKE | _OTHER_FRAMES
+_BEFORE_SCANS = frozenset({0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}) | _SUPPORTED_FRAMES | _OTHER_FRAMES
 _BETWEEN_SCANS = frozenset({0xC4, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _TABLES = frozenset({0xC4, 0xCC, 0xDA, 0xDB, 0xDD})
 _ALL_COEFFICIENTS = (1 << 64) - 1
-_NO_SCAN_OF_DC = 1 << 256  # above all bits that a byte can name
+_NO_DC_SCAN = 1 << 256  # above all bits that a byte can address
 _MAX_SIDE_PX = 65_500
 """Maximum side of an image in libjpeg."""
 
 _SKELETON_SIZE = b"\0\x08\0\x08"
 
 _MAX_CACHED_BYTES = 2048
-"""Maximum size of a skeleton in the cache. Longer ones have EXIF data, which hardly two files share."""
+"""Maximum size of a cached skeleton. Longer ones contain EXIF data, which differs between files."""
 
 
 class JpegHeader(NamedTuple):
-    """Properties of a JPEG file that its header gives before the first scan.
+    """Properties of a JPEG file given by its header, which precedes the first scan.
 
     Attributes:
         height, width: in pixels, as stored. The EXIF orientation is not applied, as in torchvision.
-        matches_pillow: whether DALI's decoders and Pillow give the same RGB for this file, as far as the header tells.
-        is_progressive: whether the scans refine each other.
+        matches_pillow: whether DALI and Pillow decode the file to the same RGB values, according to its header.
+        is_progressive: whether later scans refine earlier ones.
         first_scan: offset of the first scan, in bytes.
-        component_ids: one byte for each component.
-        skeleton: the segments up to the first scan's header; see NOTE [ When errors are raised ].
+        component_ids: one byte per component.
+        skeleton: the segments up to the header of the first scan; see NOTE [ When errors are raised ].
     """
 
     height: int
@@ -80,12 +80,12 @@ class JpegHeader(NamedTuple):
     skeleton: bytes
 
     @property
-    def is_grey(self) -> bool:
+    def is_gray(self) -> bool:
         return len(self.component_ids) == 1
 
 
 class Scans(NamedTuple):
-    """The scans of a JPEG: their number, the end of the JPEG in bytes, and the tables and headers between them."""
+    """The scans of a JPEG: their number, the end of the JPEG in bytes, and the tables and headers between scans."""
 
     number: int
     end: int
@@ -93,12 +93,12 @@ class Scans(NamedTuple):
 
 
 class _Checks(threading.local):
-    """How JPEGs that this thread opens are checked.
+    """How this thread checks JPEGs.
 
     Attributes:
-        damaged: number of damaged JPEGs that this process has found, in all threads, as a dataset may have some.
-        are_passed: whether the samples passed the checks in an earlier epoch, so that the costly ones are skipped.
-        find_zeros: whether to search for lost blocks, which only a GPU decodes in another way than Pillow.
+        damaged: number of damaged JPEGs found by all threads of this process, because a dataset may start threads.
+        are_passed: whether the samples passed the checks in an earlier epoch, so that costly checks are skipped.
+        find_zeros: whether to search for lost blocks, which only GPUs decode differently from Pillow.
     """
 
     damaged: ClassVar[int] = 0
@@ -110,10 +110,10 @@ checks = _Checks()
 
 
 def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
-    """Read size and kind of a JPEG from its marker segments (ITU T.81, annex B); None if they are not valid.
+    """Parse the marker segments of a JPEG (ITU T.81, annex B). Return None if they are invalid.
 
     Args:
-        data: content of the file, whole or truncated.
+        data: content of the file, possibly truncated.
     """
     at, end = 2, len(data)
     frame: tuple[int, int, bool, bytes, bool] | None = None
@@ -137,39 +137,39 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
                 if frame is None or not 0 < frame[0] <= _MAX_SIDE_PX or not 0 < frame[1] <= _MAX_SIDE_PX:
                     return None
                 height, width, alike, ids, progressive = frame
-                alike = alike and adobe_transform != 0  # 0: the three components are RGB, not YCbCr
+                alike = alike and adobe_transform != 0  # 0 means RGB instead of YCbCr
                 return JpegHeader(height, width, alike, progressive, at, ids, b"".join(skeleton))
-        elif marker in _DECODED_ALIKE or marker in _OTHER_FRAMES:
+        elif marker in _SUPPORTED_FRAMES or marker in _OTHER_FRAMES:
             if length < 8 or frame is not None:
                 return None
             bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
             if length != 8 + 3 * components:
                 return None
             ids = bytes(data[at + 10 : after : 3])
-            alike = marker in _DECODED_ALIKE and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
+            alike = marker in _SUPPORTED_FRAMES and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
             if components == 1 and data[at + 11] != _NO_SAMPLING:
-                alike = False  # meaningless in a grey image, but the GPU's decoders apply it
+                alike = False  # meaningless for one component, but GPU decoders apply it
             frame = height, width, alike, ids, marker == 0xC2
             skeleton += bytes(data[at : at + 5]), _SKELETON_SIZE, bytes(data[at + 9 : after])
         elif marker not in _BEFORE_SCANS:
             return None  # see NOTE [ Headers that DALI cannot parse ] in dali/api.py
-        elif marker in _READ_BY_PILLOW:
+        elif marker in _PARSED_BY_PILLOW:
             content = bytes(data[at + 4 : at + 18])
             if marker == 0xEE and length >= 14 and content.startswith(b"Adobe"):
                 adobe_transform = content[11]
-            if _is_read(marker, content) and not (has_density and marker == 0xE1):
+            if _is_parsed(marker, content) and not (has_density and marker == 0xE1):
                 skeleton.append(bytes(data[at:after]))
                 has_density |= marker == 0xE0 and content[7:8] in (b"\1", b"\2") and len(content) >= 12
         at = after
     return None
 
 
-_READ_BY_PILLOW = frozenset({0xE0, 0xE1, 0xE2, 0xED, 0xEE})
+_PARSED_BY_PILLOW = frozenset({0xE0, 0xE1, 0xE2, 0xED, 0xEE})
 
 
-def _is_read(marker: int, content: bytes) -> bool:
-    """Return whether Pillow or libjpeg parse an application segment that starts with these 14 bytes, or all it has."""
-    if marker == 0xE1:  # for the density, if there is none in a JFIF segment
+def _is_parsed(marker: int, content: bytes) -> bool:
+    """Return whether Pillow or libjpeg parses an application segment with these first 14 bytes."""
+    if marker == 0xE1:  # contains the density if there is no JFIF segment
         return content.startswith(b"Exif\0\0")
     if marker == 0xE2:
         return content.startswith(b"MPF\0") or (content.startswith(b"ICC_PROFILE\0") and len(content) < 14)
@@ -177,19 +177,19 @@ def _is_read(marker: int, content: bytes) -> bool:
 
 
 def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
-    """Read through all scans of a JPEG. This takes longer than reading the header.
+    """Parse all scans of a JPEG, which takes longer than parsing the header.
 
     Args:
-        data: the data that the header was read from. Other data may follow the JPEG.
+        data: the file that the header belongs to. Other data may follow the JPEG.
 
     Returns:
-        The scans; None if decoders may differ, so that only Pillow decides: a marker is misplaced, coefficients come
-        twice or are missing, or the file is truncated. libjpeg interpolates missing coefficients.
+        The scans; None if decoders may differ, because a marker is misplaced, coefficients are repeated or missing, or
+        the file is truncated. libjpeg interpolates missing coefficients.
     """
     array = np.frombuffer(data, np.uint8)
     is_marker = array[:-1] == 0xFF
     np.logical_and(is_marker, array[1:], out=is_marker)  # 0: a stuffed byte
-    missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS | _NO_SCAN_OF_DC)
+    missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS | _NO_DC_SCAN)
     scans, restarts, at = 0, 0, header.first_scan
     skeleton = []
     while at < len(is_marker):
@@ -202,7 +202,7 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
         elif marker in _BETWEEN_SCANS and any(missing.values()):
             end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
             if marker == 0xDA:
-                if not _scan_brings_something_new(data[at + 4 : end], missing, header.is_progressive):
+                if not _remove_coefficients(data[at + 4 : end], missing, header.is_progressive):
                     break
                 scans, restarts = scans + 1, 0
             if end < at + 4:
@@ -217,11 +217,10 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
     return None
 
 
-def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, int], progressive: bool) -> bool:
-    """Remove the coefficients of a scan from ``missing``, which has a bit for each of the 64 of a component, and
-    another one until a scan has brought its DC coefficients.
+def _remove_coefficients(header: bytes | memoryview, missing: dict[int, int], progressive: bool) -> bool:
+    """Remove the coefficients of a scan from ``missing``. Return False if the scan is invalid or repeats coefficients.
 
-    Return False if the scan is not valid, or brings a coefficient again.
+    ``missing`` has one bit for each of the 64 coefficients of a component, and another until its DC scan.
     """
     if not header or len(header) != 4 + 2 * header[0]:
         return False
@@ -233,16 +232,16 @@ def _scan_brings_something_new(header: bytes | memoryview, missing: dict[int, in
         if missing.get(component, 0) & band != band:
             return False
         if first == 0:
-            missing[component] &= ~_NO_SCAN_OF_DC
-        elif missing[component] & _NO_SCAN_OF_DC:
-            return False  # AC coefficients before DC, which GPUs decode in another way
+            missing[component] &= ~_NO_DC_SCAN
+        elif missing[component] & _NO_DC_SCAN:
+            return False  # AC coefficients before DC, which GPUs decode differently
         if bits & 15 == 0:  # the least significant bit
             missing[component] &= ~band
     return True
 
 
 def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool:
-    """Return whether Pillow decodes a JPEG without an error, and a GPU as Pillow does.
+    """Return whether Pillow decodes a JPEG without an error, and a GPU decodes it like Pillow.
 
     See NOTE [ When errors are raised ] and NOTE [ Damaged scans ].
     """
@@ -254,13 +253,13 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
     data = bytes(data)
     if data.find(ZERO_RUN, header.first_scan) < 0:
         return True
-    return not header.is_progressive and not find_damage(data)  # libjpeg may miss damage in the later scans
+    return not header.is_progressive and not find_damage(data)  # libjpeg may not detect damage in later scans
 
 
 def still_passes(header: JpegHeader) -> bool:
-    """Return whether a baseline JPEG whose sample has passed the checks passes them again.
+    """Return whether a baseline JPEG still passes the checks that its sample passed before.
 
-    It may be another file than in the first epoch, so Pillow must accept its segments, which mostly are in the cache.
+    The file may have been replaced since, so its segments are checked again, mostly from the cache.
     """
     skeleton = header.skeleton + JPEG_END
     return len(skeleton) > _MAX_CACHED_BYTES or _accepts(skeleton)
@@ -268,25 +267,25 @@ def still_passes(header: JpegHeader) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _accepts(skeleton: bytes) -> bool:
-    """Return whether Pillow decodes a JPEG, whatever ``ImageFile.LOAD_TRUNCATED_IMAGES`` is."""
+    """Return whether Pillow decodes a JPEG, regardless of ``ImageFile.LOAD_TRUNCATED_IMAGES``."""
     try:
         image = jpeg_factory(io.BytesIO(skeleton))
         decoder = Image._getdecoder(image.mode, "jpeg", image.tile[0][3])
         decoder.setimage(Image.new(image.mode, image.size).im, (0, 0, *image.size))
         consumed, code = decoder.decode(skeleton)
     except MemoryError:
-        raise  # which says nothing of the file, and must not be cached
-    except Exception:  # each format raises its own exceptions, also that of EXIF data
+        raise  # not caused by the file, so it must not be cached
+    except Exception:  # parsers raise various exceptions, also for EXIF data
         return False
     return consumed < 0 and code >= 0
 
 
 def find_damage(data: bytes) -> str:
-    """Return libjpeg-turbo's first warning about a JPEG; "" if there is none."""
+    """Return the first warning of libjpeg-turbo about a JPEG, or ""."""
     import simplejpeg
 
     try:
-        # Grey at an eighth of the size, so that most of the time is spent on reading the scan.
+        # Grayscale at an eighth of the size, so that parsing the scan takes most of the time.
         simplejpeg.decode_jpeg(data, "GRAY", fastdct=True, fastupsample=True, min_height=1, min_width=1, min_factor=8)
     except ValueError as error:
         return str(error)

@@ -1,8 +1,8 @@
-"""Tensors of JPEGs that ``torchvision.io`` decodes, decoded late. Runs where the dataset runs.
+"""Defer decoding in ``torchvision.io``. Runs where the dataset runs.
 
-``read_image``, ``decode_image`` and ``decode_jpeg`` call operators of ``torch.ops.image`` by their names. Where images
-are decoded late, these return a LazyTensor: see NOTE [ Lazy tensors ]. It has values at once if the file is no
-JPEG or becomes no RGB image, so that all images of a batch arrive on one device.
+``read_image``, ``decode_image`` and ``decode_jpeg`` look up operators of ``torch.ops.image`` by name. While decoding is
+deferred, these return a LazyTensor: see NOTE [ Lazy tensors ]. It has values immediately if the file is not a JPEG or
+not decoded to RGB, so that all images of a batch arrive on the same device.
 """
 
 from __future__ import annotations
@@ -15,50 +15,43 @@ import torch
 from torchvision.io import ImageReadMode
 
 from ..transforms.chain import START_AS_TENSOR
-from .bad_samples import UndecodableError
 from .encoded_image import EncodedImage
-from .lazy_image import is_late
+from .lazy_image import defers_decoding
 from .lazy_tensor import create_lazy_outputs, wrap_values
 from .transformed import TransformedImage
 
 
 def operator_patches() -> Iterator[tuple[Any, str, Any]]:
-    """Yield what replaces the operators that ``torchvision.io`` calls; see ``hooks.py``."""
+    """Yield the owner, name and replacement of each operator called by ``torchvision.io``."""
     for name in ("decode_image", "decode_jpeg"):
-        operator = getattr(torch.ops.image, name, None)  # there are none if torchvision was built without
+        operator = getattr(torch.ops.image, name, None)  # None if torchvision was built without it
         if operator is not None:
-            yield torch.ops.image, name, _met(operator)
+            yield torch.ops.image, name, _patch(operator)
 
 
-def _met(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def decode(data: Any, mode: int, apply_exif_orientation: bool = False) -> torch.Tensor:
-        try:
-            return operator(data, mode, apply_exif_orientation)
-        except RuntimeError as error:
-            raise UndecodableError(str(error)) from error
-
+def _patch(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(operator, assigned=(), updated=())
     def decoded(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
-        if not is_late():
+        if not defers_decoding():
             return operator(data, mode, apply_exif_orientation)
-        image = None if apply_exif_orientation else _encoded(data, mode)
+        image = None if apply_exif_orientation else _encode(data, mode)
         if image is None:
-            return wrap_values(decode(data, mode, apply_exif_orientation))
-        bytes_ = data.clone()  # it may be changed before it is used
-        transformed = TransformedImage(image, functools.partial(decode, bytes_, mode), START_AS_TENSOR)
-        return create_lazy_outputs(transformed, START_AS_TENSOR.plan)
+            return wrap_values(operator(data, mode, apply_exif_orientation))
+        bytes_ = data.clone()  # it may change before it is decoded
+        transformed = TransformedImage(image, functools.partial(operator, bytes_, mode, False), START_AS_TENSOR)
+        return create_lazy_outputs(transformed)
 
     return decoded
 
 
-def _encoded(data: Any, mode: int) -> EncodedImage | None:
-    """Return the JPEG; None if it becomes no RGB image, or DALI might decode it in another way."""
+def _encode(data: Any, mode: int) -> EncodedImage | None:
+    """Return the JPEG; None if it is not decoded to RGB, or DALI might decode it differently."""
     if not isinstance(data, torch.Tensor) or mode not in (ImageReadMode.UNCHANGED.value, ImageReadMode.RGB.value):
         return None
     try:
         image = EncodedImage.of_jpeg(data.numpy().tobytes())
     except (RuntimeError, TypeError):
         return None
-    if image is None or image.header is None or (mode == 0 and image.header.is_grey):
+    if image is None or image.header is None or (mode == 0 and image.header.is_gray):
         return None
     return image

@@ -1,21 +1,21 @@
-"""PIL images of JPEGs that are decoded when their pixels are first used. Runs where the dataset runs.
+"""PIL images of JPEGs that are decoded when their pixels are first accessed. Runs where the dataset runs.
 
 NOTE [ Deferred decoding ]
-``Image.open`` finds the class of a file in a registry of Pillow's. Here the whole JPEG is read, and decoded where a
-pixel is used. So code that opens, converts and copies an image, and gives it to a compiled transform, hands on the
-bytes of the file, and DALI decodes them. All other code gets Pillow's pixels.
+``Image.open`` looks up the class of a file in Pillow's registry. The replacement there reads the JPEG completely, and
+decodes it only when a pixel is accessed. So code that opens, converts and copies an image before it calls a compiled
+transform passes on the bytes of the file, which DALI decodes. All other code gets Pillow's pixels.
 
-This holds in the workers of a loader whose images DALI decodes, in all of their threads. Without workers it holds in
-the thread that fetches a batch, until it is fetched: see ``hooks.py``. With Pillow 10, whose images have no place to
-decode them late, ``Image.open`` stays Pillow's own.
+This applies to all threads of a worker of a loader whose images DALI decodes. Without workers, it applies to the thread
+that fetches a batch while it does so: see ``hooks.py``. Images of Pillow 10 cannot be decoded on access, so
+``Image.open`` is not changed there.
 
-Of an image in mode L DALI decodes RGB, and converts it to grey as Pillow does (``START_AS_GREY`` in
-``transforms/chain.py``). A JPEG that is grey itself keeps its levels thereby.
+DALI decodes an image in mode L to RGB and converts it to grayscale like Pillow (``START_AS_GREY`` in
+``transforms/chain.py``), which preserves the levels of a grayscale JPEG.
 
-Such an image is an instance of Pillow's own class, because torchvision, timm and datasets look up ``type(image)``. What
-it lacks is in its ``__dict__``, and the methods of Pillow that need pixels are hooked.
+An undecoded image is an instance of Pillow's own class, because torchvision, timm and datasets look up ``type(image)``.
+Its data are in its ``__dict__``, and hooks replace the methods of Pillow that need pixels.
 
-If a file is damaged, or DALI might decode it in another way than Pillow, ``Image.open`` returns Pillow's own image. See
+If a file is damaged, or DALI might decode it differently from Pillow, ``Image.open`` returns Pillow's own image. See
 NOTE [ When errors are raised ] in ``jpeg.py``.
 """
 
@@ -38,33 +38,33 @@ from .encoded_image import MAX_READ_BYTES, EncodedImage
 from .transformed import TransformedImage, is_materializing, pixel_uses
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
-"""What Pillow gives an image that has no pixels yet."""
+"""Attributes of an image without pixels."""
 
 MARKER_OF_EXIF = b"\xff\xe1"
-"""Of APP1, the segments that EXIF and XMP data are in."""
+"""Marker of APP1, the segments of EXIF and XMP data."""
 
 PILLOW_SUPPORTS_LAZY = isinstance(getattr(Image.Image, "im", None), property)
-"""Whether images have a place to decode late, as from Pillow 11 on."""
+"""Whether decoding on access is possible: since Pillow 11, ``im`` is a property."""
 
-Image.preinit()  # here, as a worker that imported Pillow's formats might wait for a lock of another thread's import
+Image.preinit()  # importing Pillow's formats in a worker could wait for the import lock of another thread
 
 
-# What a late image has in its ``__dict__`` beside what Pillow gives it. Nothing of it is changed in place, as code that
-# copies ``vars(image)`` gives it to another image.
+# Additional keys in the ``__dict__`` of a lazy image. Their values never change in place, because code that copies
+# ``vars(image)`` shares them with another image.
 _IMAGE = "_proxyloader_image"
-"""The image while it is not decoded: an EncodedImage, or a TransformedImage."""
+"""The undecoded image: an EncodedImage or a TransformedImage."""
 
 _FILE = "_proxyloader_file"
 """The EncodedImage of a file before ``load``."""
 
 _HEADER = "_proxyloader_header"
-"""The header of the file that the image comes from, to its first scan, until Pillow has read it."""
+"""The header of the source file up to its first scan, until Pillow has parsed it."""
 
 
 def create_lazy_image(
     encoded: EncodedImage | TransformedImage, like: Image.Image | None = None, mode: str = "RGB"
 ) -> Image.Image:
-    """Return an ``Image.Image`` that is decoded when its pixels are first used. It has the ``info`` of ``like``."""
+    """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``."""
     _hook_pillow()
     image, size = Image.Image.__new__(Image.Image), encoded.size
     if isinstance(encoded, TransformedImage):
@@ -80,13 +80,13 @@ def create_lazy_image(
     return image
 
 
-def _undecoded(image: Image.Image) -> EncodedImage | TransformedImage | None:
-    """Return what an image is while it is not decoded; None if it is. A file is loaded thereby."""
+def _find_undecoded(image: Image.Image) -> EncodedImage | TransformedImage | None:
+    """Return the undecoded image behind a PIL image, after which a file counts as loaded; None if decoded."""
     state: dict[str, Any] = image.__dict__
     if _FILE in state:
         encoded = state.pop(_FILE)
-        if image.fp is not None:  # type: ignore[attr-defined]  # otherwise it was closed
-            # As Pillow leaves a file that it has decoded.
+        if image.fp is not None:  # type: ignore[attr-defined]  # not closed
+            # The state of a file that Pillow has decoded.
             state.update(_proxyloader_image=encoded, tile=[], _readonly=0)
             if image._exclusive_fp:  # type: ignore[attr-defined]
                 image.fp.close()  # type: ignore[attr-defined]
@@ -96,20 +96,20 @@ def _undecoded(image: Image.Image) -> EncodedImage | TransformedImage | None:
 
 def _decode(image: Image.Image, encoded: EncodedImage | TransformedImage) -> None:
     if isinstance(encoded, EncodedImage):
-        pixel_uses.note()
+        pixel_uses.add()
         opens = PpmImageFile if encoded.header is None else JpegImageFile
         pixels: Image.Image = opens(io.BytesIO(encoded.data))
         pixels.load()
         image.im = pixels.im if pixels.mode == image.mode else pixels.convert(image.mode).im
     else:
-        image.im = encoded.real().copy().im
+        image.im = encoded.materialize().copy().im
 
 
 @functools.cache
 def _hook_pillow() -> None:
-    """Let Pillow's own classes have images that are decoded late, in this process from now on.
+    """Extend Pillow's own classes with decoding on access, permanently for this process.
 
-    So ``type(image) is Image.Image`` holds. Images that are not late are served by Pillow as before.
+    So ``type(image) is Image.Image`` holds. Other images behave as before.
     """
     cls = Image.Image
     fget, fset = vars(cls)["im"].fget, vars(cls)["im"].fset
@@ -122,12 +122,12 @@ def _hook_pillow() -> None:
 
     def set_im(self: Image.Image, pixels: Any) -> None:
         fset(self, pixels)
-        self.__dict__.pop(_IMAGE, None)  # last, as another thread may ask for pixels
+        self.__dict__.pop(_IMAGE, None)  # last, because another thread may access pixels
 
     def get_missing(self: Image.Image, name: str) -> Any:
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
-            return object.__getattribute__(self, name)  # which raises the error, also that of a property
+            return object.__getattribute__(self, name)  # raises the proper error, also for properties
         known = vars(JpegImageFile(io.BytesIO(header)))
         for key in known if isinstance(self, JpegImageFile) else ("info",):
             vars(self).setdefault(key, known[key])
@@ -137,20 +137,20 @@ def _hook_pillow() -> None:
         @functools.wraps(load)
         def hooked(self: Image.Image) -> Any:
             state = self.__dict__
-            is_late = (_IMAGE in state or _FILE in state) and _undecoded(self) is not None
-            return _Pixels(self) if is_late else load(self)
+            is_lazy = (_IMAGE in state or _FILE in state) and _find_undecoded(self) is not None
+            return _Pixels(self) if is_lazy else load(self)
 
         return hooked
 
     @functools.wraps(copy)
     def hooked_copy(self: Image.Image) -> Image.Image:
-        encoded = _undecoded(self)
+        encoded = _find_undecoded(self)
         return copy(self) if encoded is None else create_lazy_image(encoded, self, self.mode)
 
     @functools.wraps(convert)
     def hooked_convert(self: Image.Image, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        encoded, wanted = _undecoded(self), mode or self.mode
-        if encoded is None or args or kwargs or not (wanted == self.mode or _is_read_as(encoded, wanted)):
+        encoded, wanted = _find_undecoded(self), mode or self.mode
+        if encoded is None or args or kwargs or not (wanted == self.mode or _can_read_as(encoded, wanted)):
             return convert(self, mode, *args, **kwargs)
         return create_lazy_image(encoded, self, wanted)
 
@@ -161,15 +161,15 @@ def _hook_pillow() -> None:
         vars(self).pop(_IMAGE, None)
 
     @functools.wraps(getexif)
-    def hooked_getexif(self: Image.Image) -> Image.Exif:  # Hugging Face's ``datasets`` asks each image for it
+    def hooked_getexif(self: Image.Image) -> Image.Exif:  # called for every image by Hugging Face's ``datasets``
         if self._exif is None and MARKER_OF_EXIF not in vars(self).get(_HEADER, MARKER_OF_EXIF):
             self._exif = Image.Image().getexif()
         return getexif(self)
 
     @functools.wraps(draft)
     def hooked_draft(self: JpegImageFile, mode: str | None, size: Any) -> Any:
-        if vars(self).pop(_FILE, None) is not None:  # Pillow decodes in another way then
-            pixel_uses.note_caller()
+        if vars(self).pop(_FILE, None) is not None:  # changes how Pillow decodes
+            pixel_uses.explain()
         return draft(self, mode, size)
 
     for hooked in (hooked_copy, hooked_convert, hooked_close, hooked_getexif):
@@ -178,22 +178,22 @@ def _hook_pillow() -> None:
         setattr(each, "load", loading(each.load))  # noqa: B010
     setattr(cls, "im", property(get_im, set_im))  # noqa: B010
     setattr(cls, "__getattr__", get_missing)  # noqa: B010
-    if (of_file := vars(JpegImageFile).get("__getattr__")) is not None:  # as in Pillow 11
+    if (file_getattr := vars(JpegImageFile).get("__getattr__")) is not None:  # in Pillow 11
 
-        def get_missing_of_file(self: JpegImageFile, name: str) -> Any:
-            return get_missing(self, name) if _HEADER in vars(self) else of_file(self, name)
+        def get_missing_in_file(self: JpegImageFile, name: str) -> Any:
+            return get_missing(self, name) if _HEADER in vars(self) else file_getattr(self, name)
 
-        setattr(JpegImageFile, "__getattr__", get_missing_of_file)  # noqa: B010
+        setattr(JpegImageFile, "__getattr__", get_missing_in_file)  # noqa: B010
     setattr(JpegImageFile, "draft", hooked_draft)  # noqa: B010
 
 
-def _is_read_as(encoded: EncodedImage | TransformedImage, mode: str) -> bool:
-    """Return whether the file, read in this mode, is the image converted to it."""
-    return isinstance(encoded, EncodedImage) and (mode == "L" or (mode == "RGB" and _mode_of(encoded) == "L"))
+def _can_read_as(encoded: EncodedImage | TransformedImage, mode: str) -> bool:
+    """Return whether reading the file in this mode is equivalent to converting the image."""
+    return isinstance(encoded, EncodedImage) and (mode == "L" or (mode == "RGB" and _get_mode(encoded) == "L"))
 
 
 class _Pixels:
-    """Access to the pixels of an image, which is decoded when one is asked for."""
+    """Pixel access object that decodes the image on first use."""
 
     def __init__(self, image: Image.Image) -> None:
         self._image = image
@@ -212,59 +212,59 @@ class _Pixels:
 
 
 def get_encoded(image: Image.Image) -> EncodedImage | None:
-    """Return the JPEG of an image that is not decoded yet, if that is the RGB image; otherwise None."""
-    encoded = _undecoded(image) if image.mode == "RGB" else None
+    """Return the JPEG behind an undecoded RGB image without transforms; otherwise None."""
+    encoded = _find_undecoded(image) if image.mode == "RGB" else None
     return encoded if isinstance(encoded, EncodedImage) else None
 
 
 def get_image_path(image: Image.Image) -> str:
-    """Return the path of the file that an image was opened from, also of a converted one if it is not decoded yet."""
+    """Return the path of the file of an image, even after a conversion if the image is undecoded."""
     encoded = vars(image).get(_IMAGE)
     return encoded.path if isinstance(encoded, EncodedImage) else str(getattr(image, "filename", ""))
 
 
 def get_transformed(image: Image.Image) -> TransformedImage | None:
-    """Return an image that is not decoded yet, with the transforms that were called on it; otherwise None."""
-    encoded = _undecoded(image)
-    return TransformedImage.of(encoded, image.mode) if isinstance(encoded, EncodedImage) else encoded
+    """Return an undecoded image with the transforms called on it; None for a decoded image."""
+    encoded = _find_undecoded(image)
+    return TransformedImage.start(encoded, image.mode) if isinstance(encoded, EncodedImage) else encoded
 
 
-def is_late() -> bool:
-    """Return whether images stay undecoded here."""
+def defers_decoding() -> bool:
+    """Return whether images stay undecoded in this thread."""
     deferral = current()
     return PILLOW_SUPPORTS_LAZY and deferral is not None and deferral.is_active and not is_materializing()
 
 
 def patch_opener() -> Callable[[], None]:
-    """Put ``_opened`` into Pillow's registry, unless another library has put its own there. Return what undoes it."""
+    """Register ``_open`` in Pillow, unless another library has registered an opener. Return an undo function."""
     Image.preinit()
     opens, accepts = Image.OPEN["JPEG"]
     if opens is JpegImagePlugin.jpeg_factory and PILLOW_SUPPORTS_LAZY:
-        Image.register_open("JPEG", _opened, accepts)
+        Image.register_open("JPEG", _open, accepts)
 
     def undo() -> None:
-        if Image.OPEN["JPEG"][0] is _opened:
+        if Image.OPEN["JPEG"][0] is _open:
             Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accepts)
 
     return undo
 
 
-def _opened(file: Any, filename: Any = None) -> JpegImageFile:
-    late = _opened_late(file, filename) if is_late() else None
-    if late is not None:
-        return late
+def _open(file: Any, filename: Any = None) -> JpegImageFile:
+    lazy = _open_lazy(file, filename) if defers_decoding() else None
+    if lazy is not None:
+        return lazy
     file.seek(0)
     image: JpegImageFile = JpegImagePlugin.jpeg_factory(file, filename)
     return image
 
 
-def _opened_late(file: Any, filename: Any) -> JpegImageFile | None:
-    """Return a JPEG file whose pixels are decoded when they are used; None if Pillow is to open it.
+def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
+    """Return a lazy image of a JPEG file, which is read into memory; None if Pillow must open the file.
 
-    It is in memory. Pillow reads its header when an attribute is asked for that is not needed to decode it.
+    Pillow parses the header only when an attribute is accessed that decoding does not need.
     """
     size_bytes = file.seek(0, os.SEEK_END)
-    if size_bytes > MAX_READ_BYTES:  # Pillow reads what it needs
+    if size_bytes > MAX_READ_BYTES:  # Pillow reads only what it needs
         return None
     file.seek(0)
     place = batch_memory.place(size_bytes) if type(file) in (io.BufferedReader, io.BytesIO) else None
@@ -274,16 +274,16 @@ def _opened_late(file: Any, filename: Any) -> JpegImageFile | None:
         return None
     at = encoded.header.first_scan + 2
     header = bytes(data[: at + int.from_bytes(data[at : at + 2], "big")])
-    if b"MPF\0" in header:  # several pictures, which have a class of their own
+    if b"MPF\0" in header:  # multi-picture files have their own class
         return None
     _hook_pillow()
     image = JpegImageFile.__new__(JpegImageFile)
-    known = {"_mode": _mode_of(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
+    known = {"_mode": _get_mode(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
     vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
-    image.readonly = 1  # as Pillow has it until the file is decoded
+    image.readonly = 1  # like Pillow before decoding
     return image
 
 
-def _mode_of(encoded: EncodedImage) -> str:
-    """Return the mode in which Pillow opens an image."""
-    return "L" if encoded.header is not None and encoded.header.is_grey else "RGB"
+def _get_mode(encoded: EncodedImage) -> str:
+    """Return the mode in which Pillow opens the image."""
+    return "L" if encoded.header is not None and encoded.header.is_gray else "RGB"

@@ -1,21 +1,22 @@
-"""LazyTensor: a torch tensor of an image that is decoded when its values are used. Runs where the dataset runs.
+"""LazyTensor: a tensor whose values are computed on first use. Runs where the dataset runs.
 
 NOTE [ Lazy tensors ]
-A compiled transform returns tensors without values, as DALI makes those of a whole batch later. Shape and dtype are
-known. What torch does to such a tensor is recorded, and done on the loader's device when DALI has made the values. So a
-dataset may write ``transform(image) * 2``, and a collate_fn may stack, mix and cut, and draws its random numbers where
-the stock loader draws them.
+A compiled transform returns tensors without values, because DALI computes them later for the whole batch. Their shape
+and dtype are known. Torch operations on such a tensor are recorded and replayed on the loader's device. So a dataset
+may compute ``transform(image) * 2``, and a collate_fn may stack, mix and crop, and both draw random numbers in the same
+order as with the stock loader.
 
-Code that uses values, as ``float(x.mean())``, ``x.numpy()`` or ``if (x > 0).any()`` do, gets those that torchvision
-makes of the image that Pillow decodes, with the random numbers that were drawn: those of the stock loader. The tensor
-then has these values, and travels as any other. The same holds for operations that draw random numbers, that have a
-result whose shape depends on values, or that CUDA computes in a noticeably different way.
+Code that needs values, such as ``float(x.mean())``, ``x.numpy()`` or ``if (x > 0).any()``, gets those of the stock
+loader: Pillow decodes the image, and torchvision transforms it with the random numbers already drawn. From then on, the
+tensor has values and is sent like any other. The same applies to operations that draw random numbers, whose output
+shape depends on values, or whose results differ noticeably on CUDA.
 
-torch says of each operation which of this applies: ``torch.Tag``. A result's shape is asked of torch's meta device.
-Its type equals that of the tensor that it stands for, so that it is found in dicts by type: see ``_StockType``. An
-operation with a gradient is computed at once, from values to values, as a graph cannot be recorded.
+``torch.Tag`` tells which operations these are, and the meta device infers shapes. The type of a LazyTensor compares
+equal to the type it stands for, so that lookups by type succeed: see ``_StockType``. Operations that involve gradients
+are computed immediately, because an autograd graph cannot be recorded.
 
-An operation in place is recorded for a tensor alone. If others share its memory, all of them are made real first.
+An in-place operation is recorded only if no other tensor shares the memory. Otherwise, the values of all tensors that
+share it are computed first.
 """
 
 from __future__ import annotations
@@ -37,40 +38,39 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_SUBCLASS, _must_return_subclass
 
-from ..transforms.plan import Plan
-from .lazy_image import is_late
-from .placeholders import ImageCall, ProxyBatch, ProxySample, collate_proxy_samples
+from .lazy_image import defers_decoding
+from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import (
     Node,
     Operation,
     can_record,
     compute_value,
+    flatten,
     infer_result,
-    leaves,
-    mapped,
+    map_leaves,
     requires_values,
     stack_nodes,
     to_meta,
 )
 from .transformed import TransformedImage
 
-CONVERT = 'Convert all of them to one mode, as by image.convert("RGB"), or put Grayscale(3) into the transform'
-"""Advice for images of several numbers of channels."""
+CONVERT = 'Convert them to the same mode, for example with image.convert("RGB"), or add Grayscale(3) to the transform'
+"""Advice for images with different numbers of channels."""
 
 RESIZE = (
-    "Add a Resize to (height, width) or a crop to the transform, or give the loader a collate_fn that takes images of "
-    "several sizes"
+    "Add a Resize to (height, width) or a crop to the transform, or pass a collate_fn that accepts images of different "
+    "sizes"
 )
-"""Advice for images of several sizes."""
+"""Advice for images of different sizes."""
 
 UNREACHABLE = (
-    "the values of an image, or of what is computed from it, are read in a way that proxyloader does not see. "
-    "Load this dataset with DataLoader(translate=False)"
+    "the memory of an undecoded image, or of a tensor computed from one, is accessed in a way that proxyloader cannot "
+    "intercept. Load this dataset with DataLoader(translate=False)"
 )
-"""The error of C++ code that reads the memory of a LazyTensor by itself, and would find none."""
+"""Error for C++ code that accesses the memory of a LazyTensor directly, because there is none."""
 
 SET_DATA = vars(torch._C.TensorBase)["data"].__set__
-"""What ``tensor.data = other`` calls."""
+"""Setter called by ``tensor.data = other``."""
 
 GET_GRAD = vars(torch._C.TensorBase)["grad"].__get__
 SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
@@ -83,12 +83,12 @@ VALUE_METHODS = frozenset(
         "new_tensor",
     }
 )
-"""Methods of tensors that use the values without an operation of torch's."""
+"""Tensor methods that access values without dispatching an operation."""
 
 FACTORY_OPERATORS = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {
     *("randint_like", "new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided")
 }
-"""Operations that use nothing of a tensor but its shape, strides and dtype."""
+"""Operations that use only the shape, strides and dtype of a tensor."""
 
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
@@ -96,7 +96,7 @@ _set_class = vars(object)["__class__"].__set__
 
 
 class _StockType(type(torch.Tensor)):  # type: ignore[misc]
-    """Type of a class that equals the one that others take it for, as which it is found in dicts and sets."""
+    """Metaclass of classes that compare equal to the stock class they stand for, also as keys of dicts and sets."""
 
     stock: type[torch.Tensor]
 
@@ -111,9 +111,9 @@ copyreg.pickle(_StockType, lambda cls: (operators.getitem, ((cls.stock,), 0)))
 
 
 class LazyTensor(torch.Tensor, metaclass=_StockType):
-    """A tensor on the CPU whose values may not be computed yet. To other code it is a ``torch.Tensor``.
+    """A CPU tensor whose values may not be computed yet. To other code, it is a ``torch.Tensor``.
 
-    All that is computed from one is one. So the loader knows what belongs on its device, whoever has computed it.
+    Every tensor computed from one is also one, so the loader knows which tensors belong on its device.
     """
 
     stock = torch.Tensor
@@ -121,22 +121,22 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
     __class__ = property(lambda self: type(self).stock)
 
     any_created: ClassVar[bool] = False
-    """Whether this process has created one. If not, batches need not be searched for them."""
+    """Whether this process has created one. If not, batches are not searched for them."""
 
     in_loader_worker: ClassVar[bool] = False
-    """Whether this process is a worker of a loader that takes tensors without values, which it is for good."""
+    """Whether this process is a worker of a loader that supports tensors without values."""
 
     _node: Node | torch.Tensor
-    """What its values will be; a tensor when they are there."""
+    """The source of its values; a tensor once they are computed."""
 
     _source: tuple[LazyTensor, Callable[[torch.Tensor], torch.Tensor]] | None = None
-    """The tensor whose memory it shares, and the function that gives its part of that; None for memory of its own."""
+    """The tensor whose memory it shares, and a function that returns the shared part; None for its own memory."""
 
     _sharing: list[weakref.ref[LazyTensor]] | None = None
-    """All tensors that share its memory; None if there is no other."""
+    """All tensors that share its memory; None if there are no others."""
 
     _has_known_order: bool = True
-    """Whether its strides are those that torchvision's tensor has, in whose order random numbers are dealt out."""
+    """Whether its strides are those of torchvision's tensor, which determine the order of random values."""
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor) -> LazyTensor:
@@ -150,40 +150,40 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Also called by ``tv_tensors.Image(late)``, which is given one of these by ``as_subclass``."""
+        """Also called by ``tv_tensors.Image(lazy)``, to which ``as_subclass`` returns an instance."""
 
     def __getattr__(self, name: str) -> Any:
         if name != "_node":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        # A plain tensor that ``tv_tensors.wrap(tensor, like=...)`` has given this class.
+        # ``tv_tensors.wrap(tensor, like=...)`` has set the class of a plain tensor.
         with no_dispatch():
             values = torch.Tensor.as_subclass(self, torch.Tensor)
         self._node = values
         return values
 
-    def as_subclass(self, cls: Any) -> Any:  # torch asks neither of the functions below
+    def as_subclass(self, cls: Any) -> Any:  # bypasses the functions below
         stock = getattr(cls, "stock", cls)
         if stock in (torch.Tensor, tv_tensors.Image) and not requires_gradient(self):
             return _alias(self, LazyTensor if stock is torch.Tensor else LazyImageTensor)
-        return wrap_values(real(self).as_subclass(stock))
+        return wrap_values(materialize(self).as_subclass(stock))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if _needs_graph(function, args, kwargs):
+        if _needs_autograd(function, args, kwargs):
             if _sets_requires_grad(function):
-                real(args[0])
+                materialize(args[0])
                 args[0]._node = get_values(args[0])
                 with torch._C.DisableTorchFunctionSubclass():
-                    function(*args, **kwargs)  # for an autograd.Function, of whose arguments torch asks no class
+                    function(*args, **kwargs)  # for autograd.Function, which does not dispatch on its arguments
             if function == GET_GRAD:
                 _gather_grad(args[0])
-            return _computed(function, args, kwargs)
+            return _run_now(function, args, kwargs)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
-            return _set(*args)
+            return _assign(*args)
         if name in VALUE_METHODS or function == SET_DATA:
-            return function(*mapped(real, args), **mapped(real, kwargs))
+            return function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)
 
@@ -192,12 +192,12 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if operator is torch.ops.aten.view.default:  # the strides of the values may be others than torch was told
+        if operator is torch.ops.aten.view.default:  # the actual strides may differ
             operator = torch.ops.aten.reshape.default
-        result = _recorded(operator, args, kwargs)
+        result = _record(operator, args, kwargs)
         if result is not NotImplemented:
             return result
-        result = _computed(operator, args, kwargs)
+        result = _run_now(operator, args, kwargs)
         if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
             with no_dispatch():
                 operator(*args, **kwargs)
@@ -205,21 +205,20 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
 
 class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
-    """A LazyTensor that others take for a ``torchvision.tv_tensors.Image``."""
+    """A LazyTensor that is a ``torchvision.tv_tensors.Image`` to other code."""
 
     stock = tv_tensors.Image
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return an image where torchvision does, and a pure tensor elsewhere."""
+        """Return an image where torchvision does, and a plain tensor elsewhere."""
         if function is torch.Tensor.__repr__:
-            return repr(
-                get_values(args[0]) if is_materialized(args[0]) else real(args[0]).as_subclass(tv_tensors.Image)
-            )
+            materialize(args[0])
+            return repr(get_values(args[0]))
         result = LazyTensor.__torch_function__(function, types, args, kwargs)
         is_forced = function in _FORCE_TORCHFUNCTION_SUBCLASS and isinstance(args[0], LazyImageTensor)
         if is_forced or _must_return_subclass():
-            return mapped(as_image, result)
+            return map_leaves(as_image, result)
         return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -227,50 +226,50 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
         return memo.setdefault(id(self), copied)
 
 
-for _lazy in (LazyTensor, LazyImageTensor):
-    for _name in ("__module__", "__qualname__", "__name__"):  # errors that name its type say what others take it for
-        setattr(_lazy, _name, getattr(_lazy.stock, _name))
+for _class in (LazyTensor, LazyImageTensor):
+    for _name in ("__module__", "__qualname__", "__name__"):  # for error messages
+        setattr(_class, _name, getattr(_class.stock, _name))
 
 
 class _Values(torch.autograd.Function):
-    """The values of a LazyTensor, in its graph: for the results of a user's ``autograd.Function``."""
+    """The values of a LazyTensor as part of its graph, for the results of a custom ``autograd.Function``."""
 
     @staticmethod
-    def forward(ctx: Any, late: Any) -> Any:
-        return late._node.detach()
+    def forward(ctx: Any, lazy: Any) -> Any:
+        return lazy._node.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> Any:
         return grad
 
 
-def create_lazy_outputs(transformed: TransformedImage, plan: Plan) -> LazyTensor | tuple[LazyTensor, ...]:
-    """Return the tensor, or the several tensors, that a plan makes of an image whose transforms were called."""
-    call, images = ImageCall(plan, transformed.image, transformed.row, transformed), plan.output.images
-    return _late(call, 0) if images == 1 else tuple(_late(call, output) for output in range(images))
+def create_lazy_outputs(transformed: TransformedImage) -> LazyTensor | tuple[LazyTensor, ...]:
+    """Return the tensor or tensors that the transforms of an image return."""
+    images = transformed.plan.output.images
+    outputs = tuple(_create_output(transformed, output) for output in range(images))
+    return outputs[0] if images == 1 else outputs
 
 
-def _late(call: ImageCall, output: int) -> LazyTensor:
-    assert call.transformed is not None
-    state, size = call.plan.output, call.transformed.size
-    like = _meta(state.channels, *size, getattr(torch, state.dtype), state.order == "HWC")
-    kind = LazyTensor if call.transformed.chain.state.pure else LazyImageTensor
-    made = kind.__new__(kind, like, ProxySample(call, output))
+def _create_output(transformed: TransformedImage, output: int) -> LazyTensor:
+    state = transformed.plan.output
+    like = _empty_meta(state.channels, *transformed.size, getattr(torch, state.dtype), state.order == "HWC")
+    kind = LazyTensor if transformed.chain.state.pure else LazyImageTensor
+    made = kind.__new__(kind, like, ProxySample(transformed, output))
     if state.order is None:
         made._has_known_order = False
-    if not LazyTensor.in_loader_worker and get_worker_info() is not None and not is_late():
-        # A stock loader's worker pickles in a thread, which must not draw beside the dataset.
-        real(made)
+    if not LazyTensor.in_loader_worker and get_worker_info() is not None and not defers_decoding():
+        # A stock loader's worker pickles in another thread, which must not draw random numbers.
+        materialize(made)
     return made
 
 
 def wrap_values(value: Any) -> Any:
-    """Return a tensor or an image with values as a LazyTensor; any other value unchanged."""
+    """Return a tensor with values as a LazyTensor; any other value unchanged."""
     if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor) or value.is_nested or value.requires_grad:
-        return value  # of a LazyTensor torch would not see the graph
+        return value  # a LazyTensor would hide the graph
     if value.layout is not torch.strided:
         return value
-    if value.is_conj() or value.is_neg():  # bits that a LazyTensor does not have
+    if value.is_conj() or value.is_neg():  # a LazyTensor does not have these bits
         value = value.resolve_conj().resolve_neg()
     if isinstance(value, tv_tensors.Image):
         return LazyImageTensor(value, value)
@@ -278,48 +277,48 @@ def wrap_values(value: Any) -> Any:
 
 
 def as_image(value: Any) -> Any:
-    """Let others take a LazyTensor for a ``tv_tensors.Image`` from now on. Return it, or any other value."""
+    """Turn a tensor into a ``tv_tensors.Image``, a LazyTensor in place. Return other values unchanged."""
     if type(value) is LazyTensor:
         _set_class(value, LazyImageTensor)
     return value.as_subclass(tv_tensors.Image) if type(value) is torch.Tensor else value
 
 
 def to_pure_tensor(image: LazyImageTensor) -> LazyTensor:
-    """Return the same tensor, which others do not take for a ``tv_tensors.Image``, as ``v2.ToPureTensor`` does."""
+    """Return the same tensor as a plain tensor, like ``v2.ToPureTensor``."""
     node = image._node
     return LazyTensor(image, node.as_subclass(torch.Tensor) if isinstance(node, torch.Tensor) else node)
 
 
 def get_sample(tensor: LazyTensor) -> ProxySample | None:
-    """Return the output of DALI's that a tensor is, if nothing was done to it; otherwise None."""
+    """Return the output of DALI that a tensor stands for, or None if operations were applied to it."""
     node = tensor._node
     return node if isinstance(node, ProxySample) and len(list(_sharers(tensor))) <= 1 else None
 
 
 def is_materialized(tensor: LazyTensor) -> bool:
-    """Return whether the values of a tensor were used."""
+    """Return whether the values of a tensor are computed."""
     return isinstance(tensor._node, torch.Tensor)
 
 
 def get_values(tensor: LazyTensor) -> torch.Tensor:
-    """Return the tensor that one with values stands for, of the class that others take it for."""
+    """Return the tensor that a materialized one stands for, in its stock class."""
     assert isinstance(tensor._node, torch.Tensor)
     if isinstance(tensor, LazyImageTensor) and not isinstance(tensor._node, tv_tensors.Image):
         return tensor._node.as_subclass(tv_tensors.Image)  # type: ignore[no-any-return]
     return tensor._node
 
 
-def real(value: Any) -> Any:
-    """Return the tensor that a LazyTensor stands for, with its values; any other value unchanged."""
+def materialize(value: Any) -> Any:
+    """Return the tensor that a LazyTensor stands for, computing its values; any other value unchanged."""
     if not isinstance(value, LazyTensor):
         return value
     if not isinstance(value._node, torch.Tensor):
         root = value
         while root._source is not None:
             root = root._source[0]
-        _own(root)
+        _compute(root)
         for each in _sharers(root):
-            _own(each)
+            _compute(each)
     if _is_in_graph(value) and not _is_in_graph(get_values(value)):
         with torch._C.DisableTorchFunctionSubclass():
             is_leaf = value.is_leaf
@@ -333,7 +332,7 @@ def _is_in_graph(tensor: torch.Tensor) -> bool:
 
 
 def requires_gradient(*tensors: torch.Tensor) -> bool:
-    """Return whether autograd is to see what is done to one of these tensors."""
+    """Return whether autograd must record operations on these tensors."""
     with torch._C.DisableTorchFunctionSubclass():
         for each in tensors:
             if each.requires_grad:
@@ -344,20 +343,20 @@ def requires_gradient(*tensors: torch.Tensor) -> bool:
 
 
 def _gather_grad(tensor: LazyTensor) -> None:
-    """Add the gradient that a leaf has got itself to that of its values."""
+    """Add the gradient accumulated by a leaf to the gradient of its values."""
     with torch._C.DisableTorchFunctionSubclass():
         own, tensor.grad = tensor.grad, None
     if own is not None:
-        values = real(tensor)
-        values.grad = real(own) if values.grad is None else values.grad + real(own)
+        values = materialize(tensor)
+        values.grad = materialize(own) if values.grad is None else values.grad + materialize(own)
 
 
 def _sets_requires_grad(function: Any) -> bool:
     return function is torch.Tensor.requires_grad_ or function == SET_REQUIRES_GRAD
 
 
-def _needs_graph(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Return whether a function is to be called with values, as its result is to have a gradient."""
+def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Return whether a function must be called on values, because its result may require gradients."""
     if getattr(function, "__name__", "") == "__get__":
         node = args[0]._node
         return isinstance(node, torch.Tensor) and node.requires_grad
@@ -366,32 +365,32 @@ def _needs_graph(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     is_flat = not kwargs and not any(isinstance(each, (tuple, list, dict)) for each in args)
     kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
     return requires_gradient(
-        *(each for each in (args if is_flat else leaves((args, kwargs))) if isinstance(each, kind))
+        *(each for each in (args if is_flat else flatten((args, kwargs))) if isinstance(each, kind))
     )
 
 
-def _computed(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return what a function makes of values, as tensors with values. A result that is an argument stays the same."""
-    given = {id(real(each)): each for each in leaves((args, kwargs)) if isinstance(each, torch.Tensor)}
-    result = function(*mapped(real, args), **mapped(real, kwargs))
-    return mapped(lambda each: given[id(each)] if id(each) in given else wrap_values(each), result)
+def _run_now(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function on values and wrap its results. A result that is an argument stays the same object."""
+    given = {id(materialize(each)): each for each in flatten((args, kwargs)) if isinstance(each, torch.Tensor)}
+    result = function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
+    return map_leaves(lambda each: given[id(each)] if id(each) in given else wrap_values(each), result)
 
 
 def _alias(tensor: LazyTensor, kind: type[LazyTensor]) -> LazyTensor:
-    """Return the same tensor as one of another class, which shares its memory."""
+    """Return a tensor of another class that shares all of its memory."""
     made = kind.__new__(kind, tensor, tensor._node)
     made._has_known_order = tensor._has_known_order
-    return _sharing_with(tensor, made, lambda values: values)
+    return _share(tensor, made, lambda values: values)
 
 
-def _own(tensor: LazyTensor) -> torch.Tensor:
-    """Give a tensor its values, in memory that it shares with the tensors that it shared it with before."""
+def _compute(tensor: LazyTensor) -> torch.Tensor:
+    """Compute the values of a tensor, in memory shared with its source."""
     if not isinstance(tensor._node, torch.Tensor):
         if tensor._source is None:
             tensor._node = compute_value(tensor._node).clone()
         else:
             source, part = tensor._source
-            tensor._node = part(_own(source))
+            tensor._node = part(_compute(source))
     assert isinstance(tensor._node, torch.Tensor)
     return tensor._node
 
@@ -403,50 +402,50 @@ def _sharers(tensor: LazyTensor) -> Iterator[LazyTensor]:
             yield other
 
 
-def _node_of(value: Any) -> Any:
-    """Return what stands for an argument in a recorded operation."""
+def _to_node(value: Any) -> Any:
+    """Return the node or the copy that a recorded operation stores for an argument."""
     if isinstance(value, LazyTensor):
         return value._node if not isinstance(value._node, torch.Tensor) else value._node.clone()
-    return value.clone() if isinstance(value, torch.Tensor) else value  # it may be changed before it is used
+    return value.clone() if isinstance(value, torch.Tensor) else value  # it may change before the replay
 
 
-@functools.lru_cache(maxsize=256)  # for ones of a few shapes, as torch takes longer
-def _meta(channels: int, height: int, width: int, dtype: torch.dtype, is_hwc: bool) -> torch.Tensor:
+@functools.lru_cache(maxsize=256)
+def _empty_meta(channels: int, height: int, width: int, dtype: torch.dtype, is_hwc: bool) -> torch.Tensor:
     if is_hwc:
         return torch.empty((height, width, channels), dtype=dtype, device="meta").permute(2, 0, 1)
     return torch.empty((channels, height, width), dtype=dtype, device="meta")
 
 
-def _empty(value: Any) -> Any:
+def _drop_values(value: Any) -> Any:
     if isinstance(value, LazyTensor):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
     return value
 
 
-def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the result of an operation without values; NotImplemented if it needs them."""
+def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation without computing values; NotImplemented if it needs values."""
     name, tags = str(operator), operator.tags
     packet = name.split(".")[1]
-    found = [each for each in leaves((args, kwargs)) if isinstance(each, LazyTensor)]
+    found = [each for each in flatten((args, kwargs)) if isinstance(each, LazyTensor)]
     has_known_order = all(each._has_known_order for each in found)
     if packet in FACTORY_OPERATORS and (has_known_order or _Tag.nondeterministic_seeded not in tags):
-        return operator(*mapped(_empty, args), **mapped(_empty, kwargs))
-    if operator is torch.ops.aten.stack.default and _is_first(*args[1:], **kwargs):
-        return stacked(args[0])
+        return operator(*map_leaves(_drop_values, args), **map_leaves(_drop_values, kwargs))
+    if operator is torch.ops.aten.stack.default and _is_first_dim(*args[1:], **kwargs):
+        return stack_tensors(args[0])
     if not can_record(*(each._node for each in found)) or requires_values(packet, tags, args):
         return NotImplemented
     is_in_place = operator._schema.is_mutable
-    if is_in_place and not _is_alone(operator, args):
+    if is_in_place and not _is_unshared(operator, args):
         return NotImplemented
     device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
     try:
         like = infer_result(operator, args, {**kwargs, **device})
     except Exception:
-        return NotImplemented  # with values it raises the right error, or works
+        return NotImplemented  # on values, it works or raises the proper error
     shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))
     keeps_shape = bool(shape) and getattr(like, "shape", None) == shape
     keeps_kind = keeps_shape and getattr(like, "dtype", None) == dtype
-    made = Operation(name, mapped(_node_of, args), mapped(_node_of, kwargs), keeps_shape, keeps_kind)
+    made = Operation(name, map_leaves(_to_node, args), map_leaves(_to_node, kwargs), keeps_shape, keeps_kind)
     if is_in_place:
         if _Tag.inplace_view in tags:
             with no_dispatch():
@@ -455,7 +454,7 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0]
 
     def result(like: torch.Tensor, node: Operation, part: int | None = None) -> LazyTensor:
-        tensor = _shared(LazyTensor(like, node), operator, args, kwargs, part)
+        tensor = _track_sharing(LazyTensor(like, node), operator, args, kwargs, part)
         tensor._has_known_order = has_known_order
         return tensor
 
@@ -466,8 +465,8 @@ def _recorded(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return type(like)(result(each, Operation("take", (made, k), {}), k) for k, each in enumerate(like))
 
 
-def _is_alone(operator: Any, args: Any) -> bool:
-    """Return whether an operation in place changes its first argument only, and that shares memory with no other."""
+def _is_unshared(operator: Any, args: Any) -> bool:
+    """Return whether an in-place operation modifies only its first argument, whose memory no other tensor shares."""
     changed = [k for k, each in enumerate(operator._schema.arguments) if each.alias_info and each.alias_info.is_write]
     first = args[0] if args else None
     if changed != [0] or not isinstance(first, LazyTensor) or is_materialized(first):
@@ -475,24 +474,24 @@ def _is_alone(operator: Any, args: Any) -> bool:
     return all(other is first for other in _sharers(first))
 
 
-def _is_first(dim: int = 0) -> bool:
+def _is_first_dim(dim: int = 0) -> bool:
     return dim == 0
 
 
-def _shared(made: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int | None) -> LazyTensor:
-    """Note that a result shares the memory of the first argument, if it does."""
+def _track_sharing(made: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int | None) -> LazyTensor:
+    """Record that a result shares memory with the first argument, if it does."""
     returns = operator._schema.returns[0].alias_info
     if returns is None or not isinstance(args[0], LazyTensor):
         return made
 
     def again(source: torch.Tensor) -> torch.Tensor:
-        result = operator(source, *mapped(real, args[1:]), **mapped(real, kwargs))
+        result = operator(source, *map_leaves(materialize, args[1:]), **map_leaves(materialize, kwargs))
         return result if part is None else result[part]  # type: ignore[no-any-return]
 
-    return _sharing_with(args[0], made, again)
+    return _share(args[0], made, again)
 
 
-def _sharing_with(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+def _share(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
     made._source = source, part
     sharing = source._sharing or [weakref.ref(source)]
     sharing.append(weakref.ref(made))
@@ -500,14 +499,14 @@ def _sharing_with(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Te
     return made
 
 
-def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
+def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """``tensor[index] = value``"""
     alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and all(o is tensor for o in _sharers(tensor))
-    alone &= not any(each is tensor for each in leaves((index, value)))  # torch may refuse to read what it writes
+    alone &= not any(each is tensor for each in flatten((index, value)))  # torch may refuse to read what it writes
     if alone:
         try:
             with no_dispatch():
-                meta, place = to_meta(tensor), mapped(to_meta, index)
+                meta, place = to_meta(tensor), map_leaves(to_meta, index)
                 meta[place] = to_meta(value)
                 if isinstance(value, torch.Tensor):  # of lists of indices, the line above does not look at shapes
                     extra = max(0, value.ndim - meta[place].ndim)
@@ -516,25 +515,27 @@ def _set(tensor: torch.Tensor, index: Any, value: Any) -> None:
             alone = False
     if alone:
         assert isinstance(tensor, LazyTensor)
-        given = tensor._node, mapped(_node_of, index), _node_of(value)
+        given = tensor._node, map_leaves(_to_node, index), _to_node(value)
         tensor._node = Operation("set", given, {}, keeps_kind=True)
     else:
-        real(tensor)[mapped(real, index)] = real(value)
+        materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
 
 
-def stacked(tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]], Any] = torch.stack) -> torch.Tensor:
-    """Return ``torch.stack(tensors)`` without values, if some of the tensors have none. ``stack`` stacks values.
+def stack_tensors(
+    tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]], Any] = torch.stack
+) -> torch.Tensor:
+    """Return ``torch.stack(tensors)``, without values if some tensors have none. ``stack`` stacks tensors with values.
 
-    An operation that was done alike to each of the tensors is recorded once, for all of them.
+    An operation applied to each of the tensors is recorded once, on the stack.
 
     Raises:
-        RuntimeError: they have several shapes.
+        RuntimeError: the shapes differ.
     """
-    is_late = any(isinstance(each, LazyTensor) and not is_materialized(each) for each in tensors)
-    if not is_late or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_gradient(*tensors):
-        return wrap_values(stack([real(each) for each in tensors]))  # type: ignore[no-any-return]
-    nodes = [_node_of(each) for each in tensors]
-    if len(set(map(_kind_of, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # as most often, and faster
+    is_lazy = any(isinstance(each, LazyTensor) and not is_materialized(each) for each in tensors)
+    if not is_lazy or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_gradient(*tensors):
+        return wrap_values(stack([materialize(each) for each in tensors]))  # type: ignore[no-any-return]
+    nodes = [_to_node(each) for each in tensors]
+    if len(set(map(_get_kind, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # the common case, handled faster
         dtype = tensors[0].dtype
     else:
         check_same_size(tensors, RESIZE)
@@ -544,51 +545,51 @@ def stacked(tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]
     return batch
 
 
-def _kind_of(node: Any) -> Any:
-    """Return a key that is the same for outputs of the same transforms and size only."""
-    if not isinstance(node, ProxySample) or not isinstance(node.call, ImageCall) or node.call.transformed is None:
+def _get_kind(node: Any) -> Any:
+    """Return a key that is equal only for outputs of the same plan and size."""
+    if not isinstance(node, ProxySample) or not isinstance(node.call, TransformedImage):
         return id(node)
-    return node.call.server, node.output, node.call.transformed.size
+    return node.call.server, node.output, node.call.size
 
 
 def check_same_size(images: Sequence[torch.Tensor], advice: str) -> None:
-    """Raise RuntimeError if the images are of several sizes."""
+    """Raise RuntimeError if the shapes of the images differ."""
     shapes = sorted({tuple(image.shape) for image in images})
     if len(shapes) > 1:
-        advice = CONVERT if len({shape[-2:] for shape in shapes}) == 1 else advice  # they differ in channels alone
+        advice = CONVERT if len({shape[-2:] for shape in shapes}) == 1 else advice  # only channels differ
         raise RuntimeError(
-            f"the images of a batch must be of one size to be stacked; these are {shapes[0]}, {shapes[1]}"
+            f"images in a batch must have the same shape to be stacked, got {shapes[0]}, {shapes[1]}"
             f"{' and others' if len(shapes) > 2 else ''}. {advice}"
         )
 
 
-_OURS = frozenset(map(id, (LazyTensor, LazyImageTensor, ProxySample)))  # not types, as those equal torch's
+_OURS = frozenset(map(id, (LazyTensor, LazyImageTensor, ProxySample)))  # these types compare equal to torch's
 
 
 def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
-    """Collate tensors, for ``torch.utils.data.default_collate``."""
-    if _OURS.isdisjoint(map(id, map(type, batch))):  # of other datasets, which this should not slow down
+    """Collate tensors in ``torch.utils.data.default_collate``."""
+    if _OURS.isdisjoint(map(id, map(type, batch))):  # the fast path of other datasets
         plain: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
         return plain
     if any(isinstance(each, ProxySample) for each in batch):  # of a pipeline or a folder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
-    return stacked(batch, collate_tensor_fn)
+    return stack_tensors(batch, collate_tensor_fn)
 
 
-def _reduced(tensor: torch.Tensor) -> Any:
-    return reduce_tensor(real(tensor))  # type: ignore[no-untyped-call]
+def _reduce(tensor: torch.Tensor) -> Any:
+    return reduce_tensor(materialize(tensor))  # type: ignore[no-untyped-call]
 
 
-# These are also the functions for a LazyTensor, which is found as a torch.Tensor.
+# A LazyTensor is looked up as torch.Tensor, so it uses these functions, too.
 default_collate_fn_map.update(dict.fromkeys((torch.Tensor, ProxySample), collate_tensors))
-ForkingPickler.register(torch.Tensor, _reduced)
+ForkingPickler.register(torch.Tensor, _reduce)
 
 _overloaded_args = torch.overrides._get_overloaded_args
 
 
 @functools.wraps(_overloaded_args)
 def _overloaded_args_lazy_first(args: Any, *more: Any) -> Any:
-    """Look at LazyTensors before tensors, as torch takes one argument of each type, and these types are equal."""
+    """Sort LazyTensors first, because torch dispatches on one argument per type, and these types compare equal."""
     return _overloaded_args(sorted(args, key=lambda each: not isinstance(each, LazyTensor)), *more)
 
 

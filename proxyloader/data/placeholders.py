@@ -1,6 +1,6 @@
-"""Placeholders for an image until its batch is there: the inputs of a DALI sample, and references to outputs.
+"""Placeholders for images before DALI runs: the inputs of a sample, and references to outputs.
 
-They can be pickled and do not need DALI, because workers hold nothing else.
+Workers only need these. They can be pickled, and do not depend on DALI.
 """
 
 from __future__ import annotations
@@ -21,18 +21,17 @@ from PIL import Image
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import InputError
-from ..transforms.plan import ParamRow, Plan
 from .encoded_image import EncodedImage
-from .transformed import TransformedImage
 
 
 class ProxyInputs:
     """Inputs of one sample of a pipeline run, until they are packed.
 
     Attributes:
-        server: key of the server, or of the compiled transform, whose pipeline takes them.
-        inputs: one array for each external source of the pipeline, in its order.
-        source, names: path of the file of the sample, and names of the inputs, for error messages; "" for none.
+        server: key of the server or the plan whose pipeline they are for.
+        inputs: one array per external source of the pipeline, in the pipeline's order.
+        source, names: path of the sample's file and names of the inputs, for error messages; "" if unknown.
+        run: the batch they were collated into, if any.
     """
 
     __slots__ = ("inputs", "names", "run", "server", "source")
@@ -52,41 +51,11 @@ class ProxyInputs:
         return ProxyInputs, (self.server, self.inputs, self.source, self.names)
 
 
-class ImageCall(ProxyInputs):
-    """Inputs of a compiled transform: an image and its random parameters."""
-
-    __slots__ = ("image", "plan", "row", "transformed")
-
-    def __init__(
-        self, plan: Plan, image: EncodedImage, row: ParamRow, transformed: TransformedImage | None = None
-    ) -> None:
-        self.server, self.source, self.run = plan.key, image.path, None
-        self.plan, self.image, self.row, self.transformed = plan, image, row, transformed
-
-    @property
-    def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
-        """Made when a batch is packed, as that takes less time there."""
-        data = np.frombuffer(self.image.buffer, np.uint8)
-        return (data, self.row.packed()) if self.row else (data,)
-
-    @property
-    def names(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("", "") if self.row else ("",)
-
-    def real(self) -> Sequence[torch.Tensor]:
-        """Return the output tensors as torchvision makes them. ImageError: Pillow cannot decode the image."""
-        assert self.transformed is not None
-        made = self.transformed.real()
-        return [made] if isinstance(made, torch.Tensor) else list(made)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ImageCall, (self.plan, self.image, self.row)
-
-
 class ProxyInputBatch:
-    """Calls of one batch. The outputs of the batch share it, so an image and its mask come from the same run.
+    """Inputs of one batch, shared by all outputs of the batch, so that an image and its mask come from the same run.
 
-    ``done`` has outputs by row, while only some of the servers have produced theirs.
+    Attributes:
+        done: outputs by row, while only some of several servers have produced theirs.
     """
 
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:
@@ -97,17 +66,17 @@ class ProxyInputBatch:
         return f"ProxyRun({len(self.calls)} samples)"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Used only on the queue of a stock DataLoader, where torch's shared memory is the fastest way.
+        # Only for the queue of a stock DataLoader, where torch's shared memory is the fastest transport.
         data = pickle.dumps([(call.server, call.inputs, call.source, call.names) for call in self.calls], 5)
-        return _unpack_run, (torch.frombuffer(bytearray(data), dtype=torch.uint8),)
+        return _unpickle_batch, (torch.frombuffer(bytearray(data), dtype=torch.uint8),)
 
 
-def _unpack_run(data: torch.Tensor) -> ProxyInputBatch:
+def _unpickle_batch(data: torch.Tensor) -> ProxyInputBatch:
     return ProxyInputBatch([ProxyInputs(*call) for call in pickle.loads(data.numpy().data)])
 
 
 class TensorPlaceholder:
-    """Placeholder for a tensor. Using it as a tensor raises an error with advice."""
+    """Placeholder for a tensor. Tensor operations on it raise an error with advice."""
 
     _advice: ClassVar[str]
 
@@ -127,16 +96,16 @@ class TensorPlaceholder:
 
 @dataclass(eq=False)
 class ProxySample(TensorPlaceholder):
-    """Placeholder for one output of one sample. User code may put it anywhere in the sample."""
+    """Placeholder for one output of one sample, which user code may store anywhere in the sample."""
 
     _advice = (
-        "server.proxy returns no tensor yet: the pipeline runs once for the whole batch, after the dataset. Do this in "
-        "the pipeline, in a collate_fn, or on the batch. torch's default collate_fn needs such outputs in all samples "
+        "server.proxy returns a placeholder, because the pipeline runs later, once for the whole batch. Do this in the "
+        "pipeline, in a collate_fn, or on the batch. torch's default collate_fn requires such outputs in all samples "
         "of a batch, or in none"
     )
 
     any_created: ClassVar[bool] = False
-    """Whether datasets in this process may hold some. If not, batches need not be searched for them."""
+    """Whether this process has created one. If not, batches are not searched for them."""
 
     call: ProxyInputs
     output: int = 0
@@ -144,11 +113,11 @@ class ProxySample(TensorPlaceholder):
 
 @dataclass(frozen=True)
 class ProxyBatch(TensorPlaceholder):
-    """Placeholder for one output of a whole run. ``default_collate`` makes it from a list of ProxySample."""
+    """Placeholder for one output of an entire run. ``default_collate`` creates it from a list of ProxySample."""
 
     _advice = (
-        "in the batches of a stock DataLoader the outputs of server.proxy are no tensors yet. First call "
-        "batch = server.produce_data(batch), or load with proxyloader.DataLoader(dataset, ..., server=server)"
+        "the batches of a stock DataLoader contain placeholders for the outputs of server.proxy. First call "
+        "batch = server.produce_data(batch), or use proxyloader.DataLoader(dataset, ..., server=server)"
     )
 
     run: ProxyInputBatch
@@ -156,12 +125,12 @@ class ProxyBatch(TensorPlaceholder):
 
 
 def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None) -> ProxyBatch:
-    """Collate ProxySamples, as a function of ``torch.utils.data.default_collate``. It raises InputError for others."""
+    """Collate ProxySamples in ``torch.utils.data.default_collate``. InputError: some are not ProxySamples."""
     others = [type(sample).__name__ for sample in samples if not isinstance(sample, ProxySample)]
     if others:
         raise InputError(
-            f"{len(others)} of a batch of {len(samples)} did not go through the proxy, such as a {others[0]}; let the "
-            "dataset call it for all samples or for none, or give the loader a collate_fn that takes both",
+            f"{len(others)} of {len(samples)} samples in a batch did not go through the proxy, such as a {others[0]}. "
+            "Call it for all samples or for none, or pass a collate_fn that accepts both",
             code="mixed-batch",
         )
     calls = [sample.call for sample in samples]
@@ -176,13 +145,13 @@ default_collate_fn_map[ProxySample] = collate_proxy_samples
 
 
 class Proxy:
-    """``ProxyServer.proxy``, which a dataset calls in place of a transform. Takes the inputs of one DALI sample.
+    """``ProxyServer.proxy``, which a dataset calls instead of a transform, with the inputs of one DALI sample.
 
-    It reaches workers under every start method.
+    It can be sent to workers with every start method.
 
     Attributes:
         server: key of the server that runs the pipeline.
-        input_names: names of the pipeline's external sources, in its order.
+        input_names: names of the pipeline's external sources, in order.
         num_outputs: number of outputs of the pipeline.
     """
 
@@ -195,14 +164,14 @@ class Proxy:
     def __call__(self, *args: Any, **inputs: Any) -> ProxySample | tuple[ProxySample, ...]:
         """
         Args:
-            args: the input of a pipeline with one input; an array, a tensor, bytes, or a number.
-            inputs: inputs by the names of the pipeline's external sources.
+            args: the input of a pipeline with one input: an array, a tensor, bytes, or a number.
+            inputs: the inputs by the names of the pipeline's external sources.
 
         Returns:
             A ProxySample, or a tuple of them if the pipeline has several outputs.
 
         Raises:
-            InputError: the names differ from those of the pipeline, or DALI does not accept a value.
+            InputError: the names do not match the pipeline, or DALI does not accept a value.
         """
         if len(args) == len(self.input_names) == 1 and not inputs:
             inputs, args = {self.input_names[0]: args[0]}, ()
@@ -213,31 +182,30 @@ class Proxy:
                 f"{', '.join(inputs) or 'none by name'}. Call server.proxy({'=..., '.join(self.input_names)}=...)",
                 code="wrong-number",
             )
-        arrays = tuple(_as_array(name, inputs[name]) for name in self.input_names)
+        arrays = tuple(_to_array(name, inputs[name]) for name in self.input_names)
         call = ProxyInputs(self.server, arrays, names=self.input_names)
         ProxySample.any_created = True
         samples = tuple(ProxySample(call, output) for output in range(self.num_outputs))
         return samples[0] if self.num_outputs == 1 else samples
 
 
-def _as_array(name: str, value: Any) -> NDArray[Any]:
+def _to_array(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
     if isinstance(value, EncodedImage):
         raise InputError(
-            f"input {name!r} is an EncodedImage, which may hold other things than its file's bytes. A pipeline of your "
-            'own is given those: loader=read_bytes for the dataset, with open(path, "rb").read() in read_bytes'
+            f"input {name!r} must be the bytes of a file for a custom pipeline, got an EncodedImage, which may contain "
+            'decoded pixels. Pass loader=read_bytes to the dataset, a function that returns open(path, "rb").read()'
         )
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
         raise InputError(
-            f"input {name!r} is a {type(value).__name__}"
+            f"input {name!r} must be an array or tensor of numbers, a number, or bytes, got {type(value).__name__}"
             + (f" of dtype {array.dtype}" if isinstance(value, np.ndarray) else "")
-            + "; DALI takes arrays and tensors of numbers, numbers, and bytes"
         )
-    return np.asarray(array, order="C")  # np.ascontiguousarray would make a 0-d array 1-d
+    return np.asarray(array, order="C")  # np.ascontiguousarray returns at least 1-d
 
 
 def check_same_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
@@ -246,33 +214,33 @@ def check_same_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
     if len(kinds) > 1:
         found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
         raise InputError(
-            f"input {name!r} of the pipeline differs within a batch: {found}. DALI takes one kind", code="wrong-kind"
+            f"input {name!r} must have one dtype and number of dimensions per batch, got {found}", code="wrong-kind"
         )
 
 
 _LARGE = (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)
-"""Objects that hold no others, and are not copied by a search."""
+"""Objects without placeholders inside, which a search does not copy."""
 
 _WITHOUT_PLACEHOLDERS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
 
 
-def holds(content: Any, kinds: tuple[type, ...]) -> bool:
-    """Return whether a sample or a batch holds an object of these kinds, in any object that pickle would visit."""
+def contains(content: Any, kinds: tuple[type, ...]) -> bool:
+    """Return whether a sample or a batch contains an object of these types, wherever pickle would visit it."""
     if type(content) in (tuple, list):
-        return any(holds(each, kinds) for each in content)
+        return any(contains(each, kinds) for each in content)
     if isinstance(content, kinds) or type(content) in _WITHOUT_PLACEHOLDERS:
         return isinstance(content, kinds)
     search = _Search(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     search.kinds = kinds
-    with contextlib.suppress(Exception):  # what cannot be pickled is not searched further
+    with contextlib.suppress(Exception):  # objects that cannot be pickled end the search
         search.dump(content)
-    return search.has_found
+    return search.is_found
 
 
 class _Search(ForkingPickler):
     kinds: tuple[type, ...]
-    has_found = False
+    is_found = False
 
     def persistent_id(self, obj: Any) -> Any:
-        self.has_found |= isinstance(obj, self.kinds)
-        return "" if self.has_found or isinstance(obj, _LARGE) else None
+        self.is_found |= isinstance(obj, self.kinds)
+        return "" if self.is_found or isinstance(obj, _LARGE) else None

@@ -1,15 +1,15 @@
-"""World and ShardedSampler: which samples belong to which process. Index arithmetic, without DALI and without CUDA.
+"""World and ShardedSampler: the samples of each process. Index arithmetic, without DALI and CUDA.
 
-Shards are those of DALI's readers: of N samples in S shards, shard k is the range [k*N//S, (k+1)*N//S) of the order of
-the epoch. Here that order is one permutation of all samples, the same in every process. So shards differ in length by
-at most one sample. ``LastBatchPolicy`` says what happens to the difference.
+Shards are those of DALI's readers: of N samples in S shards, shard k is the range [k*N//S, (k+1)*N//S) of the epoch's
+order. Here, that order is one permutation of all samples, the same in every process. So the lengths of shards differ by
+at most one sample, and ``LastBatchPolicy`` determines how that is handled.
 
 NOTE [ Differences from DALI's shards ]
-DALI's file reader with ``pad_last_batch=True`` under DALI's iterators gives the same samples in the same batches, with
-three differences. With PARTIAL, a shard that ends a batch before the others gives an empty batch in DALI, and none
-here. With DROP, DALI begins the next epoch with the remaining samples; here each epoch begins at the start of its
-shard. DALI refuses fewer samples than shards. Here, empty shards give no batch with PARTIAL and DROP. With FILL they
-repeat the sample at which they would begin, so that all processes take the same number of steps.
+DALI's file reader with ``pad_last_batch=True``, under DALI's iterators, returns the same samples in the same batches,
+with three differences. With PARTIAL, a shard that ends one batch early returns an empty batch in DALI, but none here.
+With DROP, DALI starts the next epoch with the remaining samples, but here every epoch starts at the beginning of its
+shard. DALI rejects fewer samples than shards. Here, empty shards return no batch with PARTIAL and DROP. With FILL, they
+repeat the sample at which they would start, so that all processes take the same number of steps.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class World:
         shard_id: rank of this process, from 0.
 
     Raises:
-        ValueError: the numbers are not valid.
+        ValueError: a number is invalid.
     """
 
     num_shards: int
@@ -47,108 +47,92 @@ class World:
 
     def __post_init__(self) -> None:
         check_int("num_shards", self.num_shards, 1, ", or 'auto'")
-        known = isinstance(self.shard_id, numbers.Integral) and not isinstance(self.shard_id, bool)
-        if not known or self.shard_id not in range(self.num_shards):
-            raise ValueError(
-                f"shard_id is a whole number from 0 to {self.num_shards - 1}, as num_shards={self.num_shards}; "
-                f"got {self.shard_id!r}"
-            )
+        is_integer = isinstance(self.shard_id, numbers.Integral) and not isinstance(self.shard_id, bool)
+        if not is_integer or self.shard_id not in range(self.num_shards):
+            raise ValueError(f"shard_id must be an integer in [0, {self.num_shards - 1}], got {self.shard_id!r}")
+
+    def __str__(self) -> str:
+        return f"rank {self.shard_id} of {self.num_shards}"
 
     @classmethod
     def current(cls) -> World:
         """Return the processes of torch.distributed if it is initialized, else of torchrun, else of Slurm, else one.
 
-        The processes of torchrun are given by WORLD_SIZE and RANK in the environment. Those of a job step of Slurm,
-        which ``srun`` starts, are given by SLURM_STEP_NUM_TASKS and SLURM_PROCID.
+        torchrun sets WORLD_SIZE and RANK. ``srun`` sets SLURM_STEP_NUM_TASKS and SLURM_PROCID for the processes of a
+        job step.
 
         Raises:
-            ValueError: only one of the variables of torchrun is set, or the value of a variable is not valid.
+            ValueError: only one of torchrun's variables is set, or the value of a variable is invalid.
         """
         return cls.detect() or cls(1, 0)
 
     @classmethod
     def detect(cls, with_slurm: bool = True) -> World | None:
-        """Return the same as ``current``, but None if neither torch.distributed nor the environment tells.
+        """Return the same as ``current``, but None if neither torch.distributed nor the environment defines it.
 
-        A job step of Slurm may be something else than the processes of a training, which each of its tasks may start.
-        So it does not count without ``with_slurm``, where numbers are given.
+        Each task of a Slurm job step may itself start the processes of a training. So with explicit numbers, Slurm is
+        ignored by ``with_slurm=False``.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
-        size, rank = _from_environment("WORLD_SIZE", 1), _from_environment("RANK", 0)
+        size, rank = _read_environment("WORLD_SIZE", 1), _read_environment("RANK", 0)
         if size is None and rank is None:
-            return cls._of_slurm() if with_slurm else None
-        if size is None or rank is None:
-            there, missing = ("RANK", "WORLD_SIZE") if size is None else ("WORLD_SIZE", "RANK")
+            if with_slurm:  # a batch script runs outside of all job steps, with only the job's number of tasks
+                size, rank = _read_environment("SLURM_STEP_NUM_TASKS", 1), _read_environment("SLURM_PROCID", 0)
+            return None if size is None or rank is None else cls(size, rank)
+        if size is None or rank is None or rank >= size:
             raise ValueError(
-                f"the environment has {there}={os.environ[there]!r} and no {missing}, so it does not tell which shard "
-                f"this process has: set both, as torchrun does, or unset {there}"
-            )
-        if rank >= size:
-            raise ValueError(
-                f"the environment has RANK={rank} and WORLD_SIZE={size}: ranks are 0 to {size - 1}. "
-                "Set both, as torchrun does, or unset both"
+                "the environment variables WORLD_SIZE and RANK must be set together, with RANK < WORLD_SIZE, as by "
+                f"torchrun, got WORLD_SIZE={size} and RANK={rank}. Set or unset both"
             )
         return cls(size, rank)
 
     @classmethod
-    def _of_slurm(cls) -> World | None:
-        # A batch script runs outside of all job steps. It has the rank 0 and the job's number of tasks, SLURM_NTASKS.
-        size, rank = _from_environment("SLURM_STEP_NUM_TASKS", 1), _from_environment("SLURM_PROCID", 0)
-        return None if size is None or rank is None else cls(size, rank)
-
-    @classmethod
     def of(cls, num_shards: int | Auto, shard_id: int | Auto) -> World:
-        """Create a World from numbers, with "auto" replaced by the number from ``current``.
+        """Create a World, with "auto" replaced by the value from ``current``.
 
         Raises:
-            ValueError: a number is not valid. Or only ``shard_id`` is "auto", and ``num_shards`` differs from
-                ``current``.
+            ValueError: a number is invalid, or only ``shard_id`` is "auto" and ``num_shards`` differs from ``current``.
         """
         if shard_id != "auto":
             return cls(cls.current().num_shards if num_shards == "auto" else num_shards, shard_id)
-        asked = None if num_shards == "auto" else cls(num_shards, 0)
         current = cls.current()
-        if asked is not None and asked.num_shards != current.num_shards:
+        if num_shards != "auto" and cls(num_shards, 0).num_shards != current.num_shards:
             raise ValueError(
-                f"num_shards={num_shards} is given without a rank, and this process is {current.in_words()}. "
-                "Use num_shards='auto', start as many processes (torchrun --nproc_per_node), or give the rank, too: "
-                f"num_shards=World({num_shards}, rank) for a DataLoader, shard_id=rank for a ShardedSampler"
+                f"num_shards={num_shards} requires a rank, because this process is {current}. Use num_shards='auto', "
+                "start as many processes (torchrun --nproc_per_node), or pass the rank as well: "
+                f"num_shards=World({num_shards}, rank) to a DataLoader, shard_id=rank to a ShardedSampler"
             )
         return current
 
-    def check_processes(self, otherwise: str = "") -> None:
-        """Raise ValueError if torch.distributed or torchrun tells another number. ``otherwise`` is advice."""
-        told = World.detect(with_slurm=False)
-        if told is not None and told.num_shards != self.num_shards:
+    def check_processes(self) -> None:
+        """Raise ValueError if torch.distributed or torchrun has another number of processes."""
+        detected = World.detect(with_slurm=False)
+        if detected is not None and detected.num_shards != self.num_shards:
             raise ValueError(
-                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, by which this process is "
-                f"{told.in_words()}: use num_shards='auto'{otherwise}"
+                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, which say {detected}. "
+                "Use num_shards='auto'. If groups of processes should load the same samples, pass "
+                "sampler=ShardedSampler(dataset, num_shards, shard_id) to the DataLoader instead"
             )
 
-    def in_words(self) -> str:
-        """Return a description for messages."""
-        return f"rank {self.shard_id} of {self.num_shards}"
 
-
-def _from_environment(name: str, least: int) -> int | None:
+def _read_environment(name: str, least: int) -> int | None:
     text = os.environ.get(name, "")
     if not text:
         return None
     if not text.isdecimal() or int(text) < least:
         raise ValueError(
-            f"the environment has {name}={text!r}, where a whole number, {least} or more, is expected: "
-            f"set it as torchrun or srun does, or unset it"
+            f"the environment variable {name} must be an integer >= {least}, as set by torchrun or srun, got {text!r}"
         )
     return int(text)
 
 
 class LastBatchPolicy(enum.Enum):
-    """What to do with the last batch of a shard if the samples do not fill it. Names and meanings are those of DALI.
+    """How to handle an incomplete last batch of a shard. Names and meanings are those of DALI.
 
-    FILL: all processes take the same number of steps, and all batches are full: the shard's last sample is repeated.
-    PARTIAL: each sample comes once. The last batch is smaller, and some processes may have one batch more than others.
-    DROP: all processes take the same number of steps, and all batches are full: the remaining samples are dropped.
+    FILL: all processes take the same number of steps with full batches, because the last sample is repeated.
+    PARTIAL: every sample is used once. The last batch may be smaller, and some processes may have one more batch.
+    DROP: all processes take the same number of steps with full batches, because the remaining samples are dropped.
     """
 
     FILL = "fill"
@@ -159,39 +143,38 @@ class LastBatchPolicy(enum.Enum):
     def of(cls, policy: str | enum.Enum) -> LastBatchPolicy:
         """
         Args:
-            policy: a member of this class or of DALI's ``LastBatchPolicy``; or "fill", "partial" or "drop".
+            policy: a member of this class or of DALI's ``LastBatchPolicy``, or "fill", "partial" or "drop".
 
         Raises:
-            ValueError: it is none of these.
+            ValueError: the policy is none of these.
         """
         name = policy.name.lower() if isinstance(policy, enum.Enum) else str(policy).lower()
         if name not in [each.value for each in cls]:
             allowed = ", ".join(f"{each.value!r}" for each in cls)
-            raise ValueError(f"last_batch_policy is one of {allowed}, or a member of LastBatchPolicy; got {policy!r}")
+            raise ValueError(f"last_batch_policy must be {allowed} or a member of LastBatchPolicy, got {policy!r}")
         return cls(name)
 
 
 class ShardedSampler(Sampler[int]):
-    """Sampler of the indices of one shard of a dataset, in an order that changes with the epoch.
+    """Sampler of the indices of one shard of a dataset, in an order that changes every epoch.
 
-    The order depends only on seed and epoch, so processes with the same seed agree on it without communication. Each
-    iteration is the next epoch, from 0. ``set_epoch`` sets another epoch; this is required if a process iterates more
-    often than others.
+    The order depends only on seed and epoch, so processes with the same seed agree without communication. Each
+    iteration is the next epoch, starting at 0. Use ``set_epoch`` if processes iterate a different number of times.
 
     Args:
-        data_source: dataset that is shared; only its length is used.
-        num_shards: number of processes that share it; "auto" takes ``World.current()``.
-        shard_id: rank of this process, from 0; "auto" takes ``World.current()``.
-        shuffle: whether to shuffle all samples before they are split into shards.
+        data_source: dataset to share; only its length is used.
+        num_shards: number of processes that share it; "auto" uses ``World.current()``.
+        shard_id: rank of this process, from 0; "auto" uses ``World.current()``.
+        shuffle: whether to shuffle all samples before splitting them into shards.
         seed: seed of the order.
-        last_batch_policy: see ``LastBatchPolicy``; also DALI's own, or "fill", "partial", "drop".
-        batch_size: number of samples in the batches that are made from the indices; required for FILL and DROP.
+        last_batch_policy: see ``LastBatchPolicy``; also accepts DALI's own, or "fill", "partial", "drop".
+        batch_size: number of samples in the batches built from the indices; required for FILL and DROP.
 
     Attributes:
         epoch: number of the next epoch.
 
     Raises:
-        ValueError: an argument or the environment is not valid; see ``World``.
+        ValueError: an argument or the environment is invalid; see ``World``.
     """
 
     def __init__(
@@ -212,13 +195,12 @@ class ShardedSampler(Sampler[int]):
             check_int("batch_size", batch_size, 1)
         elif self.last_batch_policy is not LastBatchPolicy.PARTIAL:
             raise ValueError(
-                f"last_batch_policy={self.last_batch_policy.value!r} makes batches full, and batch_size is None: "
-                "say how many samples a batch has, or use 'partial'"
+                f"last_batch_policy={self.last_batch_policy.value!r} requires batch_size, or use 'partial'"
             )
         self.data_source, self.shuffle, self.seed, self.batch_size = data_source, bool(shuffle), seed, batch_size
         self.epoch = 0
         self._taken: tuple[tuple[int, int], ...] = ()
-        self._found = (num_shards, shard_id) == ("auto", "auto")
+        self._is_auto = (num_shards, shard_id) == ("auto", "auto")
 
     @property
     def num_shards(self) -> int:
@@ -239,8 +221,8 @@ class ShardedSampler(Sampler[int]):
         check_int("epoch", epoch, 0)
         self.epoch, self._taken = epoch, ()
 
-    def set_rest(self, epoch: int, taken: Iterable[Sequence[int]]) -> None:
-        """Set the epoch of the next iteration, and what was taken of it before; see ``indices``."""
+    def resume(self, epoch: int, taken: Iterable[Sequence[int]]) -> None:
+        """Set the epoch of the next iteration, and the samples already taken from it; see ``indices``."""
         self.set_epoch(epoch)
         self._taken = tuple((shards, samples) for shards, samples in taken)
 
@@ -253,13 +235,18 @@ class ShardedSampler(Sampler[int]):
         """Return the indices of this shard in one epoch, in order.
 
         Args:
-            taken: what was taken of the epoch before, by other numbers of processes, as (number of shards, number of
-                samples of each shard). What they left, one shard after the other, is split into new shards.
+            taken: the samples already taken, possibly by other numbers of processes, as (number of shards, number of
+                samples per shard). The remaining samples, shard after shard, are split into new shards.
 
         Raises:
-            ValueError: "auto" found another rank or number of processes than this process has now.
+            ValueError: the rank or the number of processes has changed since "auto" was resolved.
         """
-        self._check_world()
+        detected = World.detect() if self._is_auto else None
+        if detected is not None and detected != self.world:
+            raise ValueError(
+                f"num_shards='auto' was resolved to {self.world}, but this process is now {detected}. Create the "
+                "sampler or loader after torch.distributed is initialized"
+            )
         samples = len(self.data_source)
         shuffled = torch.randperm(samples, generator=generator_of(self.seed, epoch, "shards")) if self.shuffle else None
         order = torch.arange(samples) if shuffled is None else shuffled
@@ -267,12 +254,12 @@ class ShardedSampler(Sampler[int]):
             ranges = [_range(len(order), shards, shard) for shard in range(shards)]
             order = torch.cat([order[first:end][each:] for first, end in ranges])
         (first, end), length = _range(len(order), self.num_shards, self.shard_id), self._length(len(order))
-        part: list[int] = order[first : max(end, first + 1)].tolist()  # an empty shard gets one to repeat
+        part: list[int] = order[first : max(end, first + 1)].tolist()  # an empty shard gets one sample to repeat
         own = part[: min(length, end - first)]
         return own + part[-1:] * (length - len(own))
 
     def __len__(self) -> int:
-        """Return the number of indices in a whole epoch, with repeated ones and without dropped ones."""
+        """Return the number of indices in an entire epoch, including repeated and without dropped ones."""
         return self._length(len(self.data_source))
 
     def _length(self, samples: int) -> int:
@@ -294,7 +281,7 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def shard_spec(self) -> dict[str, Any]:
-        """How the samples are split into shards, the same in all processes. A checkpoint in mid-epoch depends on it."""
+        """How samples are split into shards, the same in all processes. A checkpoint within an epoch depends on it."""
         full = self.last_batch_policy is not LastBatchPolicy.PARTIAL
         return {
             "num_shards": self.num_shards,
@@ -304,17 +291,9 @@ class ShardedSampler(Sampler[int]):
             "seed": self.seed if self.shuffle else None,
         }
 
-    def _check_world(self) -> None:
-        told = World.detect() if self._found else None
-        if told is not None and told != self.world:
-            raise ValueError(
-                f"num_shards='auto' found {self.world.in_words()} when the sampler or loader was made, and now this "
-                f"process is {told.in_words()}: make it after torch.distributed is initialised"
-            )
-
 
 def _range(samples: int, shards: int, shard: int) -> tuple[int, int]:
-    """Return where a shard begins in the order of the samples, and where it ends."""
+    """Return the start and end of a shard in the order of the samples."""
     return shard * samples // shards, (shard + 1) * samples // shards
 
 
@@ -330,105 +309,76 @@ def build_sampler(
     drop_last: bool,
     seed: int | None,
 ) -> ShardedSampler | None:
-    """Return the sampler for the arguments of a loader; None if they ask for no shards.
+    """Return the sampler for the arguments of a loader; None without ``num_shards``.
 
     ValueError: the arguments contradict each other, or the number of running processes.
     """
     if num_shards is None:
         if last_batch_policy is not None:
             raise ValueError(
-                f"last_batch_policy={last_batch_policy!r} needs num_shards: without it each process loads all samples. "
-                "Give num_shards='auto', or their number (1 for a process alone)"
+                f"last_batch_policy={last_batch_policy!r} requires num_shards; otherwise each process loads all "
+                "samples. Pass num_shards='auto', or 1 for a single process"
             )
         if isinstance(sampler, ShardedSampler) and sampler.shard_spec["batch_size"] not in (None, batch_size):
             raise ValueError(
-                f"the sampler makes batches of {sampler.batch_size} full (last_batch_policy="
-                f"{sampler.last_batch_policy.value!r}), and the loader has batch_size={batch_size}: give both the same"
+                f"batch_size must be {sampler.batch_size}, as in the sampler with last_batch_policy="
+                f"{sampler.last_batch_policy.value!r}, got {batch_size}"
             )
         for each in (sampler, getattr(batch_sampler, "sampler", None)):
-            _refuse_twice(each)
+            _check_sharded_once(each)
         return None
-    _refuse(dataset, sampler, batch_sampler)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"num_shards requires a map-style dataset with a length, got {type(dataset).__name__}. Without num_shards, "
+            "yield only the samples of this process, World.current(), from its __iter__ or from a sampler"
+        )
+    name, given = ("batch_sampler", batch_sampler) if batch_sampler is not None else ("sampler", sampler)
+    if given is not None:
+        raise ValueError(
+            f"num_shards cannot be combined with {name}={type(given).__name__}, because it defines the order and "
+            f"splits all samples itself. Remove {name} (shuffle=True shuffles), or remove num_shards and let {name} "
+            "yield the indices of this process. With Lightning, pass use_distributed_sampler=False"
+        )
     by_torch = "drop" if drop_last else "partial"
     policy = LastBatchPolicy.of(by_torch if last_batch_policy is None else last_batch_policy)
     if drop_last and policy is not LastBatchPolicy.DROP:
-        raise ValueError(
-            f"drop_last=True contradicts last_batch_policy={policy.value!r}: leave out one of them, or use 'drop'"
-        )
+        raise ValueError(f"drop_last=True contradicts last_batch_policy={policy.value!r}. Remove one, or use 'drop'")
     shard: tuple[Any, ...] = dataclasses.astuple(num_shards) if isinstance(num_shards, World) else (num_shards,)
-    found = ShardedSampler(
-        dataset,
-        *shard,
-        shuffle=bool(shuffle),
-        seed=seed or 0,
-        last_batch_policy=policy,
-        batch_size=batch_size,
-    )
-    found.world.check_processes(
-        ". Where groups of processes are to load the same samples, leave num_shards out of the DataLoader and give it "
-        "sampler=ShardedSampler(dataset, num_shards, shard_id)"
-    )
-    return found
+    how: dict[str, Any] = {"shuffle": bool(shuffle), "seed": seed or 0, "last_batch_policy": policy}
+    sharded = ShardedSampler(dataset, *shard, batch_size=batch_size, **how)
+    sharded.world.check_processes()
+    return sharded
 
 
-def _refuse_twice(sampler: Any) -> None:
-    """Raise ValueError for a sampler of Lightning that divides the indices of a shard."""
+def _check_sharded_once(sampler: Any) -> None:
+    """Raise ValueError if Lightning's sampler splits the indices of a shard again."""
     inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
     if isinstance(inner, ShardedSampler) and inner.num_shards > 1 and getattr(sampler, "num_replicas", 1) > 1:
         raise ValueError(
-            f"the loader has num_shards={inner.num_shards}, and {type(sampler).__name__} divides each shard once more: "
-            "some samples would never come. Leave out num_shards, or give Lightning use_distributed_sampler=False"
+            f"{type(sampler).__name__} splits the shards of num_shards={inner.num_shards} again, so some samples would "
+            "never be used. Remove num_shards, or pass use_distributed_sampler=False to Lightning"
         )
-
-
-def _refuse(dataset: Any, sampler: Any, batch_sampler: Any) -> None:
-    """Raise ValueError for datasets and samplers that num_shards does not work with."""
-    if isinstance(dataset, IterableDataset):
-        raise ValueError(
-            "num_shards deals out indices, and an IterableDataset has none: let its __iter__ yield the share of this "
-            "process, by proxyloader.World.current(), and leave num_shards out"
-        )
-    if not hasattr(dataset, "__len__"):
-        raise ValueError(
-            f"num_shards deals out the indices below len(dataset), and {type(dataset).__name__} has no __len__: "
-            "give it one, or leave num_shards out and give a sampler that yields the indices of this process"
-        )
-    name, given = ("batch_sampler", batch_sampler) if batch_sampler is not None else ("sampler", sampler)
-    if given is None:
-        return
-    for each in (given, getattr(given, "sampler", None)):
-        if any(hasattr(each, mark) for mark in ("num_replicas", "rank", "num_shards")):
-            raise ValueError(
-                f"{name} is sharded already, by {type(each).__name__}, and num_shards is given, too: it would be "
-                f"applied twice, and some samples would never come. Leave out num_shards, or {name}. Lightning "
-                "leaves its sampler out with use_distributed_sampler=False"
-            )
-    kind = type(given).__name__
-    raise ValueError(
-        f"num_shards deals out all of the dataset in an order of its own, and {name}={kind} has another: leave {name} "
-        f"out (shuffle=True shuffles), or leave num_shards out and let {name} yield the indices of this process alone"
-    )
 
 
 def find_sharded_sampler(sampler: Any) -> ShardedSampler | None:
-    """Return the ShardedSampler that ``sampler`` is, or that torch's BatchSampler uses; None if there is none."""
+    """Return ``sampler``, or the sampler inside torch's BatchSampler, if it is a ShardedSampler; otherwise None."""
     inner = sampler.sampler if type(sampler) is BatchSampler else sampler
     return inner if isinstance(inner, ShardedSampler) else None
 
 
-def check_shard_spec(was: dict[str, Any] | None, now: dict[str, Any] | None) -> None:
-    """Raise ValueError if an epoch that was begun with one ``shard_spec`` cannot go on with another.
+def check_shard_spec(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:
+    """Raise ValueError if an epoch cannot be resumed, because the specs imply different orders of the samples.
 
-    None stands for a loader without a ShardedSampler. What determines the order has to be the same.
+    None stands for a loader without a ShardedSampler.
     """
-    orders = [None if each is None else (each["shuffle"], each["seed"]) for each in (was, now)]
+    orders = [None if each is None else (each["shuffle"], each["seed"]) for each in (saved, current)]
     if orders[0] != orders[1]:
-        told = [
+        described = [
             "without num_shards" if each is None else "with " + ", ".join(f"{name}={each[name]!r}" for name in each)
-            for each in (was, now)
+            for each in (saved, current)
         ]
         raise ValueError(
-            f"the state was saved in mid-epoch by a loader {told[0]}, and this one is {told[1]}: it has another order, "
-            "in which other samples are left. Give the loader the same shuffle and seed, and num_shards where it had "
-            "that, or begin the epoch anew: loader.set_epoch(state['epoch'])"
+            f"the state was saved within an epoch by a loader {described[0]}, but this loader is {described[1]}, so "
+            "the order of the samples differs. Use the same shuffle, seed and num_shards, or restart the epoch: "
+            "loader.set_epoch(state['epoch'])"
         )

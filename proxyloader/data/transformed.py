@@ -1,4 +1,4 @@
-"""TransformedImage: an image that is not decoded, and the transforms that were called on it. Runs where the dataset runs."""
+"""TransformedImage: an undecoded image and the transforms called on it. Runs where the dataset runs."""
 
 from __future__ import annotations
 
@@ -6,59 +6,58 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .._random_state import drawing_from, states_now
 from ..transforms.chain import START, START_AS_GREY, Chain
-from ..transforms.plan import ParamRow, Size
+from ..transforms.plan import ParamRow, Plan, Size
 from .encoded_image import EncodedImage
+from .placeholders import ProxyInputs
 
 Calls = tuple[tuple[Any, ...], "tuple[Any, ...] | None"]
-"""Transforms that were called together, and the states of the generators before the first; None: they draw nothing."""
-
+"""Transforms called together, and the generator states before the first of them; None if they draw no numbers."""
 
 LIBRARIES = frozenset({"proxyloader", "torch", "torchvision", "PIL", "numpy"}) | sys.stdlib_module_names
-"""Modules that use pixels because other code tells them to."""
+"""Modules that access pixels on behalf of other code."""
 
 
 class _PixelUses(threading.local):
-    """How often this thread has decoded an image that was to be decoded late, and why.
+    """Counts the deferred images that this thread had to decode, and records why.
 
-    Without workers, loaders of several threads read in one process. A thread that the dataset starts counts apart.
+    The count is per thread, because loaders without workers may run in several threads of one process.
 
     Attributes:
-        why: why the first image of this batch was decoded, with "file:line" of the code outside of ``LIBRARIES`` that
-            used its pixels; "" if that is not known, None if no image was decoded yet.
+        why: why the first image of this batch was decoded, with "file:line" of the code outside ``LIBRARIES`` that
+            accessed its pixels. "" if unknown, None if no image has been decoded yet.
     """
 
     count: int = 0
     why: str | None = None
 
-    def note(self) -> None:
+    def add(self) -> None:
         self.count += 1
-        self.note_caller()
+        self.explain()
 
-    def note_reason(self, why: str) -> None:
-        if self.why is None:
-            self.why = why
-
-    def note_caller(self) -> None:
-        if self.why is None:  # once for a batch, as to look takes longer than to count
-            line = _line_of_the_user()
-            self.why = f"pixels are used at {line}" if line else ""
+    def explain(self, why: str | None = None) -> None:
+        """Record the reason, by default the line that accesses the pixels, unless this batch already has one."""
+        if self.why is None:  # walking the stack is slow, so it happens once per batch
+            self.why = _describe_caller() if why is None else why
 
 
 pixel_uses = _PixelUses()
 
 
-def _line_of_the_user() -> str:
+def _describe_caller() -> str:
     for frame, _ in traceback.walk_stack(sys._getframe(1)):
         name = str(frame.f_globals.get("__name__", ""))
         if name.startswith(("proxyloader.workers", "proxyloader.loader")):
-            break  # what follows is the training loop, which asked for a batch and not for pixels
+            break  # the callers of these modules request batches, not pixels
         if name.split(".")[0] not in LIBRARIES:
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return f"pixels are used at {frame.f_code.co_filename}:{frame.f_lineno}"
     return ""
 
 
@@ -66,12 +65,12 @@ _in_thread = threading.local()
 
 
 def is_materializing() -> bool:
-    """Return whether this thread makes the values of an image, so that transforms are to do what they do without us."""
+    """Return whether this thread is computing the pixels of an image, so that transforms must not be intercepted."""
     return getattr(_in_thread, "is_on", False)
 
 
 @contextlib.contextmanager
-def _making_values() -> Iterator[None]:
+def _materializing() -> Iterator[None]:
     before, _in_thread.is_on = is_materializing(), True
     try:
         yield
@@ -79,26 +78,28 @@ def _making_values() -> Iterator[None]:
         _in_thread.is_on = before
 
 
-class TransformedImage:
-    """An image that is not decoded, with the parameters that transforms have drawn for it.
+class TransformedImage(ProxyInputs):
+    """An undecoded image, the transforms called on it, and the parameters they sampled.
 
-    DALI applies the steps of ``chain`` to the file. ``real`` has torchvision do the same, with the same random numbers.
+    These are the inputs of DALI's pipeline. ``materialize`` applies the same transforms with torchvision and the same
+    random numbers.
 
     Attributes:
         image: the image before all transforms.
-        decode: returns that image as the stock loader's dataset would: as a PIL image, or a tensor.
-        chain: the transforms, translated.
+        decode: returns that image as the stock loader's dataset would, as a PIL image or a tensor; None if the worker
+            never needs its pixels.
+        chain: the translated transforms.
         calls: the transforms themselves.
-        row: the parameters that were drawn.
+        row: the sampled parameters.
         size: (height, width) after the transforms.
     """
 
-    __slots__ = ("_real", "calls", "chain", "decode", "image", "row", "size")
+    __slots__ = ("_materialized", "calls", "chain", "decode", "image", "row", "size")
 
     def __init__(
         self,
         image: EncodedImage,
-        decode: Callable[[], Any],
+        decode: Callable[[], Any] | None,
         chain: Chain = START,
         calls: tuple[Calls, ...] = (),
         row: ParamRow | None = None,
@@ -107,47 +108,79 @@ class TransformedImage:
         self.image, self.decode, self.chain, self.calls = image, decode, chain, calls
         self.row = ParamRow() if row is None else row
         self.size = (image.height, image.width) if size is None else size
-        self._real: Any = None
+        self._materialized: Any = None
+        self.run = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TransformedImage, (self.image, self.decode, self.chain, self.calls, self.row, self.size)
 
     @classmethod
-    def of(cls, image: EncodedImage, mode: str = "RGB") -> TransformedImage:
-        """Return an image in mode RGB or L on which no transform was called yet, and which Pillow would decode."""
+    def start(cls, image: EncodedImage, mode: str = "RGB") -> TransformedImage:
+        """Return an image without transforms, as Pillow would decode it in mode RGB or L."""
         if mode == "RGB":
             return cls(image, image.decoded)
         return cls(image, lambda: image.decoded().convert(mode), START_AS_GREY)
 
     @property
+    def plan(self) -> Plan:
+        return self.chain.plan
+
+    @property
+    def server(self) -> str:  # type: ignore[override]
+        return self.chain.plan.key
+
+    @property
+    def source(self) -> str:  # type: ignore[override]
+        return self.image.path
+
+    @property
+    def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
+        """Created only when a batch is packed, because that is faster."""
+        data = np.frombuffer(self.image.buffer, np.uint8)
+        return (data, self.row.packed()) if self.row else (data,)
+
+    @property
+    def names(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ("", "") if self.row else ("",)
+
+    @property
     def mode(self) -> str:
-        """The mode of the PIL image, if it is one."""
+        """Mode of the PIL image, if it is one."""
         return "RGB" if self.chain.state.channels == 3 else "L"
 
     @property
-    def is_made(self) -> bool:
-        """Whether torchvision has made the image."""
-        return self._real is not None
+    def is_materialized(self) -> bool:
+        """Whether torchvision has computed the image."""
+        return self._materialized is not None
 
     def then(self, chain: Chain) -> TransformedImage:
-        """Call the last transforms of a chain: draw their parameters."""
+        """Call the last transforms of a chain, which samples their parameters."""
         row, size = self.row.copy(), self.size
         states = states_now(chain.draws_beside_torch) if chain.draws else None
         for step in chain.sampling_steps:
             size = step.sample_params(size, row)
         return TransformedImage(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
 
-    def real(self) -> Any:
-        """Return what torchvision makes of the image that Pillow decodes: a PIL image, a tensor, or several tensors.
+    def materialize(self) -> Any:
+        """Return torchvision's result for the image that Pillow decodes: a PIL image, a tensor, or several tensors.
 
         Raises:
             ImageError: Pillow cannot decode the image.
         """
-        if self._real is None:
-            pixel_uses.note()
+        if self._materialized is None:
+            assert self.decode is not None
+            pixel_uses.add()
             uses, image = pixel_uses.count, self.decode()
-            pixel_uses.count = uses  # Pillow may have counted it, too
-            with _making_values():
+            pixel_uses.count = uses  # decoding a PIL image counts as well
+            with _materializing():
                 for transforms, states in self.calls:
                     with contextlib.nullcontext() if states is None else drawing_from(states):
                         for transform in transforms:
                             image = transform(image)
-            self._real = image
-        return self._real
+            self._materialized = image
+        return self._materialized
+
+    def outputs(self) -> Sequence[Any]:
+        """Return the tensors that ``materialize`` computes."""
+        made = self.materialize()
+        return made if isinstance(made, (list, tuple)) else (made,)

@@ -137,13 +137,13 @@ class BatchAssembler:
         """Return the batch without the samples of lost images, or with replacements, depending on ``on_error``."""
         if self._on_error == "raise":
             errors = self._recovery.errors(batch, recovered)
-            lost = [UnreadableSample.of(error.index, error) for error in errors]
+            lost = [UnreadableSample.from_error(error.index, error) for error in errors]
             self._errors.add(lost, self._on_error)
             raise lost[0].error("; ".join(map(str, errors)), errors[0].code)
         try:
             samples, unreadable = self._recovery.samples(batch, recovered)
         except ImageError as error:  # a sample has no replacement
-            self._errors.add([UnreadableSample.of(error.index, error)], "raise")
+            self._errors.add([UnreadableSample.from_error(error.index, error)], "raise")
             raise
         self._errors.add(unreadable, self._on_error)
         return self._collated(batch, samples if batch.batched else samples[0]) if samples else NOTHING

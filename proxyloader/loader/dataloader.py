@@ -379,7 +379,7 @@ class DataLoader(CheckpointedLoader[T]):
         transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
         counts.has_given_up &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
-        if self._is_torchs(found.is_torchs and not found.plans, loader_state):
+        if self._is_torchs(found.never_uses_dali and not found.plans, loader_state):
             self._pool = WorkerPool.build_torch(self, found)
             return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)

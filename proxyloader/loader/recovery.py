@@ -106,7 +106,7 @@ class BatchRecovery:
                 samples.append(self._unpickle(data, recovered, batch))
             except ImageError as error:
                 error.__traceback__ = None  # the traceback would keep this frame alive
-                unreadable.append(UnreadableSample.of(index, error))
+                unreadable.append(UnreadableSample.from_error(index, error))
                 is_last = index is not None and not samples and place == len(indices)
                 is_kept = is_last and self._pool.fetcher.keeps_batches
                 if self._options.on_error == "replace" or is_kept:
@@ -158,7 +158,7 @@ class BatchRecovery:
             recovered = self.recover(alone, [self._run(alone, run) for run in alone.runs])
             if not recovered.lost:
                 return self._unpickle(alone.content, recovered, alone)[0]
-            unreadable.extend(UnreadableSample.of(index, error) for error in recovered.lost.values())
+            unreadable.extend(UnreadableSample.from_error(index, error) for error in recovered.lost.values())
         raise no_replacement(lost, unreadable, tries)
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:

@@ -45,14 +45,16 @@ def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
         ValueError: the output of a transform cannot be returned in this format.
     """
     if not options.translate:
-        return Translated(dataset, {}, reason="translate=False", is_torchs=not options.on_gpu)
+        return Translated(dataset, {}, reason="translate=False", never_uses_dali=not options.on_gpu)
     if not _dali_is_installed():
         missing = "NVIDIA DALI is not installed"
         warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
-        return Translated(dataset, {}, reason=missing, warnings=(warning,), is_torchs=True)
+        return Translated(dataset, {}, reason=missing, warnings=(warning,), never_uses_dali=True)
     # With a GPU they are LazyTensors, so that results computed from them arrive on the loader's device.
     if options.translate is True and options.server is None and not options.on_gpu and _has_grey_arrays(dataset):
-        return Translated(dataset, {}, reason="its images are grey arrays, which DALI does not accept", is_torchs=True)
+        return Translated(
+            dataset, {}, reason="its images are grey arrays, which DALI does not accept", never_uses_dali=True
+        )
     not_translated: list[str] = []
     try:
         wrapped = wrap(dataset, compile=functools.partial(_compile, options=options, not_translated=not_translated))
@@ -74,11 +76,11 @@ def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
     kinds = set(map(type, sources))
     if kinds <= {TensorDataset, list, tuple, range}:
         reason = "" if plans else "its samples are in memory, with nothing to decode"
-        return Translated(wrapped, plans, reason=reason, is_torchs=kinds == {TensorDataset})
+        return Translated(wrapped, plans, reason=reason, never_uses_dali=kinds == {TensorDataset})
     is_proxy = len(sources) == 1 and isinstance(getattr(sources[0], "transform", None), Proxy)
     lacks_server = options.server is None and is_proxy
     warnings = (NO_SERVER,) if lacks_server else ()
-    return Translated(wrapped, plans, is_late=True, warnings=warnings, not_translated=tuple(not_translated))
+    return Translated(wrapped, plans, is_deferred=True, warnings=warnings, not_translated=tuple(not_translated))
 
 
 @functools.cache  # because without workers a dataset is translated again for each batch

@@ -61,10 +61,7 @@ class BoxBlur(Step):
     Parameters: the four numbers of :func:`box_weights`.
     """
 
-    @property
-    def slow_on_cpu(self) -> bool:
-        return True
-
+    slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 4
 
 

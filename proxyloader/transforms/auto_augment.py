@@ -226,10 +226,7 @@ class Mixture(Step):
 
     branches: tuple[Branch, ...]
 
-    @property
-    def slow_on_cpu(self) -> bool:
-        return True
-
+    slow_on_cpu: ClassVar[bool] = True
     closeness: ClassVar[Tolerance] = Tolerance(
         0.3, 1, 25, "equalized images differ by up to one level, and the weighted sum is truncated"
     )
@@ -248,10 +245,7 @@ class Blend(Step):
 
     branch: Branch
 
-    @property
-    def slow_on_cpu(self) -> bool:
-        return True
-
+    slow_on_cpu: ClassVar[bool] = True
     closeness: ClassVar[Tolerance] = color.FLOAT32
 
     @property

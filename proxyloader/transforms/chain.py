@@ -12,8 +12,8 @@ from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomO
 
 from ..errors import UnsupportedTransformError
 from ..lifetime import cached_property
-from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
-from .registry import COMPOSES, CONTAINERS, RULES, is_changed, keeps_class, translate
+from .plan import Branch, ImageState, Plan, Step, iter_steps, plan_of
+from .registry import COMPOSES, CONTAINERS, RULES, is_changed, state_after, translate
 
 MAX_CHAINS = 128
 """Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
@@ -112,11 +112,9 @@ class Chain:
         if part.refused is not None:
             return None
         try:
-            state = output_state(part.steps, self.state)
+            state = state_after(part)
         except UnsupportedTransformError:
             return None
-        if not all(map(keeps_class, part)):
-            state = replace(state, pure=True)
         beside = any(draws_beside_torch(each.transform) for each in part)
         return Chain(self.steps + part.steps, part.steps, state, beside, (transform,))
 
@@ -126,8 +124,8 @@ def chain_of(plan: Plan, transform: Any) -> Chain:
     whole = translate(transform)
     beside = any(draws_beside_torch(each.transform) for each in whole)
     *_, last = whole.on_the_way()
-    is_pure = output_state(last.steps, last.state).pure or not all(map(keeps_class, last))
-    return Chain(plan.steps, plan.steps, replace(plan.output, pure=is_pure), beside, (_frozen_copy(transform),))
+    state = replace(plan.output, pure=state_after(last).pure)
+    return Chain(plan.steps, plan.steps, state, beside, (_frozen_copy(transform),))
 
 
 def draws_beside_torch(transform: Any) -> bool:

@@ -50,10 +50,7 @@ class Adjustment(Step):
 
     kind: Kind = "pil"
 
-    @property
-    def slow_on_cpu(self) -> bool:
-        return True
-
+    slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
 
 

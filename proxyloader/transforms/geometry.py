@@ -269,14 +269,11 @@ class Flip(Step):
     p: float
     num_params: ClassVar[int] = 1
     keeps_order: ClassVar[bool] = True
+    takes_numbers_ahead: ClassVar[bool] = True
 
     @property
     def params_doc(self) -> str:
         return f"apply: torch.rand(1) < {self.p:g}"
-
-    @property
-    def takes_numbers_ahead(self) -> bool:
-        return True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.append(float(bernoulli(self.p)))

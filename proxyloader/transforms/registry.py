@@ -208,9 +208,7 @@ def _parts(transform: Any, position: str, state: ImageState, in_sequence: bool =
     for k, each in enumerate(transform.transforms):
         inside.append(translate(each, f"{position}.transforms[{k}]", state))
         if in_sequence:
-            state = output_state(inside[-1].steps, state)
-            if not all(map(keeps_class, inside[-1])):
-                state = replace(state, pure=True)
+            state = state_after(inside[-1])
     return tuple(inside)
 
 
@@ -218,12 +216,12 @@ def _located(error: UnsupportedTransformError, name: str, position: str) -> Unsu
     return error.at(f"{position}: {name}", transform=name, position=position)
 
 
-def keeps_class(part: Part) -> bool:
-    """Return whether a ``tv_tensors.Image`` keeps its class; v1 classes may convert it to a plain tensor."""
-    transform = part.transform
-    return type(transform) in COMPOSES or (
-        isinstance(transform, v2.Transform) and not isinstance(transform, v2.ToPureTensor)
-    )
+def state_after(part: Part) -> ImageState:
+    """Return the state after a part. Only v2 classes keep the class ``tv_tensors.Image``, except for ToPureTensor."""
+    state = output_state(part.steps, part.state)
+    kinds = {type(each.transform) for each in part} - {*COMPOSES}
+    keeps_class = all(issubclass(kind, v2.Transform) and not issubclass(kind, v2.ToPureTensor) for kind in kinds)
+    return state if keeps_class else replace(state, pure=True)
 
 
 def _check_steps(steps: Branch, state: ImageState) -> None:

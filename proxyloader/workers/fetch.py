@@ -15,7 +15,7 @@ from torch.utils.data import Subset, get_worker_info
 
 from .._random_state import preserve_rng, seed_generators, set_states, states_now
 from ..data.bad_samples import OnError, UnreadableSample, is_sample_fault
-from ..data.dataset import path_of
+from ..data.dataset import get_sample_path
 from ..data.deferral import Deferral
 from ..data.encoded_image import NOT_DECODED_ADVICE, EncodedImage
 from ..data.live_dataset import LiveDataset
@@ -89,7 +89,7 @@ class Fetcher:
             except Exception as error:
                 if self._on_error == "raise" or not is_sample_fault(error):
                     raise
-                fetched.unreadable.append(UnreadableSample.of(index, error))
+                fetched.unreadable.append(UnreadableSample.from_error(index, error))
                 if self._on_error == "skip":
                     continue
                 index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
@@ -136,7 +136,7 @@ class Fetcher:
             except Exception as error:
                 if not is_sample_fault(error):
                     raise
-                unreadable.append(UnreadableSample.of(candidate, error))
+                unreadable.append(UnreadableSample.from_error(candidate, error))
         raise no_replacement(index, unreadable, min(MAX_TRIES, size - 1))
 
     def seed_batch(self, request: BatchRequest) -> None:
@@ -203,7 +203,7 @@ class Fetcher:
                 index=index,
             ) from error
         except ImageError as error:
-            path = error.path or path_of(self.dataset, index)
+            path = error.path or get_sample_path(self.dataset, index)
             where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
             raise error.at(where, index=index, path=path) from error.__cause__
 

@@ -97,11 +97,11 @@ class FolderFetcher:
                 if seed_for is not None:
                     seed_for(index)
                 if draws_alone:
-                    call, size = transform.drawn(image)
+                    call = transform.sample(image)
                     made.append(ProxySample(call))
-                    sizes.add(size)
+                    sizes.add(call.size)
                 else:
-                    made.append(transform.outputs(image))
+                    made.append(transform.apply(image))
         return made if len(sizes) <= 1 else None
 
 

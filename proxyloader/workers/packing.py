@@ -24,10 +24,10 @@ from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
 from ..data.deferral import Deferral
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, real, requires_gradient, to_pure_tensor
-from ..data.placeholders import ImageCall, ProxyBatch, ProxyInputs, ProxySample, check_same_kind, holds
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient, to_pure_tensor
+from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
-from ..data.transformed import pixel_uses
+from ..data.transformed import TransformedImage, pixel_uses
 from ..transforms.chain import MAX_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
@@ -83,12 +83,12 @@ class Packer:
         """Pack samples from the dataset. The bytes are written to the slot of the request."""
         if self.deferral is not None and not self.deferral.is_active:
             return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, gave_up=True)
-        has_placeholders = ProxySample.any_created and holds(samples, (ProxySample, ProxyBatch))
+        has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self.collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self._run_size)
         if not self._has_images and not (
-            has_placeholders or (LazyTensor.any_created and holds(content, (LazyTensor,)))
+            has_placeholders or (LazyTensor.any_created and contains(content, (LazyTensor,)))
         ):
             return PackedBatch(request, content=content, **self._count(pickler, 0, num_samples))
         data = pickler.dumps(content, may_overwrite=not self._keep_samples)
@@ -110,7 +110,7 @@ class Packer:
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
-        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], ImageCall)}
+        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], TransformedImage)}
         return PackedBatch(
             request,
             size_bytes=layout.size_bytes,
@@ -129,9 +129,11 @@ class Packer:
     def _count(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
         """Return the counts of the PackedBatch, and reset them for the next batch."""
         calls = [call for run in pickler.runs for call in run]
-        images = [call.image for call in calls if isinstance(call, ImageCall)]
+        images = [call.image for call in calls if isinstance(call, TransformedImage)]
         jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
-        custom_bytes = [array.nbytes for call in calls if not isinstance(call, ImageCall) for array in call.inputs]
+        custom_bytes = [
+            array.nbytes for call in calls if not isinstance(call, TransformedImage) for array in call.inputs
+        ]
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
@@ -153,7 +155,7 @@ class Packer:
 
     def _reject_plans(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
         """Return the plans of a batch that get no pipeline, and record the new plans that get one."""
-        calls = [call.server for run in runs for call in run if isinstance(call, ImageCall)]
+        calls = [call.server for run in runs for call in run if isinstance(call, TransformedImage)]
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
             is_single = images == 1 and len(calls) > 1 and plan not in self._single
@@ -260,7 +262,7 @@ class _ContentPickler:
 
 def _is_transformed(call: ProxyInputs) -> bool:
     """Return whether torchvision has already transformed the image because its values were used."""
-    return isinstance(call, ImageCall) and call.transformed is not None and call.transformed.is_made
+    return isinstance(call, TransformedImage) and call.is_materialized
 
 
 class _Pickler(ForkingPickler):
@@ -282,7 +284,7 @@ class _Pickler(ForkingPickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, LazyTensor) and requires_gradient(obj):
-            real(obj)
+            materialize(obj)
             self.owner.is_computed = True
             return computed, (get_values(obj),)
         if isinstance(obj, LazyImageTensor):

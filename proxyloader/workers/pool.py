@@ -90,7 +90,7 @@ class WorkerPool:
             loader_state: state of the first epoch, including the initial states of the dataset.
             counts: counts the images for DALI; None: a server's pipeline takes all, so deferring is not given up.
         """
-        dataset, plans, is_late = translated.dataset, translated.plans, translated.is_late
+        dataset, plans, is_late = translated.dataset, translated.plans, translated.is_deferred
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.create(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None

@@ -244,7 +244,7 @@ class RequestSampler:
         if isinstance(sampler, ShardedSampler):
             # Repeatable, as torch calls iter() twice with workers.
             taken = loader_state.sampler_state.get("taken", [])
-            sampler.set_rest(loader_state.epoch, taken)
+            sampler.resume(loader_state.epoch, taken)
             loader_state.sampler_state = {"epoch": loader_state.epoch, "dealt": sampler.shard_spec, "taken": taken}
         elif loader_state.resumes and loader_state.sampler_state:
             if "epoch" in loader_state.sampler_state and hasattr(sampler, "set_epoch"):

@@ -114,7 +114,7 @@ class PackedDataset(Dataset[Any]):
         if self._transform is self.fetcher.transform:
             return False
         self._has_released = False
-        deferral.look_again()
+        deferral.restart()
         hooks.hold(deferral)
         return True
 
@@ -129,7 +129,7 @@ class PackedDataset(Dataset[Any]):
 
 def _failed(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
     """Return a failure as a batch, with which the slot is returned."""
-    unreadable = (UnreadableSample.of(error.index, error),) if isinstance(error, ImageError) else ()
+    unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
     where = f"in DataLoader worker process {info.id}" if info is not None else None
     return PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
 

@@ -55,7 +55,10 @@ def test_only_rgb_pictures_are_taken_and_the_error_says_how_to_convert() -> None
         EncodedImage.from_pil(PHOTO.convert("L"))
     image = EncodedImage.from_pil(PHOTO, "a.png")
     assert image.convert("RGB") is image
-    with pytest.raises(InputError, match=r"a.png: it is not decoded yet.*'L'.*torch.utils.data.DataLoader"):
+    with pytest.raises(
+        InputError,
+        match=r"a.png: cannot be converted to 'L', because it is not decoded yet.*torch.utils.data.DataLoader",
+    ):
         image.convert("L")
 
 

@@ -94,7 +94,7 @@ def test_zeros_are_searched_for_only_before_a_gpu_and_runs_of_zeros_may_be_valid
     assert bytes(64) in plain and stays_encoded(plain)
 
 
-# --- see NOTE [ Headers that DALI cannot parse ] -----------------------------------------------------------------------------
+# --- see NOTE [ Headers that DALI cannot parse ] ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("marker", [0x00, 0x01, 0xBF, 0xC6, 0xC8, 0xD0, 0xD8, 0xD9, 0xDC, 0xDE, 0xF0, 0xFD])

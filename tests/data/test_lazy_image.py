@@ -195,7 +195,7 @@ class TestWhatIsDecoded:
         transformed = get_transformed(image)
         assert get_encoded(image) is None and transformed is not None
         assert transformed.image.data == jpeg(mode) and transformed.mode == image.mode == "L"
-        assert seen(transformed.real()) == seen(image) == seen(stock.convert("L"))
+        assert seen(transformed.materialize()) == seen(image) == seen(stock.convert("L"))
         converted = late(jpeg(mode)).convert("RGB")
         assert get_encoded(converted) is not None and seen(converted) == seen(stock.convert("RGB"))
 

@@ -55,7 +55,7 @@ def replayed(content: Any) -> Any:
     @functools.cache
     def found(output: int, run: int, row: int | None = None) -> torch.Tensor:
         """One tensor for all that refers to it."""
-        images = [call.real()[output] for call in pickler.runs[run]]  # type: ignore[attr-defined]
+        images = [call.outputs()[output] for call in pickler.runs[run]]  # type: ignore[attr-defined]
         return torch.stack(images) if row is None else images[row].clone()
 
     def resolve(output: int, place: Any) -> torch.Tensor:

@@ -232,8 +232,8 @@ def test_files_are_kept_in_a_folder_of_limited_size_and_the_oldest_go(
     limit = 1 << 20
     dataset = RemoteImageFolder(in_memory, TRAIN, cache_dir=tmp_path / "small", cache_bytes=limit)
     files = fsspec.filesystem("memory")
-    (name, size, _), data = dataset._listed[0], files.cat_file(dataset.samples[0][0])
-    dataset._listed = [(name, size, str(version)) for version in range(300)]
+    (name, size, _), data = dataset._versions[0], files.cat_file(dataset.samples[0][0])
+    dataset._versions = [(name, size, str(version)) for version in range(300)]
     for version in range(300):
-        assert dataset._files.fetch([dataset._listed[version]]) == [data]
-    assert 300 * len(data) > 1.5 * limit > dataset._files._cache.volume()
+        assert dataset._fetch(version) == data
+    assert 300 * len(data) > 1.5 * limit > dataset._cache.volume()

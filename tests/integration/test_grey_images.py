@@ -189,7 +189,7 @@ def test_grey_and_colour_in_one_folder(photos: Path, grey_photos: Path, tmp_path
 
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         list(StockLoader(folder(), 8))
-    with pytest.raises(RuntimeError, match=r"\(1, 48, 48\), \(3, 48, 48\). Convert all of them to one mode"):
+    with pytest.raises(RuntimeError, match=r"\(1, 48, 48\), \(3, 48, 48\). Convert them to the same mode"):
         list(proxyloader.DataLoader(folder(), 8, device=device))
     for channels in (1, 3):
         assert_as_torch(lambda kind: kind(folder(v1.Grayscale(channels)), 8, True), device=device)  # noqa: B023

@@ -310,7 +310,9 @@ def test_images_of_several_sizes_are_told_of_the_pipeline(folder: ImageFolder) -
     with ProxyServer(pipeline) as server:
         dataset = ImageFolder(folder.root, server.proxy, loader=read_bytes)
         for batch_size in (BATCH, 2 * BATCH):
-            with pytest.raises(RuntimeError, match=r"of one size.* in the pipeline, with fn.resize\(.* or the size="):
+            with pytest.raises(
+                RuntimeError, match=r"must have the same shape.* in the pipeline, with fn.resize\(.* or the size="
+            ):
                 list(DataLoader(dataset, batch_size, server=server))
 
 

@@ -252,7 +252,7 @@ def test_each_sample_is_one_line_in_the_log_of_all_epochs(spelled: Numbered, cap
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 2
     for index, path, line in zip((3, 4), paths, lines):
-        assert line.startswith(f"dataset[{index}] is left out: {path}: ")
+        assert line.startswith(f"dataset[{index}] is skipped: {path}: ")
     assert [(error.index, error.path) for error in loader.errors] == [(3, paths[0]), (4, paths[1])]
     assert loader.errors.total == 6 and loader.errors[0].reason in lines[0]
 
@@ -477,7 +477,7 @@ def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
             assert read_numbers(images, white=1.0) == indices.tolist()
             assert len(labels) == len(indices) == (2 if at == 1 else 3 if at == 3 else 4)
         assert sorted(error.index for error in loader.errors) == [5, 6, 12]
-        lines = [line for line in caplog.messages if line.startswith("dataset[5] is left out: ")]
+        lines = [line for line in caplog.messages if line.startswith("dataset[5] is skipped: ")]
         assert len(lines) == 1 and "the pipeline fails on it: fn.decoders.image: " in lines[0] and "\n" not in lines[0]
         (error,) = [error for error in loader.errors if error.index == 5]
         assert error.path == "" and error.reason in lines[0]

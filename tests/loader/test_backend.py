@@ -125,7 +125,7 @@ FASTER = "on a CPU torchvision is faster at"
     [
         (torch.float32, "RGB", [transforms.ColorJitter(0.3)], f"{FASTER} ColorJitter with these arguments"),
         (torch.float32, "L", [], f"{FASTER} grey images"),
-        (torch.float64, "RGB", [], "torch's default dtype is torch.float64, and DALI makes float32"),
+        (torch.float64, "RGB", [], "torch's default dtype is torch.float64, but DALI returns float32"),
     ],
     ids=["a transform", "grey", "float64"],
 )
@@ -222,7 +222,13 @@ def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
         list(proxyloader.DataLoader(dataset, translate="all", **options))
     assert caught.value.code == "wrong-mode" and caught.value.index == 0
     said = str(caught.value)
-    for part in f"dataset[0]: {dataset.samples[0][0]}: ", "'L'", "'RGB' alone", "convert('RGB')", "translate=True":
+    for part in (
+        f"dataset[0]: {dataset.samples[0][0]}: ",
+        "'L'",
+        "must be 'RGB' for DALI",
+        "convert('RGB')",
+        "translate=True",
+    ):
         assert part in said
     images, _ = next(iter(proxyloader.DataLoader(dataset, **options)))
     assert images.shape == (4, 1, 32, 32)  # the advice holds

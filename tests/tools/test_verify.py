@@ -129,7 +129,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 print(check_file({min(kinds)!r}))
 """
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert "kind='unreadable', reason='Too many open files. The file may be sound" in out
+    assert "kind='unreadable', reason='Too many open files. The file may be intact" in out
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, explain
-from proxyloader.data.lazy_tensor import sample_of
+from proxyloader.data.lazy_tensor import get_sample
 
 from .. import compare
 from ..outcomes import raises
@@ -48,7 +48,7 @@ def views(transform: Any, device: str) -> tuple[list[torch.Tensor], list[torch.T
     calls = image_calls_in(samples)
     assert torch.equal(torch.get_rng_state(), state), "the generator was left in another state"
     for stock, late in zip(theirs, samples, strict=True):
-        assert [sample_of(each).output for each in late] == list(range(len(stock)))  # type: ignore[union-attr]
+        assert [get_sample(each).output for each in late] == list(range(len(stock)))  # type: ignore[union-attr]
         assert all(map(torch.equal, stock, late))  # what the worker gets that asks for values
     server = compare.server_of(compiled.plan, device, len(files))
     inputs = zip(*(call.inputs for call in calls))

@@ -90,6 +90,6 @@ def test_tensors_beside_the_images_are_preserved(photos: Path, workers: int) -> 
 def test_mixed_kinds_of_input_in_a_batch_are_refused() -> None:
     calls = [ProxyInputs("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
     with pytest.raises(
-        InputError, match="input 'b' of the pipeline differs within a batch: float32 with 1 .*, uint8 with"
+        InputError, match="input 'b' must have one dtype .* per batch, got float32 with 1 .*, uint8 with"
     ):
         Packer(default_collate, None, 4)(list(map(ProxySample, calls)))
