@@ -374,11 +374,11 @@ def check_shard_spec(saved: dict[str, Any] | None, current: dict[str, Any] | Non
     orders = [None if each is None else (each["shuffle"], each["seed"]) for each in (saved, current)]
     if orders[0] != orders[1]:
         described = [
-            "without num_shards" if each is None else "with " + ", ".join(f"{name}={each[name]!r}" for name in each)
+            "no num_shards" if each is None else ", ".join(f"{name}={each[name]!r}" for name in each)
             for each in (saved, current)
         ]
         raise ValueError(
-            f"the state was saved within an epoch by a loader {described[0]}, but this loader is {described[1]}, so "
-            "the order of the samples differs. Use the same shuffle, seed and num_shards, or restart the epoch: "
+            f"the state was saved within an epoch by a loader with {described[0]}, but this loader has {described[1]}, "
+            "so the order of the samples differs. Use the same shuffle, seed and num_shards, or restart the epoch: "
             "loader.set_epoch(state['epoch'])"
         )

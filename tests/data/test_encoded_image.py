@@ -51,7 +51,7 @@ def test_slivers_are_decoded_by_pillow(size: tuple[int, int], stays: bool) -> No
 
 
 def test_only_rgb_pictures_are_taken_and_the_error_says_how_to_convert() -> None:
-    with pytest.raises(InputError, match=r"the mode is 'L'.*image.convert\('RGB'\)"):
+    with pytest.raises(InputError, match=r"mode must be 'RGB' for DALI, got 'L'.*image.convert\('RGB'\)"):
         EncodedImage.from_pil(PHOTO.convert("L"))
     image = EncodedImage.from_pil(PHOTO, "a.png")
     assert image.convert("RGB") is image

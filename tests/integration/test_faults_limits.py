@@ -81,7 +81,7 @@ def test_pictures_of_several_sizes_come_as_a_list_where_one_is_taken_and_else_ar
                     for image, number in zip(images, numbers.tolist()):
                         assert_pictures_match(image[None], [number])
                 else:
-                    assert type(batch) is RuntimeError and "one size" in str(batch)  # as under torch
+                    assert type(batch) is RuntimeError and "the same shape" in str(batch)  # as under torch
                     assert name == "server" or "Add a Resize" in str(batch)
         samples = [sample for batch in road.loader(num_workers=1, collate_fn=list) for sample in batch]
         assert [number for _, number in samples] == list(range(16))

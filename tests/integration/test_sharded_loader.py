@@ -196,11 +196,11 @@ def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_lo
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (dict(shuffle=False), "shuffle=True, seed=0, but this loader is with .*shuffle=False"),
-        (dict(num_shards=None), "this loader is without num_shards"),
+        (dict(shuffle=False), "shuffle=True, seed=0, but this loader has .*shuffle=False"),
+        (dict(num_shards=None), "this loader has no num_shards"),
         (
             dict(num_shards=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)),
-            "this loader is without num_shards",
+            "this loader has no num_shards",
         ),
     ],
     ids=["another order", "none", "a distributed sampler"],
@@ -267,5 +267,7 @@ def test_a_copy_of_a_loader_has_epochs_of_its_own(spelled_root: Path) -> None:
 
 def test_what_num_shards_cannot_deal_out_is_refused_when_the_loader_is_built(spelled_root: Path) -> None:
     dataset = Spelled(spelled_root)
-    with pytest.raises(ValueError, match="sharded already, by DistributedSampler.* applied twice"):
+    with pytest.raises(
+        ValueError, match="num_shards cannot be combined with sampler=DistributedSampler.* splits all samples itself"
+    ):
         DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 0), num_shards=World(2, 0))

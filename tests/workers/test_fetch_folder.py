@@ -209,7 +209,7 @@ def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder
     assert folders(dataset, [0]) is not None
     before = states_now(beside_torch=True)
     assert folders(dataset, list(range(48))) is None and str(states_now(beside_torch=True)) == str(before)
-    with pytest.raises(RuntimeError, match="the images of a batch must be of one size to be stacked"):
+    with pytest.raises(RuntimeError, match="images in a batch must have the same shape to be stacked"):
         list(DataLoader(folder, 48, translate="all", device="cpu"))
 
 
