@@ -5,14 +5,6 @@ All work is done in ``next()``, in the iterating thread. It takes batches that a
 ``prefetch`` + 1 are in flight, then collects and returns the oldest. The others continue in DALI's threads while the
 model trains. ``next()`` waits for a worker only if nothing is in flight, and for DALI only for the oldest batch. So the
 sampler and torch's generators are used in the same thread as by a stock loader, and an error stays with its batch.
-
-NOTE [ The submitter thread ]
-Submitting a large batch to DALI takes a considerable part of ``next()``. Many training loops wait for the GPU in each
-step, for example in a GradScaler, and request the next batch when the GPU is idle, so the time of ``next()`` is lost.
-A batch that is not urgent, because others are in flight and the steps of the loop are long, is therefore submitted by a
-thread, which starts when ``next()`` has returned. It gets the interpreter lock while the training thread waits for the
-GPU. It uses neither the sampler nor torch's iterator nor a random generator. It unpickles nothing, as that may import
-modules. If the loop requests the batch before, it waits for the thread.
 """
 
 from __future__ import annotations
@@ -23,8 +15,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -41,13 +32,6 @@ from .stats import SUBMIT, row
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run_queue import PipelineRun, RunQueue
 
-ENOUGH = 2
-"""Number of batches in flight from which the next one is not urgent."""
-
-LONG_STEP_S = 2 * sys.getswitchinterval()
-"""Duration of a step of the loop in which another thread surely gets the interpreter lock, in seconds."""
-
-
 @dataclass(eq=False)
 class InFlightBatch:
     """A batch between the workers and the training loop.
@@ -56,56 +40,18 @@ class InFlightBatch:
         batch: the batch from the worker; None if an error occurred before it arrived.
         pipeline_runs: the DALI runs started for ``batch.runs``, in their order.
         error: the error of the batch, or None.
-        pending: whether its runs are still to be started.
-        starting: the future of the thread's work on it; None if it was not passed to the thread.
-        cancelled: whether the loop has dropped it.
     """
 
     batch: PackedBatch | None = None
     pipeline_runs: list[PipelineRun] = field(default_factory=list)
     error: Exception | None = None
-    pending: bool = False
-    starting: Future[None] | None = None
-    cancelled: bool = False
 
     def inputs_released(self) -> bool:
-        is_being_started = self.starting is not None and not self.starting.done()
-        return not is_being_started and all(pipeline_run.inputs_released() for pipeline_run in self.pipeline_runs)
+        return all(pipeline_run.inputs_released() for pipeline_run in self.pipeline_runs)
 
     def wait_until_read(self) -> None:
-        if self.starting is not None:
-            wait([self.starting])
         for pipeline_run in self.pipeline_runs:
             pipeline_run.wait_until_read()
-
-    def cancel(self) -> None:
-        """Cancel the batch without waiting, as the garbage collector may call this in any thread at any time."""
-        self.cancelled = True
-        if self.starting is not None:
-            self.starting.cancel()
-        for pipeline_run in self.pipeline_runs:
-            pipeline_run.cancel()
-
-    def start(self, servers: Mapping[str, RunQueue], pool: WorkerPool) -> None:
-        """Start the runs unless they have been started. An error is stored in ``error``."""
-        if not self.pending or self.cancelled:
-            return
-        try:
-            assert self.batch is not None
-            for run in self.batch.runs:
-                if run.server not in servers:
-                    raise InputError(
-                        "a sample comes from the proxy of another server than the loader's; pass the server whose "
-                        "proxy the dataset calls: DataLoader(dataset, server=server)",
-                        code="foreign-server",
-                    )
-                with row(SUBMIT):
-                    self.pipeline_runs.append(servers[run.server].submit(self.batch.inputs(run, pool.arena)))
-        except Exception as error:
-            self.error = error
-        self.pending = False
-        if self.cancelled:  # in the meantime
-            self.cancel()
 
 
 class Feed:
@@ -139,7 +85,6 @@ class Feed:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
         self.pool, self.servers, self._serve = pool, servers, serve
-        self._thread: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "proxyloader-run-starter")
         # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
         # server, no run is started ahead, as leaving the loop early must not change what later runs draw.
         runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
@@ -161,10 +106,9 @@ class Feed:
         if self.process == os.getpid():  # a forked child has copies, with locks that may never be released
             while self._in_flight:
                 in_flight = self._in_flight.popleft()
-                in_flight.cancel()
+                for pipeline_run in in_flight.pipeline_runs:
+                    pipeline_run.cancel()
                 self.give_back_slot(in_flight)
-            if self._thread is not None:
-                self._thread.shutdown(wait=False)
             if self.pool.requests is not None and self.pool.user is not None and self.pool.user() in (self, None):
                 self.pool.requests.undo_draws_ahead()
         self._batches = None
@@ -174,29 +118,11 @@ class Feed:
         """Number of batches that wait for the loop, decoded or with DALI."""
         return len(self._in_flight)
 
-    def next(self, loop_s: float) -> InFlightBatch | None:
-        """Take batches from the workers, and return the oldest one in flight, or None at the end of the epoch.
-
-        ``loop_s`` is the duration of the training loop's last step, in seconds.
-        """
+    def next(self) -> InFlightBatch | None:
+        """Take batches from the workers, and return the oldest one in flight, or None at the end of the epoch."""
         while self._batches is not None and (not self._in_flight or self._can_take_more()):
-            self._take_from_workers(is_urgent=len(self._in_flight) < ENOUGH or loop_s < LONG_STEP_S)
+            self._take_from_workers()
         return self._in_flight.popleft() if self._in_flight else None
-
-    def start(self, in_flight: InFlightBatch) -> None:
-        """Start the runs of a batch now, or wait until the thread has started them."""
-        if in_flight.starting is not None:
-            in_flight.starting.result()
-        in_flight.start(self.servers, self.pool)
-
-    def start_soon(self) -> None:
-        """Let the thread start the pending runs beside the model."""
-        for each in self._in_flight:
-            if self._thread is not None and each.pending and each.starting is None:
-                try:
-                    each.starting = self._thread.submit(each.start, self.servers, self.pool)
-                except RuntimeError:  # the interpreter is about to end, or there are too many threads
-                    self._thread = None
 
     def give_back_slot(self, in_flight: InFlightBatch) -> None:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
@@ -207,8 +133,8 @@ class Feed:
         has_room = len(self._in_flight) <= self._ahead and self._in_flight[-1].error is None
         return has_room and (requests is None or requests.has_ready_batch(self.pool.workers.in_order))
 
-    def _take_from_workers(self, is_urgent: bool) -> None:
-        """Take the next batch from the workers. Start its runs now if it is urgent."""
+    def _take_from_workers(self) -> None:
+        """Take the next batch from the workers, and start its runs."""
         assert self._batches is not None
         in_flight, requests, deferral = InFlightBatch(), self.pool.requests, self.pool.deferral
         try:
@@ -248,13 +174,23 @@ class Feed:
                     plan = self.pool.plans.get(run.server)
                     if plan is not None and plan.key not in self.servers:
                         self.servers[plan.key] = self._serve(plan)
-                in_flight.pending = in_flight.error is None
+                if in_flight.error is None:
+                    self._start(in_flight, batch)
             except Exception as error:
                 in_flight.error = error
-            if is_urgent:
-                for each in (*self._in_flight, in_flight):
-                    self.start(each)
         self._in_flight.append(in_flight)
+
+    def _start(self, in_flight: InFlightBatch, batch: PackedBatch) -> None:
+        for run in batch.runs:
+            if run.server not in self.servers:
+                raise InputError(
+                    "a sample comes from the proxy of another server than the loader's; pass the server whose "
+                    "proxy the dataset calls: DataLoader(dataset, server=server)",
+                    code="foreign-server",
+                )
+            with row(SUBMIT):
+                inputs = batch.inputs(run, self.pool.arena)
+                in_flight.pipeline_runs.append(self.servers[run.server].submit(inputs))
 
 
 def infer_size(batch: Any, batch_size: int) -> int:

@@ -98,7 +98,7 @@ class LoaderIterator:
         asked_s, feed.worker_wait_s = monotonic(), 0.0
         loop_s, batch = asked_s - self._returned_s, NOTHING
         while batch is NOTHING:
-            in_flight = feed.next(loop_s)
+            in_flight = feed.next()
             if in_flight is None:
                 if not feed.truncated:
                     self._loader_state.finished = True
@@ -106,7 +106,6 @@ class LoaderIterator:
                     assembler.end_epoch(has_batches=not had_nothing)
                 raise StopIteration
             try:
-                feed.start(in_flight)
                 self._note_progress(in_flight)
                 if self._nothing_yet and in_flight.error is None:
                     assembler.warn_of_idle(in_flight.batch)
@@ -114,7 +113,6 @@ class LoaderIterator:
             finally:
                 feed.give_back_slot(in_flight)
         self._nothing_yet = False
-        feed.start_soon()
         self._returned_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None
         packed, wait_s = in_flight.batch, self._returned_s - asked_s

@@ -70,7 +70,7 @@ def test_two_processes_get_what_torchs_loader_gives_them(photos: Path, tmp_path:
     assert [each.returncode for each in done] == [0, 0], "\n".join(each.stderr for each in done)
     told = [json.loads(line) for each in done for line in each.stdout.splitlines() if line.startswith("{")]
     assert [each["rank"] for each in told] == [0, 1]
-    assert all("num_shards=2" in each["refused"] and "no num_shards" in each["refused"] for each in told)
+    assert all("num_shards=2" in each["refused"] and "without num_shards" in each["refused"] for each in told)
     for name in names:
         case = CASES[name]
         parts = [each["cases"][name] for each in told]
