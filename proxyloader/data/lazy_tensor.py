@@ -499,10 +499,16 @@ def _share(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Tensor], 
     return made
 
 
+BASIC_INDICES = (int, slice, type(None), type(...))
+
+
 def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """``tensor[index] = value``"""
     alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and all(o is tensor for o in _sharers(tensor))
     alone &= not any(each is tensor for each in flatten((index, value)))  # torch may refuse to read what it writes
+    if isinstance(value, torch.Tensor) and value.dtype != tensor.dtype:
+        # torch converts values only for basic indices, but does not check that on the meta device.
+        alone &= all(isinstance(each, BASIC_INDICES) for each in (index if isinstance(index, tuple) else (index,)))
     if alone:
         try:
             with no_dispatch():

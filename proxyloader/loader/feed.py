@@ -32,6 +32,7 @@ from .stats import SUBMIT, row
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run_queue import PipelineRun, RunQueue
 
+
 @dataclass(eq=False)
 class InFlightBatch:
     """A batch between the workers and the training loop.

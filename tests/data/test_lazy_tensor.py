@@ -688,6 +688,14 @@ def test_assigning_a_tensor_to_overlapping_parts_of_itself_is_refused_as_by_torc
             batch[[0, -1]] = batch
 
 
+@pytest.mark.parametrize("index", [[0, -1], torch.tensor([0, 2]), (slice(None), [0])], ids=["list", "tensor", "tuple"])
+def test_assigning_another_dtype_by_a_list_is_refused_as_by_torch(index: Any) -> None:
+    for image in both(WHOLE)[0][0], both(WHOLE)[1][0]:
+        image[0] = image[1].float()  # which torch converts
+        with pytest.raises(RuntimeError, match="requires the source and destination dtypes match"):
+            image[index] = image[0, 0, :1].float()
+
+
 def test_conjugate_and_sparse_tensors_are_real() -> None:
     """Neither a lazy conjugate nor a sparse layout survives in a record, so both ask for values."""
     for late, real in zip(*both(), strict=True):

@@ -40,7 +40,7 @@ def test_the_row_of_next_is_torchs_and_its_parts_have_rows_too(num_workers: int,
     ours = rows_of(proxyloader.DataLoader(dataset, 16, num_workers=num_workers, device=device))
     assert {name: count for name, count in ours.items() if not name.startswith("proxyloader.")} == stock
     assert ours["proxyloader.take_from_workers"] == 4
-    assert ours["proxyloader.submit_to_dali"] == 4
+    assert ours["proxyloader.submit_to_dali"] == 3  # one batch has nothing for DALI
     assert ours["proxyloader.wait_for_dali"] >= 3
 
 
