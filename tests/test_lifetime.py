@@ -305,11 +305,6 @@ LEFT_OPEN = {
         from tests.integration.test_stopping import deaf
         batches = iter(loader_of(root, worker_init_fn=deaf)); next(batches)
     """,
-    "an iterator half-way through long steps": """
-        batches = iter(loader_of(root))
-        [(time.sleep(0.05), next(batches)) for _ in range(6)]
-        assert any(fed.starting is not None for fed in batches._feed._in_flight)
-    """,
     "cells of a notebook": """
         cells = ["from tests.faults import *", "batches = iter(loader_of(root))", "_ = next(batches)", "Out = {3: _}"]
         user = {"root": root}
@@ -323,7 +318,7 @@ LEFT_OPEN = {
     by_default(
         LEFT_OPEN,
         *("in a thread that still runs", "os._exit while a worker sleeps", "an iterator in a cycle"),
-        *("several loaders", "an iterator half-way through long steps"),
+        "several loaders",
     ),
 )
 def test_a_script_that_leaves_it_open_ends_without_a_word(

@@ -362,11 +362,8 @@ def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         return isinstance(node, torch.Tensor) and node.requires_grad
     if _sets_requires_grad(function):
         return bool({"requires_grad": True, **dict(zip(("self", "requires_grad"), args)), **kwargs}["requires_grad"])
-    is_flat = not kwargs and not any(isinstance(each, (tuple, list, dict)) for each in args)
     kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
-    return requires_gradient(
-        *(each for each in (args if is_flat else flatten((args, kwargs))) if isinstance(each, kind))
-    )
+    return requires_gradient(*[each for each in flatten((args, kwargs)) if isinstance(each, kind)])
 
 
 def _run_now(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:

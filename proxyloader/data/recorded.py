@@ -22,8 +22,8 @@ MAX_DEPTH = 50
 MAX_CACHED = 512
 """Maximum number of cached results of shape inference."""
 
-DEVICE_DEPENDENT = ("conv", "mm", "matmul", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool")
-"""Parts of the names of operations whose results differ noticeably between a GPU and the CPU."""
+DEVICE_DEPENDENT = ("conv", "mm", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool", "nested")
+"""Parts of the names of operations that need values: results or sizes differ on a GPU or on the meta device."""
 
 _Tag = torch.Tag
 _inferred: dict[Any, Any] = {}  # shared by all loaders, because results depend only on the keys
@@ -133,13 +133,11 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 def flatten(value: Any) -> list[Any]:
     """Return everything inside lists, tuples and dicts, in order."""
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (tuple, list)):
+    if not issubclass(type(value), (tuple, list, dict)):
         return [value]
     found: list[Any] = []
-    for each in value:
-        if isinstance(each, (tuple, list, dict)):
+    for each in value.values() if isinstance(value, dict) else value:
+        if issubclass(type(each), (tuple, list, dict)):  # isinstance would also look at a LazyTensor's __class__
             found += flatten(each)
         else:
             found.append(each)
@@ -237,7 +235,12 @@ def requires_values(packet: str, tags: Any, args: Any) -> bool:
         return True  # torch rejects it, but not on the meta device
     if packet in ("_conj", "_neg_view"):
         return True  # these set a bit, which a LazyTensor does not have
-    return "nested" in packet or any(part in packet for part in DEVICE_DEPENDENT)
+    return _depends_on_device(packet)
+
+
+@functools.cache
+def _depends_on_device(packet: str) -> bool:
+    return any(part in packet for part in DEVICE_DEPENDENT)
 
 
 def to_meta(value: Any) -> Any:

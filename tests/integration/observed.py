@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 from torchvision.datasets import ImageFolder
-
-import proxyloader
 
 from ..limits import WAIT_S
 from .roads import BATCH, Road
@@ -56,9 +53,7 @@ def wait_until_read(log: Path, pictures: int) -> None:
 
 
 def runs_under_way(road: Road, loader: Any) -> int:
-    """How many batches DALI works on or holds ready, when those that are left to a thread are open."""
-    if isinstance(loader, proxyloader.DataLoader):
-        wait([fed.starting for fed in loader._pool.user()._in_flight if fed.starting is not None])
+    """How many batches DALI works on or holds ready."""
     queues = [road.server.runs] if road.server is not None else list(loader._servers.kept.values())
     return sum(queue.under_way for queue in queues)
 
