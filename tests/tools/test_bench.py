@@ -26,9 +26,9 @@ from PIL import Image
 from proxyloader.tools import cli
 from proxyloader.tools.bench import config, report, runner
 from proxyloader.tools.bench.cases import CASES, DATASETS, case_names, default_names, make_loops
-from proxyloader.tools.bench.command import find_problems, make_setting
+from proxyloader.tools.bench.command import find_problems
 from proxyloader.tools.bench.config import BenchConfig, Tuning
-from proxyloader.tools.bench.runner import CaseError, CaseProcess, run_first_epochs, start_processes, tune
+from proxyloader.tools.bench.runner import CaseError, run_first_epochs, start_processes, tune
 from proxyloader.tools.cli import main
 
 from ..faults import children_of
@@ -218,21 +218,6 @@ def test_shares_of_the_engines_are_tried_with_each_number_of_threads_on_a_gpu(tr
     assert told[4:] == [Tuning(4, 4, 1.0), Tuning(16, 4, 1.0)] and best == Tuning(4, 4, 1.0)
 
 
-def test_where_there_is_nothing_to_choose_nothing_is_tried(tried: list[BenchConfig]) -> None:
-    assert tune(setting(""), "torch", ONE, print) == (Tuning(1), []) and not tried
-
-
-@pytest.mark.parametrize(
-    ("images", "batch_size", "passes", "in_trials"), [(8192, 256, 6, 2), (8192, 256, 1, 1), (512, 64, 12, 8)]
-)
-def test_loops_of_trials_have_some_batches_for_each_worker(
-    tried: list[BenchConfig], images: int, batch_size: int, passes: int, in_trials: int
-) -> None:
-    of_rounds = setting("", images=images, batch_size=batch_size, passes=passes)
-    tune(of_rounds, "torch", ONE | {"workers": [8, 16]}, print)
-    assert [each.passes for each in tried] == [in_trials, in_trials]
-
-
 @pytest.mark.parametrize("name", DATASETS)
 def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
     if name == "HuggingFace":
@@ -357,15 +342,6 @@ def test_photographs_of_a_size_are_made_as_its_name_says(tmp_path: Path, monkeyp
     assert 2 <= sum("progressive" in Image.open(io.BytesIO(file)).info for file in files) <= 14
 
 
-@pytest.mark.parametrize(("size", "images", "batch_size"), [("imagenet", 1024, 256), ("camera", 128, 64)])
-def test_large_photographs_come_in_smaller_batches_and_fewer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str, images: int, batch_size: int
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = make_setting(cli._parser().parse_args(["bench", "--size", size, *ON_CPU]))
-    assert (found.images, found.batch_size) == (images, batch_size)
-
-
 def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
     listed = capsys.readouterr().out
@@ -404,20 +380,6 @@ def test_only_records_of_the_same_settings_and_method_with_cases_in_common_are_c
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_waits_until_a_process_has_started_and_does_not_reach_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-
-    def start(*_: Any) -> None:
-        signal.raise_signal(signal.SIGINT)
-        code = "import signal; print(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
-        said.append(subprocess.check_output([sys.executable, "-SEc", code], text=True))
-
-    monkeypatch.setattr(runner.ProcessPoolExecutor, "submit", start)
-    with pytest.raises(KeyboardInterrupt):
-        CaseProcess()
-    assert said == ["True\n"]
 
 
 @pytest.mark.exhaustive
