@@ -103,7 +103,7 @@ def datasets(root: str) -> dict[str, float]:
     paths = [path for path, _ in folder.samples]
     arena = Arena(2, len(paths) << 20)
     request = BatchRequest(0, 0, list(range(len(paths))), batched=True, slot=0)
-    checks.are_passed = True  # as in all epochs but the first, on a GPU
+    checks.already_passed = True  # as in all epochs but the first, on a GPU
     costs = {
         "read files, their bytes alone": median_ms(lambda: [_bytes_of(path) for path in paths]),
         "Image.open(path).convert('RGB'), decoded late": median_ms(

@@ -13,44 +13,44 @@ import torch
 
 
 def seed_generators(seed: int, *place: Any) -> None:
-    """Seed torch's CPU generator and those of NumPy and Python with ``seed_for`` of the same arguments."""
-    number = seed_for(seed, *place)
+    """Seed torch's CPU generator and those of NumPy and Python with ``derive_seed`` of the same arguments."""
+    number = derive_seed(seed, *place)
     torch.default_generator.manual_seed(number)
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
 
 
-def generator_of(seed: int, *place: Any) -> torch.Generator:
-    """Return a CPU generator seeded with ``seed_for`` of the same arguments."""
-    return torch.Generator().manual_seed(seed_for(seed, *place))
+def make_generator(seed: int, *place: Any) -> torch.Generator:
+    """Return a CPU generator seeded with ``derive_seed`` of the same arguments."""
+    return torch.Generator().manual_seed(derive_seed(seed, *place))
 
 
 @contextlib.contextmanager
 def preserve_rng() -> Iterator[None]:
     """Restore the default generators when the context ends."""
-    states = states_now(beside_torch=True)
+    states = get_rng_states(include_numpy_and_python=True)
     try:
         yield
     finally:
-        set_states(states)
+        set_rng_states(states)
 
 
 @contextlib.contextmanager
-def drawing_from(states: tuple[Any, ...]) -> Iterator[None]:
-    """Set the default generators to earlier ``states_now``, and restore them when the context ends."""
+def use_rng_states(states: tuple[Any, ...]) -> Iterator[None]:
+    """Set the default generators to states from ``get_rng_states``, and restore them when the context ends."""
     with preserve_rng():
-        set_states(states)
+        set_rng_states(states)
         yield
 
 
-def states_now(beside_torch: bool) -> tuple[Any, ...]:
-    """Return the state of torch's default generator; if ``beside_torch``, also those of NumPy and Python."""
+def get_rng_states(include_numpy_and_python: bool) -> tuple[Any, ...]:
+    """Return the state of torch's default generator, and optionally of NumPy and Python."""
     state = torch.default_generator.get_state()
-    return (state, np.random.get_state(), random.getstate()) if beside_torch else (state,)
+    return (state, np.random.get_state(), random.getstate()) if include_numpy_and_python else (state,)
 
 
-def set_states(states: tuple[Any, ...]) -> None:
-    """Set the default generators to earlier ``states_now``."""
+def set_rng_states(states: tuple[Any, ...]) -> None:
+    """Set the default generators to states from ``get_rng_states``."""
     torch.set_rng_state(states[0])
     if len(states) > 1:
         np.random.set_state(states[1])
@@ -64,20 +64,20 @@ class SeededIterator:
         self._iterator = iterator
         with preserve_rng():
             seed_generators(seed, *place)
-            self._states = states_now(beside_torch=True)
+            self._states = get_rng_states(include_numpy_and_python=True)
 
     def __iter__(self) -> SeededIterator:
         return self
 
     def __next__(self) -> Any:
-        with drawing_from(self._states):
+        with use_rng_states(self._states):
             try:
                 return next(self._iterator)
             finally:
-                self._states = states_now(beside_torch=True)
+                self._states = get_rng_states(include_numpy_and_python=True)
 
 
-def seed_for(seed: int, *place: Any) -> int:
+def derive_seed(seed: int, *place: Any) -> int:
     """Derive a 63-bit seed from a seed and the ``repr`` of a position, such as (epoch, index)."""
     # Every generator accepts 63 bits. Hashing makes the seeds of neighboring positions unrelated.
     digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()

@@ -188,7 +188,7 @@ a batch of a Subset is read from other places of its folder
     workers/fetch_folder.py:_resolve_indices | [dataset.indices[index] for index in indices] => indices
     workers/test_fetch_folder.py
 a batch whose transform fails leaves other numbers to the next one
-    workers/fetch_folder.py:FolderFetcher.__call__ | set_states(before) => pass
+    workers/fetch_folder.py:FolderFetcher.__call__ | set_rng_states(before) => pass
     workers/test_fetch_folder.py
 a folder whose dataset changes the class of a sample is read without it
     workers/fetch_folder.py:_is_known | (folder.target_transform is None) and =>
@@ -264,14 +264,14 @@ workers go on behind what they drew for a loop that was left
     workers/draws_ahead.py:RequestsAhead.begin | self.void += (range(self.needed, number),) => pass
     integration/test_torch_contract.py
 a worker goes back to where it was before the last request that was not needed
-    workers/draws_ahead.py:DrawsOfWorker.settle | enumerate(self._before) => reversed(list(enumerate(self._before)))
+    workers/draws_ahead.py:WorkerDraws.settle | enumerate(self._before) => reversed(list(enumerate(self._before)))
     integration/test_torch_contract.py
 # stopping
 a loop that was interrupted goes on as if nothing had been
     loader/iterator.py:LoaderIterator.__next__ | self._pool.broken = True => False
     integration/test_stopping.py
 a loop goes on with the batches of an epoch that has ended
-    loader/iterator.py:LoaderIterator.close | self._was_interrupted = until_begun => self._was_interrupted = False
+    loader/iterator.py:LoaderIterator.close | self._was_interrupted = until_next_epoch => self._was_interrupted = False
     integration/test_interrupted_lines.py
 workers outlive a trainer that was killed
     workers/worker.py:_end_with_parent | while os.getppid() == parent_pid and => while True or

@@ -14,7 +14,7 @@ Kinds = tuple[tuple[str, int], ...]
 """(dtype, number of dimensions) of each input of a pipeline."""
 
 BYTES_ADVICE = (
-    ": the images are decoded, but the pipeline decodes. Give the dataset a loader that reads bytes: "
+    ": the images are decoded, but the pipeline expects encoded ones. Give the dataset a loader that reads bytes: "
     'ImageFolder(root, transform=server.proxy, loader=read_bytes), with open(path, "rb").read() in read_bytes'
 )
 
@@ -61,7 +61,7 @@ def check_declared(names: Sequence[str], kinds: Kinds, declared: Sequence[tuple[
             )
 
 
-def check_taken(names: Sequence[str], kinds: Kinds, taken: Kinds) -> None:
+def check_unchanged(names: Sequence[str], kinds: Kinds, taken: Kinds) -> None:
     """Raise InputError if an input differs from that of the runs that succeeded."""
     for name, kind, before in zip(names, kinds, taken):
         if kind != before:

@@ -126,7 +126,7 @@ def _avoid(pipeline: Pipeline) -> None:
         raise PipelineError(
             f"the pipeline decodes with the JPEG engines of GPU {pipeline.device_id}, which has none, or which other "
             "processes have exhausted; its images might be wrong. Give its decoders hw_decoder_load=0. "
-            "`proxyloader doctor` shows what decodes",
+            "`proxyloader doctor` shows which decoder is used",
             code="no-engines",
         )
 
@@ -151,7 +151,7 @@ def _leave_alone(device_id: int | None) -> None:
     log.warning(
         "Falling back to CUDA, which decodes more slowly: GPU %s has no JPEG engines, or other processes have "
         "exhausted them. If it has engines, end unneeded processes or set CUDA_DEVICE_MAX_CONNECTIONS=8 in the "
-        "environment of each, and restart this one. `proxyloader doctor` shows what decodes",
+        "environment of each, and restart this one. `proxyloader doctor` shows which decoder is used",
         device_id,
     )
 

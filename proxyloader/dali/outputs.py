@@ -39,8 +39,8 @@ def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic
 def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> Outputs:
     """Return the outputs of the oldest run of a GPU pipeline as views of DALI's memory.
 
-    Read them in ``stream`` and release them at once. DALI reuses the memory when ``stream`` has reached this point, and
-    does not consider other streams.
+    Read them on ``stream`` and release them at once. DALI reuses the memory when ``stream`` has reached this point, and
+    does not wait for other streams.
     """
     return [_convert(lambda tensor: _view(tensor, stream), output) for output in pipeline.outputs(cuda_stream=stream)]
 

@@ -25,7 +25,7 @@ from ..lifetime import before_exit, leak_in_child
 from . import api, executor, jpeg_engines
 from . import outputs as _outputs
 from .device import current_stream
-from .input_checks import Kinds, check_declared, check_sources, check_taken
+from .input_checks import Kinds, check_declared, check_sources, check_unchanged
 from .output_format import Outputs
 
 log = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ class RunQueue:
             self.settle()  # shows whether runs of the earlier kinds succeed
         if self._taken_kinds is None and self._failed_kinds not in (None, kinds):
             self._rebuild()  # DALI keeps the kinds of its first batch, and that batch has failed
-        check_taken(self.names, kinds, self._taken_kinds or kinds)
+        check_unchanged(self.names, kinds, self._taken_kinds or kinds)
         return kinds
 
     def _prepare(self, inputs: Sequence[Any]) -> None:

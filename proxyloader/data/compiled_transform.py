@@ -12,7 +12,7 @@ from PIL import Image
 
 from ..errors import InputError
 from ..lifetime import cached_property
-from ..transforms.chain import Chain, Snapshot, chain_of
+from ..transforms.chain import Chain, Snapshot, build_chain
 from ..transforms.nested import TransformStandIn, find_nested, replace_nested
 from ..transforms.plan import ParamRow, Plan
 from ..transforms.registry import is_holder, plan_for
@@ -30,7 +30,7 @@ class CompiledTransform(TransformStandIn):
     Attributes:
         plan: the translated transform.
         original: the transform itself.
-        has_fallback: whether the original transforms inputs that DALI does not support, in the worker.
+        has_fallback: whether the worker falls back to the original for inputs that DALI does not support.
         snapshot: the state of the original at translation. A dataset may change it for every image.
     """
 
@@ -41,7 +41,7 @@ class CompiledTransform(TransformStandIn):
 
     @cached_property
     def _chain(self) -> Chain:
-        return chain_of(self.plan, self.original)
+        return build_chain(self.plan, self.original)
 
     def __call__(
         self, image: EncodedImage | Image.Image | np.ndarray[Any, Any] | bytes, *others: Any

@@ -32,7 +32,7 @@ class Translated(NamedTuple):
         is_deferred: whether its images stay undecoded; see NOTE [ Intercepted transform calls ].
         reason: why torch's loader reads the dataset; "" if it does not.
         warnings: avoidable causes of slow loading.
-        not_translated: transforms that are not translated, with the reasons. The first epoch shows if this costs speed.
+        not_translated: untranslated transforms, with reasons. The first epoch shows whether they slow down loading.
         never_uses_dali: whether its samples never contain anything for DALI.
     """
 

@@ -129,7 +129,7 @@ class EncodedImage:
             return vars(self).setdefault("data", bytes(view))
         if name in vars(self):  # set by another thread meanwhile
             return vars(self)[name]
-        raise AttributeError(f"{name!r}: the image is not decoded yet, DALI decodes it later. {NOT_DECODED_ADVICE}")
+        raise AttributeError(f"{name!r}: the image is not decoded yet; DALI decodes it later. {NOT_DECODED_ADVICE}")
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError(
@@ -194,7 +194,7 @@ class EncodedImage:
         if _is_too_large(header.height, header.width):
             return None
         ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END and len(data) <= MAX_READ_BYTES
-        if checks.are_passed and ends_as_jpeg and not header.is_progressive and still_passes(header):
+        if checks.already_passed and ends_as_jpeg and not header.is_progressive and still_passes(header):
             return cls(data, header.height, header.width, path, header)
         scans = read_scans(memoryview(data)[:MAX_READ_BYTES], header)
         if scans is not None and not _is_too_large(header.height, header.width, scans.number):
@@ -316,7 +316,7 @@ def _decode(
         raise _error(path, str(error).rstrip("."), "too-large", LIMIT_ADVICE, kind=LargeImageError) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
-        reason = f"{size} bytes, in no image format that Pillow knows"
+        reason = f"{size} bytes, not in an image format that Pillow recognizes"
         raise _error(path, reason, kind=ForeignImageError) from error
     except Exception as error:  # depends on the format; AVIF raises RuntimeError
         if isinstance(error, OSError) and is_system_fault(error):

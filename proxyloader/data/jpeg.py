@@ -97,12 +97,12 @@ class _Checks(threading.local):
 
     Attributes:
         damaged: number of damaged JPEGs found by all threads of this process, because a dataset may start threads.
-        are_passed: whether the samples passed the checks in an earlier epoch, so that costly checks are skipped.
+        already_passed: whether the samples passed the checks in an earlier epoch, so that costly ones are skipped.
         find_zeros: whether to search for lost blocks, which only GPUs decode differently from Pillow.
     """
 
     damaged: ClassVar[int] = 0
-    are_passed = False
+    already_passed = False
     find_zeros = True
 
 
@@ -220,7 +220,7 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
 def _remove_coefficients(header: bytes | memoryview, missing: dict[int, int], progressive: bool) -> bool:
     """Remove the coefficients of a scan from ``missing``. Return False if the scan is invalid or repeats coefficients.
 
-    ``missing`` has one bit for each of the 64 coefficients of a component, and another until its DC scan.
+    ``missing`` has one bit for each of the 64 coefficients of a component, and one more that its DC scan clears.
     """
     if not header or len(header) != 4 + 2 * header[0]:
         return False
@@ -248,7 +248,7 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
     skeleton = header.skeleton + scans.skeleton + JPEG_END
     is_common = not scans.skeleton and len(skeleton) <= _MAX_CACHED_BYTES
     accepted = _accepts(skeleton) if is_common else _accepts.__wrapped__(skeleton)
-    if not accepted or checks.are_passed or not checks.find_zeros:
+    if not accepted or checks.already_passed or not checks.find_zeros:
         return accepted
     data = bytes(data)
     if data.find(ZERO_RUN, header.first_scan) < 0:

@@ -40,8 +40,8 @@ from .transformed import TransformedImage, is_materializing, pixel_uses
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """Attributes of an image without pixels."""
 
-MARKER_OF_EXIF = b"\xff\xe1"
-"""Marker of APP1, the segments of EXIF and XMP data."""
+APP1_MARKER = b"\xff\xe1"
+"""Marker of APP1 segments, which hold EXIF and XMP data."""
 
 PILLOW_SUPPORTS_LAZY = isinstance(getattr(Image.Image, "im", None), property)
 """Whether decoding on access is possible: since Pillow 11, ``im`` is a property."""
@@ -81,7 +81,7 @@ def create_lazy_image(
 
 
 def _find_undecoded(image: Image.Image) -> EncodedImage | TransformedImage | None:
-    """Return the undecoded image behind a PIL image, after which a file counts as loaded; None if decoded."""
+    """Return the undecoded image behind a PIL image, or None if it is decoded. Afterwards, a file counts as loaded."""
     state: dict[str, Any] = image.__dict__
     if _FILE in state:
         encoded = state.pop(_FILE)
@@ -162,7 +162,7 @@ def _hook_pillow() -> None:
 
     @functools.wraps(getexif)
     def hooked_getexif(self: Image.Image) -> Image.Exif:  # called for every image by Hugging Face's ``datasets``
-        if self._exif is None and MARKER_OF_EXIF not in vars(self).get(_HEADER, MARKER_OF_EXIF):
+        if self._exif is None and APP1_MARKER not in vars(self).get(_HEADER, APP1_MARKER):
             self._exif = Image.Image().getexif()
         return getexif(self)
 

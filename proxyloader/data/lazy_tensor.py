@@ -441,8 +441,8 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented  # on values, it works or raises the proper error
     shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))
     keeps_shape = bool(shape) and getattr(like, "shape", None) == shape
-    keeps_kind = keeps_shape and getattr(like, "dtype", None) == dtype
-    made = Operation(name, map_leaves(_to_node, args), map_leaves(_to_node, kwargs), keeps_shape, keeps_kind)
+    keeps_dtype = keeps_shape and getattr(like, "dtype", None) == dtype
+    made = Operation(name, map_leaves(_to_node, args), map_leaves(_to_node, kwargs), keeps_shape, keeps_dtype)
     if is_in_place:
         if _Tag.inplace_view in tags:
             with no_dispatch():
@@ -519,7 +519,7 @@ def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if alone:
         assert isinstance(tensor, LazyTensor)
         given = tensor._node, map_leaves(_to_node, index), _to_node(value)
-        tensor._node = Operation("set", given, {}, keeps_kind=True)
+        tensor._node = Operation("set", given, {}, keeps_dtype=True)
     else:
         materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
 

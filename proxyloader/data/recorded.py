@@ -17,13 +17,13 @@ import torch
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 
 MAX_DEPTH = 50
-"""Maximum length of a chain of recorded operations, because pickling recurses into it. Then values are computed."""
+"""Maximum length of a chain of recorded operations. Longer ones are computed, because pickling is recursive."""
 
 MAX_CACHED = 512
 """Maximum number of cached results of shape inference."""
 
 DEVICE_DEPENDENT = ("conv", "mm", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool", "nested")
-"""Parts of the names of operations that need values: results or sizes differ on a GPU or on the meta device."""
+"""Substrings of the names of operators that need values: their results or shapes differ on a GPU or the meta device."""
 
 _Tag = torch.Tag
 _inferred: dict[Any, Any] = {}  # shared by all loaders, because results depend only on the keys
@@ -36,15 +36,15 @@ class Operation:
         name: name of torch's operator, such as "aten.mul.Tensor"; "set" assigns to an index of a copy, and "take"
             selects one of several results.
         keeps_shape: whether the result has the shape of the first argument, which is not a number.
-        keeps_kind: whether it has the same dtype as well.
+        keeps_dtype: whether it has the same dtype as well.
         depth: length of the longest chain of operations that ends here.
     """
 
-    __slots__ = ("_materialized", "args", "depth", "keeps_kind", "keeps_shape", "kwargs", "name")
+    __slots__ = ("_materialized", "args", "depth", "keeps_dtype", "keeps_shape", "kwargs", "name")
 
-    def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False, keeps_kind: bool = False) -> None:
+    def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False, keeps_dtype: bool = False) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs
-        self.keeps_shape, self.keeps_kind = keeps_shape, keeps_kind
+        self.keeps_shape, self.keeps_dtype = keeps_shape, keeps_dtype
         before = (each.depth for each in flatten((args, kwargs)) if isinstance(each, Operation))
         self.depth: int = 1 + max(before, default=0)
         self._materialized: Any = None
@@ -58,14 +58,14 @@ class Operation:
     def reduced(self, is_used_once: Callable[[Any], bool] = lambda output: False) -> tuple[Any, ...]:
         """Return the pickle reduction of the operation, which unpickles to its result.
 
-        ``is_used_once`` tells whether the pickle refers to an output of DALI only once, namely here.
+        ``is_used_once`` returns whether this is the only reference to an output of DALI in the pickle.
         """
         first = self.args[0] if self.args else None
         used_once = is_used_once(first) if isinstance(first, (ProxySample, ProxyBatch)) else False
         if isinstance(first, Operation):  # this function holds two of the references
             used_once = first.owns_memory and sys.getrefcount(first) == 1 + 2
         args, kwargs = map_leaves(_wrap_output, self.args), map_leaves(_wrap_output, self.kwargs)
-        return replay, (self.name, args, kwargs, used_once and self.keeps_kind)
+        return replay, (self.name, args, kwargs, used_once and self.keeps_dtype)
 
     __reduce__ = reduced
 
@@ -183,7 +183,7 @@ def stack_nodes(nodes: Sequence[Any]) -> Node:
         return collate_proxy_samples(nodes)
     if _is_pointwise(first) and all(_is_same_operation(first, node) for node in nodes):
         inner = stack_nodes([node.args[0] for node in nodes])
-        return Operation(first.name, (inner, *first.args[1:]), first.kwargs, True, first.keeps_kind)
+        return Operation(first.name, (inner, *first.args[1:]), first.kwargs, True, first.keeps_dtype)
     return Operation("aten.stack.default", (list(nodes),), {})
 
 

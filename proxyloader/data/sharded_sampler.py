@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
-from .._random_state import generator_of
+from .._random_state import make_generator
 from .._validation import check_int
 
 Auto = Literal["auto"]
@@ -248,7 +248,9 @@ class ShardedSampler(Sampler[int]):
                 "sampler or loader after torch.distributed is initialized"
             )
         samples = len(self.data_source)
-        shuffled = torch.randperm(samples, generator=generator_of(self.seed, epoch, "shards")) if self.shuffle else None
+        shuffled = (
+            torch.randperm(samples, generator=make_generator(self.seed, epoch, "shards")) if self.shuffle else None
+        )
         order = torch.arange(samples) if shuffled is None else shuffled
         for shards, each in taken:
             ranges = [_range(len(order), shards, shard) for shard in range(shards)]

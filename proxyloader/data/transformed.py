@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._random_state import drawing_from, states_now
+from .._random_state import get_rng_states, use_rng_states
 from ..transforms.chain import START, START_AS_GREY, Chain
 from ..transforms.plan import ParamRow, Plan, Size
 from .encoded_image import EncodedImage
@@ -156,7 +156,7 @@ class TransformedImage(ProxyInputs):
     def then(self, chain: Chain) -> TransformedImage:
         """Call the last transforms of a chain, which samples their parameters."""
         row, size = self.row.copy(), self.size
-        states = states_now(chain.draws_beside_torch) if chain.draws else None
+        states = get_rng_states(chain.draws_beside_torch) if chain.draws else None
         for step in chain.sampling_steps:
             size = step.sample_params(size, row)
         return TransformedImage(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
@@ -174,7 +174,7 @@ class TransformedImage(ProxyInputs):
             pixel_uses.count = uses  # decoding a PIL image counts as well
             with _materializing():
                 for transforms, states in self.calls:
-                    with contextlib.nullcontext() if states is None else drawing_from(states):
+                    with contextlib.nullcontext() if states is None else use_rng_states(states):
                         for transform in transforms:
                             image = transform(image)
             self._materialized = image

@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 RESIZE_IN_GRAPH = (
     "Resize them in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a predefined one, or "
-    "give the loader a collate_fn that accepts tensors of several shapes"
+    "give the loader a collate_fn that accepts tensors of different shapes"
 )
-"""Advice for images of several sizes from a hand-written pipeline."""
+"""Advice for images of different sizes from a hand-written pipeline."""
 
 NOTHING = object()
-"""Stands for a batch of which no sample could be read."""
+"""Sentinel for a batch in which no sample could be read."""
 
 
 class BatchAssembler:
@@ -91,12 +91,12 @@ class BatchAssembler:
             outputs = recovered.outputs
         is_custom = any(run.server not in self._pool.plans for run in batch.runs)
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if is_custom else RESIZE)
-        content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept, self._options.images_on).load()
+        content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept, self._options.image_device).load()
         if not batch.collated:
             return self._collated(batch, content)
         return self._format.convert_batch(content) if batch.is_computed else content
 
-    def warn_of_idle(self, batch: PackedBatch | None) -> None:
+    def warn_if_idle(self, batch: PackedBatch | None) -> None:
         """Log a warning, once per loader, if no sample of the first batch uses the loader's server."""
         if batch is None or batch.is_empty:
             return
@@ -109,7 +109,7 @@ class BatchAssembler:
             )
 
     def end_epoch(self, has_batches: bool) -> None:
-        """Log the counts of the first epoch. ImageError: all samples of the epoch were skipped."""
+        """Log the counts of the first epoch. Raise ImageError if all samples of the epoch were skipped."""
         self._counts.end_epoch()
         if has_batches or not self._errors or self._on_error != "skip":
             return
@@ -123,7 +123,7 @@ class BatchAssembler:
     def _to_device(self, value: Any) -> Any:
         """Move a four-dimensional tensor, which counts as images, to the device of the images."""
         is_images = isinstance(value, torch.Tensor) and value.ndim == 4
-        return value.to(self._options.images_on, non_blocking=True) if is_images else value
+        return value.to(self._options.image_device, non_blocking=True) if is_images else value
 
     def _collect(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:

@@ -13,7 +13,7 @@ from ..data.dataset import get_length
 from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
 from ..workers.loader_state import LoaderState, between_epochs, dataset_state
 from ..workers.pool import WorkerPool
-from ..workers.request_sampler import note_the_order_to_come, of_samples, own_generator, sampler_state
+from ..workers.request_sampler import own_generator, record_upcoming_order, sampler_state, unwrap_batch_sampler
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
     def _in_epoch(self, begun: LoaderState) -> LoaderState:
         here = begun.copied()
         if not here.batches and not isinstance(self.dataset, IterableDataset):
-            note_the_order_to_come(here, of_samples(self._own_sampler), self.seed, "next")
+            record_upcoming_order(here, unwrap_batch_sampler(self._own_sampler), self.seed, "next")
         if self._pool is None or self._pool.source is None:
             return here
         if not self.num_workers:
@@ -70,8 +70,8 @@ class CheckpointedLoader(TorchDataLoader[T]):
         here, before = self._upcoming.copied(), self._loader_state
         if here.resumes:  # a state was loaded, and its epoch has not started
             return here
-        sampler = of_samples(self._own_sampler)
-        note_the_order_to_come(here, sampler, self.seed, "iter")
+        sampler = unwrap_batch_sampler(self._own_sampler)
+        record_upcoming_order(here, sampler, self.seed, "iter")
         if self._generator_of_seeds is not None:
             here.generator_states["workers"] = self._generator_of_seeds.get_state()
         goes_on = self.persistent_workers and self._pool is not None and self._pool.has_workers
@@ -96,7 +96,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
     def _generator_of_seeds(self) -> torch.Generator | None:
         """The user's generator, from which torch draws worker seeds; None if the sampler uses it, too."""
         generator = self.generator if isinstance(self.generator, torch.Generator) else None  # torch rejects others
-        return None if generator is own_generator(of_samples(self._own_sampler)) else generator
+        return None if generator is own_generator(unwrap_batch_sampler(self._own_sampler)) else generator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume in the next iteration where ``state_dict`` was called, with the remaining batches.
@@ -124,7 +124,7 @@ class CheckpointedLoader(TorchDataLoader[T]):
     def _order(self) -> str:
         """Order of torch's own samplers, "shuffled" or "unshuffled"; "" for any other sampler."""
         names = {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}
-        return names.get(type(of_samples(self._own_sampler)), "")
+        return names.get(type(unwrap_batch_sampler(self._own_sampler)), "")
 
     @property
     def _sharded(self) -> ShardedSampler | None:

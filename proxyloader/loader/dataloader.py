@@ -26,7 +26,7 @@ from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
-from ..workers.request_sampler import of_samples
+from ..workers.request_sampler import unwrap_batch_sampler
 from ..workers.scan_checks import PassedSamples
 from .assembly import BatchAssembler
 from .checkpoint import CheckpointedLoader
@@ -278,7 +278,7 @@ class DataLoader(CheckpointedLoader[T]):
             loader_state = self._upcoming
             iterator = self._running() if self._running is not None else None
             if iterator is not None:
-                iterator.close(until_begun=True)
+                iterator.close(until_next_epoch=True)
             pool = self._pool_for_epoch(loader_state)
             start_state = loader_state.copied()
             self._next_epoch = loader_state.following()  # another thread may begin this epoch in the meantime
@@ -308,7 +308,7 @@ class DataLoader(CheckpointedLoader[T]):
             options, feed, assembler = self._options, None, None
             servers = self._servers.begin_epoch(pool.plans, options)
             self._log_epoch()
-            if not pool.is_torchs:
+            if not pool.uses_torch_batches:
                 serve = functools.partial(self._servers.serve, options=options)
                 feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
                 assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
@@ -368,18 +368,18 @@ class DataLoader(CheckpointedLoader[T]):
             if not loader_state.resumes and before is not None:
                 loader_state.worker_states = self._states_at_end(before)
             # After an epoch that was left early, workers may have draws to undo, which they learn from requests.
-            has_draws_to_undo = not pool.is_torchs and (before is None or not before.finished)
+            has_draws_to_undo = not pool.uses_torch_batches and (before is None or not before.finished)
             if pool.requests is not None and pool.source is not None:  # workers that answer requests and indices
-                is_torchs = not has_draws_to_undo and self._is_torchs(False, loader_state)
-                pool.is_torchs = pool.requests.yields_indices = is_torchs
+                uses_torch_batches = not has_draws_to_undo and self._uses_torch_batches(False, loader_state)
+                pool.uses_torch_batches = pool.requests.yields_indices = uses_torch_batches
             return pool  # its workers keep their dataset
         translate, options = self._translate, self._options
         found = translate()
         self._log_translation(found)
         transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
-        counts.has_given_up &= [*map(id, transforms)] == [*map(id, self._transforms)]
+        counts.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
-        if self._is_torchs(found.never_uses_dali and not found.plans, loader_state):
+        if self._uses_torch_batches(found.never_uses_dali and not found.plans, loader_state):
             self._pool = WorkerPool.build_torch(self, found)
             return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
@@ -391,19 +391,19 @@ class DataLoader(CheckpointedLoader[T]):
         found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
         deferral = None
         if options.server is None:  # it starts in the state in which an epoch with the same transforms has ended
-            gave_up = counts.has_given_up
+            gave_up = counts.has_fallen_back
             deferral = Deferral(options.on_gpu, not gave_up, gave_up and counts.has_images)
         self._pool = WorkerPool.build(self, found, arena, self._passed, loader_state, live, deferral)
         return self._pool
 
-    def _is_torchs(self, has_nothing: bool, loader_state: LoaderState) -> bool:
+    def _uses_torch_batches(self, has_nothing: bool, loader_state: LoaderState) -> bool:
         """Return whether torch's own loader produces the batches of the next epoch.
 
         ``has_nothing``: whether the dataset is known to have nothing for DALI. Workers may also have found that out.
         """
         options, counts = self._options, self._counts
-        has_nothing |= counts.has_given_up and not counts.has_images
-        kind = type(of_samples(self._own_sampler))  # the states of other samplers are recorded at each batch
+        has_nothing |= counts.has_fallen_back and not counts.has_images
+        kind = type(unwrap_batch_sampler(self._own_sampler))  # the states of other samplers are recorded at each batch
         return (
             has_nothing
             and (options.server, options.seed, options.on_error) == (None, None, "raise")

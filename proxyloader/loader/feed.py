@@ -98,7 +98,7 @@ class Feed:
         self.process = os.getpid()
         pool.user = weakref.ref(self)
 
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # names of modules may be gone
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # module globals may be gone
         if not is_finalizing():
             self.close()
 
@@ -116,7 +116,7 @@ class Feed:
 
     @property
     def batches_ahead(self) -> int:
-        """Number of batches that wait for the loop, decoded or with DALI."""
+        """Number of batches that wait for the loop, decoded or still in DALI."""
         return len(self._in_flight)
 
     def next(self) -> InFlightBatch | None:
@@ -162,7 +162,7 @@ class Feed:
             try:
                 if in_loader_worker:
                     batch = message.open(request, self.pool.arena)
-                else:  # sent as by torch
+                else:  # sent the way torch sends it
                     batch_size = self.pool.workers.batch_size or 1
                     size = infer_size(message, batch_size) if request is None else len(request.each())
                     batch = PackedBatch(request, content=message, num_samples=size, gave_up=True)
@@ -185,7 +185,7 @@ class Feed:
         for run in batch.runs:
             if run.server not in self.servers:
                 raise InputError(
-                    "a sample comes from the proxy of another server than the loader's; pass the server whose "
+                    "a sample comes from the proxy of a server other than the loader's; pass the server whose "
                     "proxy the dataset calls: DataLoader(dataset, server=server)",
                     code="foreign-server",
                 )

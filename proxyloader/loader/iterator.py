@@ -64,22 +64,22 @@ class LoaderIterator:
     def __len__(self) -> int:
         return len(self._pool.workers._index_sampler)  # as in torch, with a TypeError for an IterableDataset
 
-    def close(self, until_begun: bool = False) -> None:
+    def close(self, until_next_epoch: bool = False) -> None:
         """Cancel the batches in flight and release the workers, as dropping the iterator does.
 
-        ``until_begun``: raise from ``next()`` until another epoch has begun.
+        ``until_next_epoch``: raise from ``next()`` until another epoch has begun.
         """
         with self._turn:
             if self._feed is not None:
                 self._feed.close()
-                self._was_interrupted = until_begun
+                self._was_interrupted = until_next_epoch
 
     def __next__(self) -> Any:
         feed = self._feed
         if feed is None:
             return self._next_torch_batch()
         if feed.process != os.getpid():
-            raise RuntimeError("the iterator belongs to the parent of this forked process; create one here")
+            raise RuntimeError("the iterator belongs to the parent of this forked process; create a new one here")
         with self._turn, row(self._profile_name):
             if self._was_interrupted:
                 raise RuntimeError(
@@ -108,7 +108,7 @@ class LoaderIterator:
             try:
                 self._note_progress(in_flight)
                 if self._nothing_yet and in_flight.error is None:
-                    assembler.warn_of_idle(in_flight.batch)
+                    assembler.warn_if_idle(in_flight.batch)
                 batch = assembler.assemble(in_flight)
             finally:
                 feed.give_back_slot(in_flight)
@@ -130,7 +130,7 @@ class LoaderIterator:
             self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
 
     def _next_torch_batch(self) -> Any:
-        # The cost of a batch of a few numbers depends on each line here.
+        # Hot path: for batches of a few numbers, every line adds measurable overhead.
         asked_s, state = monotonic(), self._loader_state
         try:
             batch = self._take()
@@ -148,7 +148,7 @@ class LoaderIterator:
         return batch
 
     def _count(self, state: LoaderState) -> int:
-        """Advance the state of the epoch by a batch of torch's. Return its number of samples; 0 if unknown."""
+        """Advance the state of the epoch by one of torch's batches. Return its number of samples; 0 if unknown."""
         state.batches += 1
         if not self._sizes:
             return 0

@@ -76,8 +76,8 @@ class LoaderOptions:
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
 
     @property
-    def images_on(self) -> torch.device:
-        """The device of the images. This starts CUDA. ValueError: there is no such device."""
+    def image_device(self) -> torch.device:
+        """The device of the images. Initializes CUDA. Raises ValueError if the device does not exist."""
         ordinal = cuda_ordinal(self.device)
         return torch.device("cpu") if ordinal is None else torch.device("cuda", ordinal)
 

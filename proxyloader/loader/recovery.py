@@ -114,7 +114,7 @@ class BatchRecovery:
         return samples, unreadable
 
     def _unpickle(self, data: bytes, recovered: RecoveredBatch, batch: PackedBatch) -> Any:
-        return ContentUnpickler(data, recovered.resolve, kept=batch.kept, device=self._options.images_on).load()
+        return ContentUnpickler(data, recovered.resolve, kept=batch.kept, device=self._options.image_device).load()
 
     def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         images, *rest = map(list, batch.inputs(run, self._pool.arena))

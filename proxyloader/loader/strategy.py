@@ -33,8 +33,8 @@ NO_SERVER = (
 GREY_ARRAYS = (MNIST, SEMEION, USPS)
 """FashionMNIST, KMNIST, QMNIST and EMNIST are subclasses of MNIST."""
 
-MANY = 0.05
-"""Share of the images of an epoch that DALI does not decode above which a warning is logged."""
+WARN_ABOVE_SHARE = 0.05
+"""If more than this share of an epoch's images is not decoded by DALI, a warning is logged."""
 
 
 def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
@@ -48,12 +48,12 @@ def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
         return Translated(dataset, {}, reason="translate=False", never_uses_dali=not options.on_gpu)
     if not _dali_is_installed():
         missing = "NVIDIA DALI is not installed"
-        warning = f"{missing}: torch loads it, at its speed. `proxyloader doctor` says what to do"
+        warning = f"{missing}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"
         return Translated(dataset, {}, reason=missing, warnings=(warning,), never_uses_dali=True)
-    # With a GPU they are LazyTensors, so that results computed from them arrive on the loader's device.
+    # With a GPU, such arrays become LazyTensors, so that results computed from them arrive on the loader's device.
     if options.translate is True and options.server is None and not options.on_gpu and _has_grey_arrays(dataset):
         return Translated(
-            dataset, {}, reason="its images are grey arrays, which DALI does not accept", never_uses_dali=True
+            dataset, {}, reason="its images are grayscale arrays, which DALI does not accept", never_uses_dali=True
         )
     not_translated: list[str] = []
     try:
@@ -127,20 +127,20 @@ def describe_backend(
 
     ``plans`` are those of all transforms known so far. ``has_begun`` tells whether a batch was loaded.
     """
-    if counts.has_given_up:
-        return f"torch: {counts.why_given_up}"
-    first = f", the first: {counts.decoded_why}" if counts.decoded_why else ""
+    if counts.has_fallen_back:
+        return f"torch: {counts.fallback_reason}"
+    first = f", the first: {counts.decode_reason}" if counts.decode_reason else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
     if parts:
         but = f"; the workers decode some images{first}" if first else ""
-        return f"DALI on {device}: {'; '.join(parts)}; JPEGs travel encoded{but}"
+        return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent undecoded{but}"
     if found.reason:
         return f"torch: {found.reason}"
     if has_begun:
-        return f"torch: the workers have made all that was loaded so far{first}"
+        return f"torch: the workers have produced all images loaded so far{first}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
@@ -171,58 +171,58 @@ class ImageCounts:
         self._name, self._has_arrays, self._on_gpu = describe_dataset(dataset), _has_arrays(dataset), on_gpu
         self._by_dali = self._by_pillow = self._in_workers = 0
         self._is_logged = self.is_server_idle = False
-        self.decoded_why = ""  # why the workers decoded the first image that was deferred, if known
+        self.decode_reason = ""  # why the workers decoded the first image that was deferred, if known
         self.not_translated: tuple[str, ...] = ()  # the transforms that are not translated, and why
         self.reason = ""  # why torch loads the dataset, if known before its first batch
-        self.has_given_up = False  # whether workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
+        self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
         self.has_images = False  # whether undecoded images were returned so far
 
     @property
-    def why_given_up(self) -> str:
+    def fallback_reason(self) -> str:
         if self.reason or not self.has_images:
             return self.reason or "the dataset opens no JPEGs that DALI could decode"
-        return self.decoded_why or "the dataset uses the pixels of its images"
+        return self.decode_reason or "the dataset uses the pixels of its images"
 
     def add(self, batch: PackedBatch) -> None:
         by_dali, by_pillow, in_workers = batch.images_by
         self._by_dali += by_dali
         self._by_pillow += by_pillow
         self._in_workers += in_workers
-        self.decoded_why = self.decoded_why or batch.decoded_why
+        self.decode_reason = self.decode_reason or batch.decode_reason
         self.has_images |= batch.has_seen_images
-        if batch.gave_up and not self.has_given_up:
+        if batch.gave_up and not self.has_fallen_back:
             level = logging.WARNING if self.has_images else logging.INFO
-            log.log(level, "%s is loaded as by torch: %s", self._name, self.why_given_up)
-        self.has_given_up = batch.gave_up or (self.has_given_up and not batch.runs)
+            log.log(level, "%s falls back to torch's loading: %s", self._name, self.fallback_reason)
+        self.has_fallen_back = batch.gave_up or (self.has_fallen_back and not batch.runs)
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
         total = self._by_dali + self._by_pillow + self._in_workers
-        if self._is_logged or self.has_given_up or not total:
+        if self._is_logged or self.has_fallen_back or not total:
             return
         self._is_logged = True
         # An array needs no decoder, and DALI is faster than torchvision at the rest.
         slow = self._in_workers + (0 if self._has_arrays else self._by_pillow)
-        is_slow = slow / total > MANY
+        is_slow = slow / total > WARN_ABOVE_SHARE
         log.log(
             logging.WARNING if is_slow else logging.INFO,
             "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; %s "
-            "were made in the workers%s",
+            "were produced in the workers%s",
             self._name,
             *(f"{count:,}" for count in (self._by_dali, self._by_pillow, self._in_workers)),
             self._reason() if is_slow else "",
         )
 
     def _reason(self) -> str:
-        reasons = ["That is slower than where DALI decodes" if self._on_gpu else "That is torch's speed at best"]
+        reasons = ["That is slower than decoding with DALI" if self._on_gpu else "That is at best as fast as torch"]
         if self._by_pillow and not self._has_arrays:
-            reasons.append("Pillow decodes what is no JPEG, or DALI would decode differently, or whose pixels are used")
-        if self.decoded_why:
-            reasons.append(f"The first image that the workers decoded: {self.decoded_why}")
+            reasons.append("Pillow decodes non-JPEGs, JPEGs DALI decodes differently, and images whose pixels are used")
+        if self.decode_reason:
+            reasons.append(f"The first image that the workers decoded: {self.decode_reason}")
         if self._in_workers:
-            reasons.append("The workers make images whose pixels are used there")
-            reasons.append(f"They make those that are {'neither RGB nor grey JPEGs' if self._on_gpu else 'not RGB'}")
+            reasons.append("The workers produce images whose pixels are used there")
+            reasons.append(f"They produce those that are {'neither RGB nor gray JPEGs' if self._on_gpu else 'not RGB'}")
             if not self._on_gpu:
-                reasons.append("Without a GPU they make those of transforms at which torchvision is faster")
-            reasons.append("They make those of a transform that one image of a batch has alone")
-        return ". ".join(["", *reasons, *(f"They also do all up to {each}" for each in self.not_translated)])
+                reasons.append("Without a GPU, they also produce those whose transforms are faster in torchvision")
+            reasons.append("They also produce those whose transform no other image of the batch shares")
+        return ". ".join(["", *reasons, *(f"They also run everything up to {each}" for each in self.not_translated)])

@@ -98,7 +98,7 @@ class Figures:
     batch_size: int  #: images per batch
     num_workers: int
     cores: int
-    waiting: float | None  #: share of the time for reading a sample that is not CPU time; None if unknown
+    waiting: float | None  #: share of the time to read a sample not spent on the CPU; None if unknown
     speedups: dict[int, float]  #: of the loader alone, by number of workers
     unmeasured: dict[str, str] = field(default_factory=dict)  #: failed measurements, with their errors
 
@@ -307,7 +307,7 @@ def _sample_gpu(done: threading.Event, device: int) -> float | None:
 
 def _measure_waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
     """Return the share of the time that this thread waits while it reads some samples; None if that fails."""
-    with _note_failure("the share of reading a sample that is waiting", unmeasured):
+    with _note_failure("time spent waiting for samples to be read", unmeasured):
         start_s, busy_s = time.perf_counter(), _busy_s()
         is_stream, choose = isinstance(dataset, IterableDataset), random.Random(0).choices
         samples = islice(dataset, 8) if is_stream else map(dataset.__getitem__, choose(range(len(dataset)), k=8))
@@ -355,7 +355,7 @@ def interpret(figures: Figures) -> Diagnosis:
     if figures.num_workers:
         reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f} % busy")
     if figures.waiting is not None:
-        reasons.append(f"Reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time")
+        reasons.append(f"{max(0.0, 100 * figures.waiting):.0f} % of the time to read a sample is spent waiting")
     interference = figures.both.step_s / figures.step_s(figures.watched)
     if interference > INTERFERENCE:
         reasons.append(f"A step takes {interference:.1f}x the estimate: step and loader, or other programs, interfere")
@@ -399,7 +399,7 @@ def _break_even(figures: Figures) -> str:
     steps_s = max(step_s, stock_s) * np.geomspace(1e-3, 100, 5000)
     faster = [s for s in steps_s if figures.step_s("stock", s) > WORTHWHILE * figures.step_s("proxyloader", s)]
     if faster:
-        return f"proxyloader is faster with steps of less than {ms(max(faster))} ms (here {ms(step_s)})"
+        return f"proxyloader is faster with steps shorter than {ms(max(faster))} ms (here {ms(step_s)})"
     return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
 
 
@@ -496,7 +496,7 @@ def diagnose_script(
     gc.collect()  # frees the frames of the script, and with them its workers
     if not results:
         raise ValueError(
-            f"{script} ended, or left the loop over its largest DataLoader, before that was measured. In a loop of "
+            f"{script} ended, or left the loop over its largest DataLoader, before it was measured. In a loop of "
             "your own, use proxyloader.diagnosis(loader)"
         )
     Console().print("", *results, sep="\n", highlight=False)

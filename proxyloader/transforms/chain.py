@@ -119,7 +119,7 @@ class Chain:
         return Chain(self.steps + part.steps, part.steps, state, beside, (transform,))
 
 
-def chain_of(plan: Plan, transform: Any) -> Chain:
+def build_chain(plan: Plan, transform: Any) -> Chain:
     """Return the chain of one transform that is already translated."""
     whole = translate(transform)
     beside = any(draws_beside_torch(each.transform) for each in whole)

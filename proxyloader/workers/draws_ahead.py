@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .._random_state import set_states, states_now
+from .._random_state import get_rng_states, set_rng_states
 
 
 class RequestsAhead:
@@ -62,7 +62,7 @@ class RequestsAhead:
             generator.set_state(self._states[0])
 
 
-class DrawsOfWorker:
+class WorkerDraws:
     """Resets the generators to their states before requests that were not needed. Worker."""
 
     def __init__(self) -> None:
@@ -72,10 +72,10 @@ class DrawsOfWorker:
         """Prepare for a request with its number. ``needed``, ``void``: see ``RequestsAhead``."""
         first = next((at for at, (past, _) in enumerate(self._before) if any(past in each for each in void)), None)
         if first is not None:
-            set_states(self._before[first][1])
+            set_rng_states(self._before[first][1])
             while len(self._before) > first:
                 self._before.pop()
         while self._before and self._before[0][0] < needed:
             self._before.popleft()
         if number >= needed:
-            self._before.append((number, states_now(beside_torch=True)))
+            self._before.append((number, get_rng_states(include_numpy_and_python=True)))

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import Subset, get_worker_info
 
-from .._random_state import preserve_rng, seed_generators, set_states, states_now
+from .._random_state import get_rng_states, preserve_rng, seed_generators, set_rng_states
 from ..data.bad_samples import OnError, UnreadableSample, is_sample_fault
 from ..data.dataset import get_sample_path
 from ..data.deferral import Deferral
@@ -74,7 +74,7 @@ class Fetcher:
     def __call__(self, request: BatchRequest) -> Fetched:
         """Return the samples of a request. ImageError: an image cannot be read; names the index."""
         indices = request.each()
-        if self.folders is not None and not self.has_given_up:
+        if self.folders is not None and not self.has_fallen_back:
             samples: Any = self.folders(self.dataset, indices, self._seeds(request.epoch))
             if samples is not None:
                 return Fetched(samples, indices)
@@ -103,10 +103,10 @@ class Fetcher:
     def look_again(self) -> None:
         """Update to the current state of the user's dataset, before a batch is requested."""
         if self._live is not None:
-            self.dataset = self._live.dataset if self.has_given_up else self._live()
+            self.dataset = self._live.dataset if self.has_fallen_back else self._live()
 
     @property
-    def has_given_up(self) -> bool:
+    def has_fallen_back(self) -> bool:
         """Whether images are no longer deferred; see NOTE [ When deferral stops ]."""
         return self._deferral is not None and not self._deferral.is_active
 
@@ -168,14 +168,14 @@ class Fetcher:
             source = source.dataset
         if not request.batched or self._seed is not None or getattr(source, "__getitems__", None) is None:
             return _NOTHING
-        before = states_now(beside_torch=True)
+        before = get_rng_states(include_numpy_and_python=True)
         try:
             with checking(self._passed, request.each()):
                 return self.dataset.__getitems__(request.indices)
         except Exception as error:
             if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_sample_fault(error)):
                 raise
-        set_states(before)  # samples are read again one by one to find the unreadable ones
+        set_rng_states(before)  # samples are read again one by one to find the unreadable ones
         return _NOTHING
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
@@ -187,8 +187,8 @@ class Fetcher:
             dataset.fetch_ahead(indices)
 
     def _sample(self, index: Any, epoch: int) -> Any:
-        if (seed_for := self._seeds(epoch)) is not None:
-            seed_for(index)
+        if (derive_seed := self._seeds(epoch)) is not None:
+            derive_seed(index)
         try:
             with checking(self._passed, [index]):
                 return self.dataset[index]

@@ -25,7 +25,7 @@ from torch.utils.data import Subset
 from torch.utils.data._utils import collate
 from torchvision.datasets import DatasetFolder
 
-from .._random_state import set_states, states_now
+from .._random_state import get_rng_states, set_rng_states
 from ..data.compiled_transform import CompiledTransform
 from ..data.dataset import open_lazy
 from ..data.encoded_image import EncodedImage
@@ -54,28 +54,28 @@ class FolderFetcher:
         self._may_draw_ahead = is_in_worker and are_alike_ahead()
 
     def __call__(
-        self, dataset: Any, indices: Sequence[Any], seed_for: Callable[[Any], None] | None = None
+        self, dataset: Any, indices: Sequence[Any], derive_seed: Callable[[Any], None] | None = None
     ) -> list[tuple[Any, Any]] | None:
         """Return the samples; None if the dataset is of another kind, or the samples must be fetched one by one.
 
         Args:
-            seed_for: seeds the generators for the sample of an index; None: do not seed them.
+            derive_seed: seeds the generators for the sample of an index; None: do not seed them.
         """
         folder = dataset
         while type(folder) is Subset:
             folder = folder.dataset
         if not _is_known(folder):
             return None
-        before = states_now(beside_torch=True)
+        before = get_rng_states(include_numpy_and_python=True)
         try:
             chosen = [folder.samples[place] for place in _resolve_indices(dataset, indices)]
             with checking(self._passed, indices):
                 images = [EncodedImage.open(path) for path, _ in chosen]
-            transformed = self._transform(folder.transform, images, indices, seed_for)
+            transformed = self._transform(folder.transform, images, indices, derive_seed)
         except Exception:
             transformed = None
         if transformed is None:
-            set_states(before)
+            set_rng_states(before)
             return None
         return [(image, target) for image, (_, target) in zip(transformed, chosen)]
 
@@ -84,18 +84,18 @@ class FolderFetcher:
         transform: CompiledTransform,
         images: Sequence[EncodedImage],
         indices: Sequence[Any],
-        seed_for: Callable[[Any], None] | None,
+        derive_seed: Callable[[Any], None] | None,
     ) -> list[Any] | None:
         """Return the placeholder of each transformed image; None if the images cannot form a batch."""
         plan, sizes = transform.plan, set()
         made: list[Any] = []
         draws_alone = plan.key in self._plans and plan.output.images == 1 and _torch_collates()
-        is_ahead = draws_alone and seed_for is None and self._may_draw_ahead and plan.takes_numbers_ahead
+        is_ahead = draws_alone and derive_seed is None and self._may_draw_ahead and plan.takes_numbers_ahead
         is_ahead &= len(images) >= WORTH_IT
         with drawing_ahead() if is_ahead else contextlib.nullcontext():
             for index, image in zip(indices, images):
-                if seed_for is not None:
-                    seed_for(index)
+                if derive_seed is not None:
+                    derive_seed(index)
                 if draws_alone:
                     call = transform.sample(image)
                     made.append(ProxySample(call))

@@ -127,7 +127,7 @@ class PackedBatch:
             worker, some of which may be among the former.
         bytes_read: number of bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines.
         num_samples: number of samples, without unreadable ones.
-        decoded_why: why the worker decoded the first deferred image; "" if it decoded none or the reason is unknown.
+        decode_reason: why the worker decoded the first deferred image; "" if it decoded none or the reason is unknown.
         is_computed: whether the content has tensors computed from outputs of the runs.
         batched: whether the batch was created from a list of samples, not from one sample.
         gave_up: whether the worker no longer defers decoding.
@@ -150,7 +150,7 @@ class PackedBatch:
     images_by: tuple[int, int, int] = (0, 0, 0)
     bytes_read: int = 0
     num_samples: int = 0
-    decoded_why: str = ""
+    decode_reason: str = ""
     is_computed: bool = False
     batched: bool = True
     gave_up: bool = False

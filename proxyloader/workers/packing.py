@@ -47,14 +47,14 @@ class Packer:
     """Converts samples to a PackedBatch.
 
     Args:
-        collate_fn: of the loader. It runs here unless there are placeholders, which only torch's default accepts.
+        collate_fn: the loader's. It runs here unless there are placeholders, which only torch's default accepts.
         run_size: maximum number of samples in a pipeline run.
         batched: whether it is called with lists of samples, not with single samples.
         keep_samples: whether to pickle each sample separately as well, so that samples can be removed from the batch.
         has_images: whether the loader has servers. If not, the dataset may still hold compiled transforms that the
             loader did not find.
         plans: keys of the plans that the loader knows.
-        deferral: of the dataset; None: its images are not deferred.
+        deferral: the dataset's Deferral, or None if its images are not deferred.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Packer:
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
             "images_by": (encoded, len(images) - encoded, max(used, others)),
             "bytes_read": sum(jpegs_bytes) + sum(custom_bytes),
-            "decoded_why": why,
+            "decode_reason": why,
         }
 
     def _reject_plans(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
@@ -213,10 +213,10 @@ class _ContentPickler:
         if not isinstance(proxy, (ProxyBatch, ProxySample)):
             self.kept.append(proxy)
             return len(self.kept) - 1
-        if not self._is_for_dali(proxy):
+        if not self._needs_dali(proxy):
             return None
         if isinstance(proxy, ProxySample):
-            place: Any = self._row_of(proxy.call)
+            place: Any = self._assign_row(proxy.call)
         elif id(proxy.run) in self._batches:
             place = self._batches[id(proxy.run)]
         else:
@@ -226,17 +226,17 @@ class _ContentPickler:
             self._uses.update({(proxy.output, run) for run, _ in places})
         return proxy.output, place
 
-    def _is_for_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
+    def _needs_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
         is_rejected = bool(self._rejected) and any(call.server in self._rejected for call in calls)
         return not is_rejected and not all(map(_is_transformed, calls))
 
     def parts(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
-        """Return the value, or the operation, from which a tensor that is no output of DALI is restored."""
+        """Return the value or operation from which to restore a tensor that is not an output of DALI."""
         if not isinstance(value, ProxyBatch):
             return compute_value(value) if isinstance(value, ProxySample) else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
-        if not any(map(self._is_for_dali, samples)):
+        if not any(map(self._needs_dali, samples)):
             return collate_tensor_fn([compute_value(each) for each in samples])  # into the memory that torch shares
         return Operation("aten.stack.default", (samples,), {})
 
@@ -247,9 +247,9 @@ class _ContentPickler:
             self._rows.update(rows)
             self.runs.append(list(calls))
             return len(self.runs) - 1
-        return [self._row_of(call) for call in calls]
+        return [self._assign_row(call) for call in calls]
 
-    def _row_of(self, call: ProxyInputs) -> tuple[int, int]:
+    def _assign_row(self, call: ProxyInputs) -> tuple[int, int]:
         if id(call) not in self._rows:
             run = self._open.get(call.server)
             if run is None or len(self.runs[run]) == self._run_size:

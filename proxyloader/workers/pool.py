@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 
 from .. import lifetime
-from .._random_state import SeededIterator, generator_of, preserve_rng, seed_generators
+from .._random_state import SeededIterator, make_generator, preserve_rng, seed_generators
 from ..data import hooks
 from ..data.dataset import Translated
 from ..data.deferral import Deferral
@@ -54,7 +54,7 @@ class WorkerPool:
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
         board: where workers write the states at the start and at the end of an epoch.
         deferral: of the dataset if there are no workers and its images are deferred; otherwise None.
-        is_torchs: whether torch's own loader produces the batches of the next epoch.
+        uses_torch_batches: whether torch's own loader produces the batches of the next epoch.
         broken: whether a worker was lost, so that the next epoch requires new workers.
         user: the feed that uses the workers.
     """
@@ -67,7 +67,7 @@ class WorkerPool:
     source: PackedDataset | StatefulStream | None
     board: StateBoard | None
     deferral: Deferral | None = None
-    is_torchs: bool = False
+    uses_torch_batches: bool = False
     broken: bool = False
     user: weakref.ref[Any] | None = field(default=None, repr=False)
 
@@ -138,7 +138,7 @@ class WorkerPool:
 
     @classmethod
     def build_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
-        """Create a pool of torch's own batches, whose processes contain nothing of ours but the watch on the parent."""
+        """Create a pool that yields torch's own batches. Its workers run none of our code but the parent watchdog."""
         batched, requests, arguments = loader.batch_sampler is not None, None, dict(batch_size=loader.batch_size)
         if isinstance(loader.dataset, IterableDataset):
             arguments |= dict(drop_last=loader.drop_last)
@@ -147,19 +147,19 @@ class WorkerPool:
             arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
         arguments |= dict(dataset=loader.dataset, collate_fn=loader.collate_fn)
         workers, fetcher = _create_workers(loader, arguments), _create_fetcher(loader, translated)
-        return cls(workers, fetcher, requests, None, {}, None, None, is_torchs=True)
+        return cls(workers, fetcher, requests, None, {}, None, None, uses_torch_batches=True)
 
     def start(
         self,
         loader_state: LoaderState,
         seed: int | None,
         generator: torch.Generator | None,
-        generator_of_seeds: torch.Generator | None,
+        seed_generator: torch.Generator | None,
     ) -> Any:
         """Start an epoch of torch's loader. Return its iterator.
 
         With a seed, the worker seeds that torch draws depend on it alone. Without one, they may be drawn from the
-        user's ``generator_of_seeds``.
+        user's ``seed_generator``.
         """
         self.user = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
@@ -168,8 +168,8 @@ class WorkerPool:
             self.board.begin(loader_state.epoch)
             if self.requests is None or not self.has_workers:
                 self.board.forget()  # persistent workers write their states again, as they restart their streams
-        if generator_of_seeds is not None:
-            loader_state.settle(generator_of_seeds, "workers")
+        if seed_generator is not None:
+            loader_state.settle(seed_generator, "workers")
         if seed is None:
             batches = self._start_unseeded(loader_state, generator)
         else:
@@ -189,7 +189,7 @@ class WorkerPool:
 
     def _start_seeded(self, loader_state: LoaderState, seed: int, generator: torch.Generator | None) -> Any:
         if generator is None:  # not the default generator, as other threads draw from it
-            self.workers.generator = generator_of(seed, loader_state.epoch, "workers")
+            self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
         if self.requests is not None or self.workers.num_workers:
             return iter(self.workers)
         with preserve_rng():  # for the ``__iter__`` of the dataset

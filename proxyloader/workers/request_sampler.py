@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from .._random_state import generator_of, preserve_rng, seed_generators
+from .._random_state import make_generator, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
 from .arena import Arena
 from .draws_ahead import RequestsAhead
@@ -34,7 +34,7 @@ _generator_lock = threading.RLock()
 os.register_at_fork(after_in_child=_generator_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def of_samples(sampler: Any) -> Any:
+def unwrap_batch_sampler(sampler: Any) -> Any:
     """Return the sampler inside torch's BatchSampler, which yields one index at a time; any other sampler unchanged.
 
     Accelerate wraps torch's batch samplers in its own, which yield a part of the batches and draw nothing.
@@ -47,7 +47,7 @@ def of_samples(sampler: Any) -> Any:
 def is_distributed(sampler: Any) -> bool:
     """Return whether several processes train together, so that each needs the same number of batches."""
     sharded = find_sharded_sampler(sampler)
-    shares = sharded.num_shards if sharded is not None else getattr(of_samples(sampler), "num_replicas", 1)
+    shares = sharded.num_shards if sharded is not None else getattr(unwrap_batch_sampler(sampler), "num_replicas", 1)
     return shares > 1 or (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
@@ -90,7 +90,7 @@ class RequestSampler:
 
     Attributes:
         sizes: with ``yields_indices``, for each batch that the training loop has not received yet: the number of
-            samples, and the number by which it advances the order.
+            samples, and how many positions it advances the order.
         ahead: the requests that torch's loader would not have issued yet.
     """
 
@@ -149,10 +149,10 @@ class RequestSampler:
             else:
                 yield self._request(indices, loader_state.epoch)
         if not yields_indices:
-            self.ahead.note(self._next_number, own_generator(self._of_samples))
+            self.ahead.note(self._next_number, own_generator(self._inner_sampler))
 
     def _request(self, indices: Any, epoch: int) -> BatchRequest:
-        number, sampler, ahead = self._next_number, self._of_samples, self.ahead
+        number, sampler, ahead = self._next_number, self._inner_sampler, self.ahead
         ahead.note(number, own_generator(sampler))
         slot = self._arena.lend() if self._arena is not None else None
         request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.needed, ahead.void)
@@ -175,7 +175,7 @@ class RequestSampler:
 
     def undo_draws_ahead(self) -> None:
         """Reset the sampler's own generator to its state under torch's loader after a loop was left early."""
-        self.ahead.undo(own_generator(self._of_samples))
+        self.ahead.undo(own_generator(self._inner_sampler))
 
     def answered(self, number: int | None) -> BatchRequest:
         """Record that a batch has arrived and return its request, whose slot then belongs to the batch.
@@ -199,13 +199,13 @@ class RequestSampler:
     # --- the order --------------------------------------------------------------------------------------------------
 
     @property
-    def _of_samples(self) -> Any:
-        return of_samples(self._sampler)
+    def _inner_sampler(self) -> Any:
+        return unwrap_batch_sampler(self._sampler)
 
     @property
     def _shards(self) -> int:
         """Number of processes among which the sampler splits its samples, as DistributedSampler does."""
-        return getattr(self._of_samples, "num_replicas", 1)
+        return getattr(self._inner_sampler, "num_replicas", 1)
 
     def places(self, size: int) -> int:
         """Return the number of samples by which a batch of this size advances the order of all processes or of a shard.
@@ -221,7 +221,7 @@ class RequestSampler:
         """Return an iterator over the rest of the epoch. Like a stock loader, call ``iter`` on the sampler once."""
         # Processes take turns, and each takes the same number. A new number of processes may not divide the number of
         # samples taken. Then some repeat a sample, or with the sampler's own ``drop_last`` skip one.
-        repeats = not getattr(self._of_samples, "drop_last", False)
+        repeats = not getattr(self._inner_sampler, "drop_last", False)
         done = loader_state.samples // self._shards if repeats else -(-loader_state.samples // self._shards)
         if type(self._sampler) is not BatchSampler:
             iterator: Iterator[Any] = iter(self._sampler)
@@ -240,7 +240,7 @@ class RequestSampler:
 
     def _settle_sampler(self, loader_state: LoaderState) -> None:
         """Restore the state of the sampler at the start of the epoch, or record it."""
-        sampler, self._iterator = self._of_samples, None
+        sampler, self._iterator = self._inner_sampler, None
         if isinstance(sampler, ShardedSampler):
             # Repeatable, as torch calls iter() twice with workers.
             taken = loader_state.sampler_state.get("taken", [])
@@ -256,14 +256,14 @@ class RequestSampler:
 
     @contextlib.contextmanager
     def _known_generators(self, loader_state: LoaderState, moment: str) -> Iterator[None]:
-        sampler = self._of_samples
+        sampler = self._inner_sampler
         generator = own_generator(sampler)
         if generator is not None:
             with _known_own_generator(generator, loader_state, moment):
                 yield
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_lock:
-                sampler.generator = generator_of(self._seed, loader_state.epoch, "order", moment)
+                sampler.generator = make_generator(self._seed, loader_state.epoch, "order", moment)
                 try:
                     yield
                 finally:
@@ -307,9 +307,9 @@ def _known_own_generator(generator: torch.Generator, loader_state: LoaderState, 
     yield
     if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
         if loader_state.new_workers:
-            del states["iter"]  # torch creates another iterator after drawing a seed, as it did there
+            del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
         else:
-            states["next"] = generator.get_state()  # torch draws a seed now, and did not there
+            states["next"] = generator.get_state()  # torch draws a seed now, but did not when the state was saved
 
 
 def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
@@ -324,7 +324,7 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
     return state
 
 
-def note_the_order_to_come(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
+def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
     """Record the generator states for the order of an epoch without batches, unless it has been drawn.
 
     ``moment`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.

@@ -62,10 +62,10 @@ class checking:
 
     def __enter__(self) -> None:
         checks.find_zeros = self._passed is not None
-        checks.are_passed = self._are_passed = self._passed is not None and self._passed.has_all(self._indices)
+        checks.already_passed = self._are_passed = self._passed is not None and self._passed.has_all(self._indices)
         self._damaged = checks.damaged
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        checks.find_zeros, checks.are_passed = True, False  # the collate_fn may read other files
+        checks.find_zeros, checks.already_passed = True, False  # the collate_fn may read other files
         if kind is None and self._passed is not None and not self._are_passed and self._damaged == checks.damaged:
             self._passed.add(self._indices)

@@ -23,7 +23,7 @@ from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
-from .draws_ahead import DrawsOfWorker
+from .draws_ahead import WorkerDraws
 from .fetch import Fetched, Fetcher
 from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
@@ -36,7 +36,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 class PackedDataset(Dataset[Any]):
     """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches.
 
-    For indices it returns torch's batch: see ``WorkerPool.is_torchs``.
+    For indices it returns torch's batch: see ``WorkerPool.uses_torch_batches``.
 
     Args:
         keeps_generators: whether the generators of the worker continue from epoch to epoch.
@@ -55,9 +55,9 @@ class PackedDataset(Dataset[Any]):
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
-        self._draws = DrawsOfWorker() if keeps_generators else None
+        self._draws = WorkerDraws() if keeps_generators else None
         self._sends_batches = sends_batches
-        # Of the last batch. A dataset may read many files that are not sent, which should take no memory of a slot.
+        # Sizes of the last batch. A dataset may read many files that are never sent; they must not fill the slot.
         self._batch_bytes = self._sent_bytes = 0
         self._has_released = False  # whether the hooks were removed because deferring was given up
         self._transform: Any = None  # the transform of the dataset at that time
@@ -128,7 +128,7 @@ class PackedDataset(Dataset[Any]):
 
 
 def _failed(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
-    """Return a failure as a batch, with which the slot is returned."""
+    """Wrap a failure in a batch, so that its slot is given back."""
     unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
     where = f"in DataLoader worker process {info.id}" if info is not None else None
     return PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
@@ -141,7 +141,7 @@ class PackStream:
         self._fetcher, self._packer, self._stream, self._sends_batches = fetcher, packer, stream, sends_batches
 
     def __call__(self, samples: Any) -> Any:
-        if self._fetcher.has_given_up and self._sends_batches and not self._stream.state():
+        if self._fetcher.has_fallen_back and self._sends_batches and not self._stream.state():
             if self._packer.deferral is not None:
                 hooks.release(self._packer.deferral)
             return self._packer.collate_fn(samples)

@@ -349,9 +349,9 @@ def by_dali_on_its_device(loader: Any) -> Any:
 
 
 def images_by(text: str) -> tuple[int, ...]:
-    """What the log says: how many images DALI decoded, how many Pillow, and how many were made in the workers."""
+    """What the log says: how many images DALI decoded, how many Pillow, and how many were produced in the workers."""
     number = r"([\d,]+)"
-    said = f"DALI decoded {number} images, and transformed {number} that .*; {number} were made in the workers"
+    said = f"DALI decoded {number} images, and transformed {number} that .*; {number} were produced in the workers"
     found = re.search(said, text)
     return tuple(int(number.replace(",", "")) for number in found.groups()) if found else (0, 0, 0)
 
@@ -381,7 +381,7 @@ def test_what_the_workers_make_is_the_stock_loaders_and_the_log_says_so(
 ) -> None:
     assert_as_torch(loaded_from(IN_WORKERS[name], root, workers))
     _, by_pillow, in_workers = images_by(caplog.text)
-    assert by_pillow + in_workers > 0 and "That is torch's speed" in caplog.text
+    assert by_pillow + in_workers > 0 and "That is at best as fast as torch" in caplog.text
 
 
 @pytest.mark.parametrize("start", ["spawn", "forkserver"])
@@ -422,7 +422,7 @@ def test_grey_arrays_of_torchvisions_datasets_are_left_to_torch(make: Any, tmp_p
 
     def use(loader: Any) -> Any:
         if isinstance(loader, proxyloader.DataLoader):
-            left = "torch: its images are grey arrays, which DALI does not accept"
+            left = "torch: its images are grayscale arrays, which DALI does not accept"
             assert (loader.backend == left) is (device == "cpu")
         return epochs(loader)
 

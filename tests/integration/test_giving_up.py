@@ -162,7 +162,7 @@ def test_without_photographs_the_iterator_is_torchs_from_the_second_epoch_on(
     loader = DataLoader(make(), 8, device="cpu")
     loaded(loader)
     assert loader.backend.startswith("torch: ")
-    assert loader._pool is not None and loader._pool.is_torchs
+    assert loader._pool is not None and loader._pool.uses_torch_batches
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     stats = loader.stats()
     assert (
@@ -183,7 +183,7 @@ def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches(how:
     loaded(loader)
     batches = iter(loader)
     next(batches), next(batches)
-    assert loader._pool is not None and loader._pool.is_torchs
+    assert loader._pool is not None and loader._pool.uses_torch_batches
     state = loader.state_dict()
     rest = [batch[1]["index"].tolist() for batch in batches]
     for resumed in (build(), loader):
@@ -205,7 +205,7 @@ def test_persistent_workers_send_torchs_batches_and_undo_what_they_drew_for_loop
             iterator = iter(loader)
             found += itertools.islice(iterator, batches)
             if kind is DataLoader:
-                assert loader._pool.is_torchs == (None in taken[:k]), "after the first whole epoch"
+                assert loader._pool.uses_torch_batches == (None in taken[:k]), "after the first whole epoch"
         return [*found, torch.rand(1)]
 
     assert_same(epochs(DataLoader), epochs(StockLoader))
@@ -359,7 +359,7 @@ def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_on
     transform = transforms.Compose([transforms.Lambda(reddened), transforms.RandomCrop(32), transforms.ToTensor()])
     assert_as_torch(lambda kind: kind(ImageFolder(str(photos), transform), 8, num_workers=workers))
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "ImageFolder, 48 samples" in warning and "48 were made in the workers" in warning
+    assert "ImageFolder, 48 samples" in warning and "48 were produced in the workers" in warning
     assert "transform.transforms[0]: Lambda: it calls a Python function" in warning
 
 

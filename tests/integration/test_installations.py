@@ -45,7 +45,10 @@ def test_without_dali_the_log_and_the_error_name_the_doctor(photos: Path, tmp_pa
     folder = without(tmp_path / "site", "dali")
     shape, log = said(LOADER, photos, folder)
     assert shape == "48 3 8 8"
-    assert "NVIDIA DALI is not installed: torch loads it, at its speed. `proxyloader doctor` says what to do" in log
+    assert (
+        "NVIDIA DALI is not installed: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"
+        in log
+    )
     error, _ = said(SERVER, photos, folder)
     assert error.startswith("missing-dali NVIDIA DALI cannot be imported (No module named 'nvidia.dali')")
     assert error.endswith("`proxyloader doctor` shows what is wrong")

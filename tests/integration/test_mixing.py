@@ -50,8 +50,8 @@ def test_in_a_collate_fn(folder: ImageFolder, mix: Mix, workers: int, device: st
     def build(kind: Any, **arguments: Any) -> Any:
         return kind(folder, 10, True, num_workers=workers, **arguments)
 
-    for of_samples, folder.transform in ((mixing_collate, TRAIN_V2), (mixing_by_label_collate, TRAIN)):
-        with_collate = functools.partial(build, collate_fn=functools.partial(of_samples, mix=mix))
+    for unwrap_batch_sampler, folder.transform in ((mixing_collate, TRAIN_V2), (mixing_by_label_collate, TRAIN)):
+        with_collate = functools.partial(build, collate_fn=functools.partial(unwrap_batch_sampler, mix=mix))
         theirs = assert_as_torch(with_collate, device=device)["epochs"][0]["batches"]
         plain = used(StockLoader, build, list)["result"]
         assert any(not torch.equal(mixed, image) for (mixed, _), (image, _) in zip(theirs, plain)), "nothing was mixed"

@@ -113,7 +113,7 @@ def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
         caplog.clear()
         loader = loaded(Files(photos, look), num_workers, device)
     assert "first epoch" in caplog.text and "pixels are used at" not in caplog.text
-    assert loader.backend.endswith("JPEGs travel encoded")
+    assert loader.backend.endswith("JPEGs are sent undecoded")
 
 
 FASTER = "on a CPU torchvision is faster at"
@@ -144,7 +144,7 @@ def test_another_reason_is_named_and_no_line_of_the_users(
         loader = loaded(Files(photos, lambda image: transform(image.convert(mode))), num_workers)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert loader.backend == f"torch: the workers have made all that was loaded so far, the first: {why}"
+    assert loader.backend == f"torch: the workers have produced all images loaded so far, the first: {why}"
     assert f"The first image that the workers decoded: {why}" in caplog.text
 
 
@@ -160,7 +160,7 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     with pytest.raises(KeyError):
         loaded(Files(photos, failing))
     list(iterator)
-    assert clean.backend.endswith("JPEGs travel encoded") and "0 were made in the workers" in caplog.text
+    assert clean.backend.endswith("JPEGs are sent undecoded") and "0 were produced in the workers" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_decoded_images_are_a_reason_for_a_warning(
     with Image.open(next(photos.rglob("*.jpg"))) as image:
         image.save(tmp_path / "class" / "a.png")
     loaded(ImageFolder(str(tmp_path), TRAIN), device=device)
-    said = "That is slower than where DALI decodes" if device != "cpu" else "That is torch's speed"
+    said = "That is slower than decoding with DALI" if device != "cpu" else "That is at best as fast as torch"
     assert "transformed 1 that Pillow decoded" in caplog.text and said in caplog.text
 
 

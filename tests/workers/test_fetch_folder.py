@@ -18,7 +18,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, EncodedImage, ImageError, wrap
-from proxyloader._random_state import states_now
+from proxyloader._random_state import get_rng_states
 from proxyloader.data.dataset import collect_plans
 from proxyloader.workers.fetch_folder import FolderFetcher
 from proxyloader.workers.scan_checks import PassedSamples
@@ -207,8 +207,10 @@ def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder
     dataset = wrap(folder)
     folders = FolderFetcher(collect_plans(dataset), None)
     assert folders(dataset, [0]) is not None
-    before = states_now(beside_torch=True)
-    assert folders(dataset, list(range(48))) is None and str(states_now(beside_torch=True)) == str(before)
+    before = get_rng_states(include_numpy_and_python=True)
+    assert folders(dataset, list(range(48))) is None and str(get_rng_states(include_numpy_and_python=True)) == str(
+        before
+    )
     with pytest.raises(RuntimeError, match="images in a batch must have the same shape to be stacked"):
         list(DataLoader(folder, 48, translate="all", device="cpu"))
 

@@ -187,9 +187,9 @@ def test_the_mode_of_checking_is_reset_after_the_dataset() -> None:
     passed.add([0])
     for table, how in ((passed, (True, True)), (None, (False, False)), (PassedSamples(1), (False, True))):
         with pytest.raises(ZeroDivisionError), checking(table, [0]):
-            assert (checks.are_passed, checks.find_zeros) == how
+            assert (checks.already_passed, checks.find_zeros) == how
             _ = 1 / 0
-        assert (checks.are_passed, checks.find_zeros) == (False, True)
+        assert (checks.already_passed, checks.find_zeros) == (False, True)
         assert table is None or table.has_all([0]) == (table is passed)
 
 
