@@ -317,6 +317,7 @@ def build_sampler(
     """
     if num_shards is None:
         if last_batch_policy is not None:
+            LastBatchPolicy.of(last_batch_policy)
             raise ValueError(
                 f"last_batch_policy={last_batch_policy!r} requires num_shards; otherwise each process loads all "
                 "samples. Pass num_shards='auto', or 1 for a single process"

@@ -55,6 +55,7 @@ class BatchAssembler:
         self._pin = pin and not feed.pool.workers.pin_memory and torch.cuda.is_available()
         self._options, self._on_error, self._format = options, options.on_error, options.format
         self._counts = counts
+        counts.begin_epoch()
         self._recovery = BatchRecovery(feed.servers, feed.pool, options)
 
     def assemble(self, in_flight: InFlightBatch) -> Any:

@@ -183,6 +183,11 @@ class ImageCounts:
             return self.reason or "the dataset opens no JPEGs that DALI could decode"
         return self.decode_reason or "the dataset uses the pixels of its images"
 
+    def begin_epoch(self) -> None:
+        """Forget the counts of an epoch that was left early."""
+        if not self._is_logged:
+            self._by_dali = self._by_pillow = self._in_workers = 0
+
     def add(self, batch: PackedBatch) -> None:
         by_dali, by_pillow, in_workers = batch.images_by
         self._by_dali += by_dali

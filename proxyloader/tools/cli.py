@@ -312,7 +312,8 @@ def _option(
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
-        return f"{error.name} is not installed. Run pip install 'proxyloader[bench]', or, in a clone, -e '.[bench]'"
+        install = "Run pip install 'proxyloader[bench]' or, in a clone, pip install -e '.[bench]'"
+        return f"{error.name} is not installed. {install}"
     if isinstance(error, OSError) and error.filename and not isinstance(error, ProxyLoaderError):
         return f"{error.filename}: {error.strerror}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

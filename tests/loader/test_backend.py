@@ -163,6 +163,16 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     assert clean.backend.endswith("JPEGs are sent undecoded") and "0 were produced in the workers" in caplog.text
 
 
+def test_an_epoch_that_is_left_early_is_not_counted_in_the_first(
+    photos: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = proxyloader.DataLoader(Files(photos, unused), 12, device="cpu")
+    next(iter(loader))
+    with caplog.at_level(logging.INFO):
+        assert len(list(loader)) == 4
+    assert "first epoch: DALI decoded 48 images" in caplog.text
+
+
 @pytest.mark.parametrize(
     "transform", [transforms.RandAugment(), transforms.RandomEqualize(), transforms.RandomPerspective()]
 )
