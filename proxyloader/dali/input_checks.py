@@ -62,7 +62,7 @@ def check_declared(names: Sequence[str], kinds: Kinds, declared: Sequence[tuple[
 
 
 def check_unchanged(names: Sequence[str], kinds: Kinds, taken: Kinds) -> None:
-    """Raise InputError if an input differs from that of the runs that succeeded."""
+    """Raise InputError if the dtype or ndim of an input differs from that in earlier, successful runs."""
     for name, kind, before in zip(names, kinds, taken):
         if kind != before:
             raise InputError(
@@ -73,4 +73,4 @@ def check_unchanged(names: Sequence[str], kinds: Kinds, taken: Kinds) -> None:
 
 
 def _describe(dtype: str | None, ndim: int | None) -> str:
-    return f"{'of any dtype' if dtype is None else np.dtype(dtype)} with {'any' if ndim is None else ndim} dimension(s)"
+    return f"{np.dtype(dtype) if dtype else 'an array'} with {'any number of' if ndim is None else ndim} dimension(s)"

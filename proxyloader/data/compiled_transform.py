@@ -48,7 +48,7 @@ class CompiledTransform(TransformStandIn):
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """
         Args:
-            image: an EncodedImage, a PIL image in mode RGB, an array (H, W, 3) uint8, or the content of an image file.
+            image: an EncodedImage, an RGB PIL image, a uint8 array of shape (H, W, 3), or the bytes of an image file.
             others: further inputs, which only the original accepts.
 
         Returns:
@@ -82,7 +82,7 @@ class CompiledTransform(TransformStandIn):
         return create_lazy_outputs(TransformedImage.start(image).then(self._chain))
 
     def sample(self, image: EncodedImage) -> TransformedImage:
-        """Sample the parameters of an image whose pixels the worker never needs. Like ``apply``, check nothing."""
+        """Sample the parameters for an image whose pixels the worker never needs. Like ``apply``, without checks."""
         row, size = ParamRow(), (image.height, image.width)
         for step in self._chain.sampling_steps:
             size = step.sample_params(size, row)
@@ -110,8 +110,8 @@ class CompiledTransform(TransformStandIn):
             return get_encoded(image) or EncodedImage.from_pil(image, get_image_path(image))
         if not isinstance(image, EncodedImage):
             raise InputError(
-                "the input of a transform must be a PIL image, an EncodedImage, an array (H, W, 3) uint8, or the bytes "
-                f"of a file, got {type(image).__name__}{list(image.shape) if hasattr(image, 'shape') else ''}"
+                "the input of a transform must be a PIL image, an EncodedImage, a uint8 array of shape (H, W, 3), or "
+                f"the bytes of a file, got {type(image).__name__}{list(image.shape) if hasattr(image, 'shape') else ''}"
             )
         return image
 

@@ -73,9 +73,9 @@ def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D
 
     Args:
         dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and their subclasses; ``Subset``, ``random_split`` and
-            ``ConcatDataset`` of such datasets, possibly nested; or any dataset that calls ``self.transform``, a
-            torchvision or timm transform or an object that holds some, with an RGB image. In a loader's workers, JPEGs
-            that the latter opens with Pillow stay encoded as well, and Pillow decodes other images.
+            ``ConcatDataset`` of such datasets, possibly nested; or any dataset that applies ``self.transform``,
+            which is or contains a torchvision or timm transform, to an RGB image. In a loader's workers, JPEGs that
+            such a dataset opens with Pillow stay encoded as well, and Pillow decodes other images.
         compile: function that returns the replacement of a transform.
 
     Returns:

@@ -227,13 +227,13 @@ class EncodedImage:
         if image.mode != "RGB":
             raise InputError(
                 f"{path or 'an image'}: mode must be 'RGB' for DALI, got {image.mode!r}. Convert it to three channels "
-                "in the dataset with image.convert('RGB'). Or let torchvision transform it in the worker: with "
-                "translate=True, the default of the loader, or by not calling compile_transforms",
+                "in the dataset with image.convert('RGB'), or let torchvision transform it in the worker: use "
+                "translate=True, the loader's default, or do not call compile_transforms",
                 code="wrong-mode",
             )
         size_bytes = 3 * image.height * image.width
         if size_bytes > MAX_PIXEL_BYTES:
-            reason = f"{image.width} x {image.height} pixels are {size_bytes} bytes, more than DALI's {MAX_PIXEL_BYTES}"
+            reason = f"{image.width} x {image.height} pixels need {size_bytes} bytes; DALI's limit is {MAX_PIXEL_BYTES}"
             raise _error(path, reason, "too-large", kind=LargeImageError)
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
@@ -330,7 +330,7 @@ def _check_scans(file: IO[bytes], image: Image.Image, path: str) -> None:
     scans = len(_SCAN_HEADER.findall(file.read(MAX_READ_BYTES)))
     if _is_too_large(image.height, image.width, scans):
         reason = f"{image.width} x {image.height} pixels in {scans} scans, each decoded in one pass over the image"
-        reason += ", could be a decompression bomb"
+        reason += "; this may be a decompression bomb"
         raise _error(path, reason, "too-large", LIMIT_ADVICE, kind=LargeImageError)
 
 

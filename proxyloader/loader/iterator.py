@@ -83,8 +83,8 @@ class LoaderIterator:
         with self._turn, row(self._profile_name):
             if self._was_interrupted:
                 raise RuntimeError(
-                    "the iterator was interrupted (KeyboardInterrupt, SystemExit) within a batch, which may be lost; "
-                    "create a new one: iter(loader)"
+                    "the iterator was interrupted (KeyboardInterrupt, SystemExit) while fetching a batch, which may "
+                    "be lost; create a new one: iter(loader)"
                 )
             try:
                 return self._next(feed)

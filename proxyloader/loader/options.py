@@ -61,8 +61,8 @@ class LoaderOptions:
         options = cls(**{name: getattr(loader, name) for name in OPTION_NAMES} | changed)
         if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
             raise ValueError(
-                "on_error='replace' requires a map-style dataset. For an IterableDataset, 'skip' leaves out images "
-                "that cannot be decoded; skip files that cannot be opened in __iter__"
+                "on_error='replace' requires a map-style dataset. For an IterableDataset, 'skip' drops images that "
+                "cannot be decoded; files that cannot be opened must be skipped by __iter__ itself"
             )
         return options
 

@@ -36,8 +36,8 @@ from .request_sampler import BatchRequest
 LARGE_TENSOR_BYTES = 1 << 18
 
 MAX_NEW_PLANS = 8
-"""Maximum number of plans that are unknown to the loader. torchvision transforms the images of further ones, and single
-images of a plan, so that no pipeline is built for each image whose transform has its own arguments."""
+"""Maximum number of plans that are unknown to the loader. torchvision transforms the images of further plans, and the
+first single image of a plan, so that no pipeline is built for each image with its own arguments."""
 
 
 # --- in the worker ---------------------------------------------------------------------------------------------------

@@ -53,7 +53,7 @@ class WorkerPool:
         arena: shared memory; None if there are no workers or no images.
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
         board: where workers write the states at the start and at the end of an epoch.
-        deferral: of the dataset if there are no workers and its images are deferred; otherwise None.
+        deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
         uses_torch_batches: whether torch's own loader produces the batches of the next epoch.
         broken: whether a worker was lost, so that the next epoch requires new workers.
         user: the feed that uses the workers.
@@ -88,7 +88,7 @@ class WorkerPool:
             arena: arena of an earlier epoch to reuse; None: create one.
             passed, live: see ``Fetcher``.
             loader_state: state of the first epoch, including the initial states of the dataset.
-            counts: counts the images for DALI; None: a server's pipeline takes all, so deferring is not given up.
+            counts: counts the images for DALI; None with a server, which takes every image, so deferral never stops.
         """
         dataset, plans, is_late = translated.dataset, translated.plans, translated.is_deferred
         states = loader_state.worker_states if loader_state.resumes else {}

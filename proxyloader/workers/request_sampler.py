@@ -22,7 +22,7 @@ from .draws_ahead import RequestsAhead
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""torch's samplers with a ``generator``, without which they use the default generator, as other threads may."""
+"""torch samplers that draw from the shared default generator unless they are given a ``generator``."""
 
 
 _END: Any = object()
@@ -129,7 +129,7 @@ class RequestSampler:
         return self._drawn(loader_state, remaining)
 
     def _drawn(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
-        """Yield a request, or the indices, of each batch. torch's samplers draw from a known state at the first one."""
+        """Yield each batch's request or indices. torch's samplers draw the order on the first ``next()``."""
         with self._known_generators(loader_state, "next"):
             first = next(remaining, _END)
         if first is _END:
@@ -219,8 +219,8 @@ class RequestSampler:
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
         """Return an iterator over the rest of the epoch. Like a stock loader, call ``iter`` on the sampler once."""
-        # Processes take turns, and each takes the same number. A new number of processes may not divide the number of
-        # samples taken. Then some repeat a sample, or with the sampler's own ``drop_last`` skip one.
+        # Processes take turns, each taking equally many samples. If the number of processes changes, the samples taken
+        # may not divide evenly: some then repeat a sample, or skip one if the sampler has ``drop_last``.
         repeats = not getattr(self._inner_sampler, "drop_last", False)
         done = loader_state.samples // self._shards if repeats else -(-loader_state.samples // self._shards)
         if type(self._sampler) is not BatchSampler:
@@ -325,7 +325,7 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
 
 
 def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
-    """Record the generator states for the order of an epoch without batches, unless it has been drawn.
+    """Record the generator states that determine the order of an epoch with no batches yet, unless it is drawn.
 
     ``moment`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
     """

@@ -36,11 +36,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 class PackedDataset(Dataset[Any]):
     """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches.
 
-    For indices it returns torch's batch: see ``WorkerPool.uses_torch_batches``.
+    Given plain indices, returns the batch that torch would; see ``WorkerPool.uses_torch_batches``.
 
     Args:
         keeps_generators: whether the generators of the worker continue from epoch to epoch.
-        sends_batches: whether to return a batch without deferred images as it is, to be sent as by torch.
+        sends_batches: whether to send a batch without deferred images as is, the way torch does.
     """
 
     def __init__(
