@@ -82,7 +82,7 @@ def sparse(start: bytes, size: int) -> Callable[[Path], None]:
     return make
 
 
-NO_FORMAT = "in no image format that Pillow knows"
+NO_FORMAT = "not in an image format that Pillow recognizes"
 NO_IMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a device without end": (lambda path: path.symlink_to("/dev/zero"), NO_FORMAT),
     "a full device": (lambda path: path.symlink_to("/dev/full"), NO_FORMAT),

@@ -84,7 +84,7 @@ def test_measurements_that_fail_are_told_with_their_errors(photos: Path, monkeyp
     figures = proxyloader.diagnose(loader_of(photos, OnlyForOneWorker, num_workers=1), print, seconds=SECONDS).figures
     assert figures.waiting is None and figures.speedups == {}
     assert {type(each) for each in (figures.both.cpu_s, figures.both.thread, figures.step_s("stock"))} == {float}
-    assert figures.unmeasured["the share of reading a sample that is waiting"] == "OSError: locked"
+    assert figures.unmeasured["time spent waiting for samples to be read"] == "OSError: locked"
     assert figures.unmeasured["num_workers=2"].startswith("OSError: ")
 
 
@@ -142,7 +142,7 @@ def test_the_report_says_what_each_loader_gives() -> None:
     )
     assert found.reasons == (
         "Alone, the workers are 0 % busy",
-        "Reading a sample waits 10 % of its time",
+        "10 % of the time to read a sample is spent waiting",
         "With stock, loading costs 75 % of a step: a loader that takes no time gives 4.00x",
         "proxyloader is faster with steps of less than 190 ms (here 50.0)",
     )
@@ -278,12 +278,12 @@ def test_a_script_runs_until_its_largest_loader_is_diagnosed(
 
 
 FAILURES: dict[str, tuple[str, str, int, str]] = {
-    "ends before": (SCRIPT.format(module="torch.utils.data", epochs=0), "60", 1, "before that was measured"),
+    "ends before": (SCRIPT.format(module="torch.utils.data", epochs=0), "60", 1, "before it was measured"),
     "has no loader": (
         "import os; assert __name__ == '__main__' and os.path.isabs(__file__)",
         "60",
         1,
-        "before that was measured",
+        "before it was measured",
     ),
     "raises": ("import os\nos.chdir('/')\n1 / 0", "60", 1, "ZeroDivisionError: division by zero"),
     "is not Python": ("1 +", "60", 1, "SyntaxError"),
