@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import io
 import struct
+import tarfile
 from pathlib import Path
 
 import lmdb
@@ -42,6 +44,16 @@ def write_tfrecord(path: Path, samples: Samples) -> None:
             index.append(f"{file.tell()} {len(record) + 16}\n")
             file.write(struct.pack("<QI", len(record), 0) + record + bytes(4))
     path.with_suffix(".idx").write_text("".join(index))
+
+
+def write_tar(path: Path, samples: Samples) -> None:
+    """Pairs of members, 0000.jpg and 0000.cls, as WebDataset has them."""
+    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
+        for at, (image, label) in enumerate(samples):
+            for ext, data in (("jpg", Path(image).read_bytes()), ("cls", str(label).encode())):
+                member = tarfile.TarInfo(f"{at:04}.{ext}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
 
 
 def write_caffe(folder: Path, samples: Samples) -> None:

@@ -151,7 +151,9 @@ def to_grey(image: Any) -> Any:
 
 def test_the_wrapped_transform_says_which_inputs_it_takes() -> None:
     compiled = compile_transforms(TRANSFORM)
-    with pytest.raises(ValueError, match=r"must be a PIL image, an EncodedImage, an array .* got Tensor\[3, 4, 4\]"):
+    with pytest.raises(
+        ValueError, match=r"must be a PIL image, an EncodedImage, a uint8 array .* got Tensor\[3, 4, 4\]"
+    ):
         compiled(torch.zeros(3, 4, 4))
     (call,) = image_calls_in(compiled(np.zeros((5, 4, 3), np.uint8)))
     assert call.inputs[0].tobytes().startswith(b"P6\n4 5\n")

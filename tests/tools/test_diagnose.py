@@ -144,7 +144,7 @@ def test_the_report_says_what_each_loader_gives() -> None:
         "Alone, the workers are 0 % busy",
         "10 % of the time to read a sample is spent waiting",
         "With stock, loading costs 75 % of a step: a loader that takes no time gives 4.00x",
-        "proxyloader is faster with steps of less than 190 ms (here 50.0)",
+        "proxyloader is faster with steps shorter than 190 ms (here 50.0)",
     )
     assert found.suggestions == (
         "num_workers=16: the loader alone is 1.30x as fast",
