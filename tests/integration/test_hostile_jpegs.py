@@ -197,14 +197,8 @@ def crop_by_pillow(dataset: CroppedByIndex, index: int) -> Pixels | None:
 
 
 def is_shown_otherwise(path: str) -> bool:
-    """Without a marker out of place, a GPU shows damage inside a scan in its own way: docs/errors.md.
-
-    libjpeg does not report all damage of progressive scans.
-    """
-    encoded = EncodedImage.of_jpeg(Path(path).read_bytes())
-    if encoded is None or encoded.header is None:
-        return False
-    return encoded.header.is_progressive or check_file(path).kind == "damaged"
+    """Without a marker out of place, a GPU shows damage inside a scan in its own way: docs/errors.md."""
+    return check_file(path).kind == "damaged" and EncodedImage.of_jpeg(Path(path).read_bytes()) is not None
 
 
 def compare_one_by_one(root: Path, files: Sequence[bytes], is_cropped: bool, device: str) -> tuple[list[str], int]:

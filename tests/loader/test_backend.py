@@ -113,7 +113,7 @@ def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
         caplog.clear()
         loader = loaded(Files(photos, look), num_workers, device)
     assert "first epoch" in caplog.text and "pixels are used at" not in caplog.text
-    assert loader.backend.endswith("JPEGs are sent undecoded")
+    assert loader.backend.endswith("JPEGs are sent encoded")
 
 
 FASTER = "on a CPU torchvision is faster at"
@@ -160,7 +160,7 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     with pytest.raises(KeyError):
         loaded(Files(photos, failing))
     list(iterator)
-    assert clean.backend.endswith("JPEGs are sent undecoded") and "0 were produced in the workers" in caplog.text
+    assert clean.backend.endswith("JPEGs are sent encoded") and "0 were produced in the workers" in caplog.text
 
 
 def test_an_epoch_that_is_left_early_is_not_counted_in_the_first(
