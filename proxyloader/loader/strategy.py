@@ -136,7 +136,7 @@ def describe_backend(
         parts.append("the pipeline of the server")
     if parts:
         but = f"; the workers decode some images{first}" if first else ""
-        return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent undecoded{but}"
+        return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent encoded{but}"
     if found.reason:
         return f"torch: {found.reason}"
     if has_begun:
