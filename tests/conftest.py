@@ -91,6 +91,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, paths)))
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Without Python's cyclic garbage collector, for the time of a test."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
     """``torch.manual_seed`` keeps the seed of an absent CUDA or XPU device together with the call stack as text. That

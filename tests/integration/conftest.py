@@ -32,15 +32,6 @@ def a_worker_that_stays_fails_its_own_test_alone() -> Iterator[None]:
 
 
 @pytest.fixture
-def no_collector() -> Iterator[None]:
-    """Without Python's cyclic garbage collector, for the time of a test."""
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-@pytest.fixture
 def no_accelerator_is_left() -> Iterator[None]:
     """Accelerate's objects share their state, and another test's may be for another device."""
     yield

@@ -179,6 +179,8 @@ def test_a_sound_jpeg_stays_encoded(case: str) -> None:
 
 CROP = transforms.Compose([transforms.RandomResizedCrop(24, scale=(0.1, 0.4)), transforms.PILToTensor()])
 MEAN_LEVELS = 0.5
+SILENT_LEVELS = 2
+"""In the mean, for damage that libjpeg does not report: nvJPEG and libjpeg each show it in their own way."""
 
 
 class CroppedByIndex(ImageFolder):
@@ -201,8 +203,12 @@ def is_shown_otherwise(path: str) -> bool:
     return check_file(path).kind == "damaged" and EncodedImage.of_jpeg(Path(path).read_bytes()) is not None
 
 
-def compare_one_by_one(root: Path, files: Sequence[bytes], is_cropped: bool, device: str) -> tuple[list[str], int]:
+def compare_one_by_one(
+    root: Path, files: Sequence[bytes], is_cropped: bool, device: str, gpu_levels: float = 0.5
+) -> tuple[list[str], int]:
     """Load each file whole or cropped, in batches of one, and compare with Pillow.
+
+    On a GPU, a picture may be ``gpu_levels`` further off in the mean.
 
     Returns:
         What is wrong, by the number of the file, and how many images raised the error that they should.
@@ -226,7 +232,7 @@ def compare_one_by_one(root: Path, files: Sequence[bytes], is_cropped: bool, dev
             wrong.append(f"{index}: of shape {tuple(ours[0][0].shape)} and not {tuple(their.shape)}")
         else:
             levels = (ours[0][0].cpu().int() - their.int()).abs().float()
-            allowed = (MEAN_LEVELS if is_cropped else 0) + (0.5 if device == "cuda" else 0)
+            allowed = (MEAN_LEVELS if is_cropped else 0) + (gpu_levels if device == "cuda" else 0)
             if levels.mean() > allowed and not (device == "cuda" and is_shown_otherwise(path)):
                 wrong.append(f"{index}: {levels.mean():.1f} levels off in the mean, {levels.max():.0f} at most")
     return wrong, refused
@@ -255,7 +261,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_a_jpeg_damaged_at_random_is_pillows_or_an_error(tmp_path: Path, damage: str, part: str, device: str) -> None:
     goods = [plain(**options) for options in KINDS.values()]
     files = [DAMAGES[damage](goods[seed % len(goods)], seed) for seed in range(SEEDS)]
-    wrong, refused = compare_one_by_one(tmp_path / "set", files, part == "crop", device)
+    wrong, refused = compare_one_by_one(tmp_path / "set", files, part == "crop", device, SILENT_LEVELS)
     assert not wrong, f"{len(wrong)} of {SEEDS}: {wrong[:5]}"
     assert 0 < refused < SEEDS
 

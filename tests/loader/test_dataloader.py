@@ -11,7 +11,6 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -212,16 +211,8 @@ def in_memory(kind: type) -> int:
     return sum(isinstance(each, kind) for each in gc.get_objects())
 
 
-@pytest.fixture
-def no_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (1, False), (1, True)])
-@pytest.mark.usefixtures("no_garbage_collection")
+@pytest.mark.usefixtures("no_collector")
 def test_pipelines_of_transforms_that_do_not_come_back_are_dropped(
     folder: ImageFolder, workers: int, persistent: bool
 ) -> None:
@@ -234,7 +225,7 @@ def test_pipelines_of_transforms_that_do_not_come_back_are_dropped(
     assert not loader._counts._in_workers
 
 
-@pytest.mark.usefixtures("no_garbage_collection")
+@pytest.mark.usefixtures("no_collector")
 def test_a_transform_that_is_not_translated_keeps_no_pipeline_alive(folder: ImageFolder) -> None:
     loader, before = DataLoader(folder, 16, device="cpu"), in_memory(Pipeline)
     for size in range(20, 26):
