@@ -131,24 +131,26 @@ class LoaderIterator:
 
     def _next_torch_batch(self) -> Any:
         # Hot path: for batches of a few numbers, every line adds measurable overhead.
-        asked_s, state = monotonic(), self._loader_state
+        asked_s = monotonic()
         try:
             batch = self._take()
         except StopIteration:
-            state.finished = True
+            self._loader_state.finished = True
             raise
         except Exception:
             self._pool.broken |= getattr(self._batches, "failed", False)
-            self._count(state)  # the next batch is the one after the failed one
+            self._count()  # the next batch is the one after the failed one
             raise
-        size = self._count(state) or infer_size(batch, self._pool.workers.batch_size or 1)
+        size = self._count() or infer_size(batch, self._pool.workers.batch_size or 1)
         now_s = monotonic()
-        loop_s, wait_s, self._returned_s = asked_s - self._returned_s, now_s - asked_s, now_s
-        self._recorder.add_step(_step((loop_s, wait_s, wait_s, size, 0)), size)
+        wait_s = now_s - asked_s
+        self._recorder.add_step(_step((asked_s - self._returned_s, wait_s, wait_s, size, 0)), size)
+        self._returned_s = now_s
         return batch
 
-    def _count(self, state: LoaderState) -> int:
+    def _count(self) -> int:
         """Advance the state of the epoch by one of torch's batches. Return its number of samples; 0 if unknown."""
+        state = self._loader_state
         state.batches += 1
         if not self._sizes:
             return 0

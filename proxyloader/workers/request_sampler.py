@@ -136,14 +136,15 @@ class RequestSampler:
             return
         yields_indices, batched, sizes = self.yields_indices, self._batched, self.sizes
         sizes.clear()
-        size = 0, 0
+        count, size = 1, (1, self.places(1))
         for indices in itertools.chain((first,), remaining):
-            if batched and type(indices) is not list and not hasattr(indices, "__len__"):
-                indices = list(indices)  # a generator cannot be pickled
-            if yields_indices:
-                count = len(indices) if batched else 1
-                if count != size[0]:
+            if batched:
+                if type(indices) is not list and not hasattr(indices, "__len__"):
+                    indices = list(indices)  # a generator cannot be pickled
+                if len(indices) != count:
+                    count = len(indices)
                     size = count, self.places(count)
+            if yields_indices:
                 sizes.append(size)
                 yield indices
             else:
