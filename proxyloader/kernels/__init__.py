@@ -1,0 +1,1 @@
+"""Image operations with the arithmetic of Pillow and torch, as CUDA kernels, and the programs that they run."""

@@ -1,0 +1,364 @@
+"""Programs: what is to be done to the pixels of each image of a batch, and the launches of kernels that do it.
+
+A program is a sequence of steps: an opcode and its numbers. The programs of a batch are cut into jobs. A job reads an
+image once and writes it once: it has at most one step that reads other pixels or statistics of the image, followed by
+steps from pixel to pixel. The jobs of all images that are equally far form a stage, which takes a few launches.
+
+Images are RGB, uint8, (H, W, 3); a grayscale image has equal channels. A batch is described in NumPy arrays, without a
+Python loop over its images.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+MAX_NUMBERS = 16
+
+
+class Kind(IntEnum):
+    """What a job does. Within a stage, jobs lie in this order."""
+
+    STATS = 0  # needs statistics of the whole image first
+    POINTS = 1
+    GATHER = 2
+    BOX_BLUR = 3
+    TENSOR_BLUR = 4
+    RESAMPLE_ROWS = 5  # resizes the width first
+    RESAMPLE_COLUMNS = 6
+    RESAMPLE_ROWS_STORE = 7
+    RESAMPLE_COLUMNS_STORE = 8
+    STORE = 9
+
+
+OPCODES: dict[str, Kind] = {
+    # From level to level. Consecutive ones become one table.
+    "TABLE": Kind.POINTS,
+    "BRIGHTNESS": Kind.POINTS,
+    "CONTRAST": Kind.STATS,
+    "POSTERIZE": Kind.POINTS,
+    "SOLARIZE": Kind.POINTS,
+    "SOLARIZE_ADD": Kind.POINTS,
+    "INVERT": Kind.POINTS,
+    "AUTOCONTRAST": Kind.STATS,
+    "EQUALIZE": Kind.STATS,
+    "TENSOR_BRIGHTNESS": Kind.POINTS,
+    "TENSOR_CONTRAST": Kind.STATS,
+    "TENSOR_AUTOCONTRAST": Kind.STATS,
+    # From pixel to pixel.
+    "SATURATION": Kind.POINTS,
+    "GREY": Kind.POINTS,
+    "HUE": Kind.POINTS,
+    "CHANNELS": Kind.POINTS,
+    "MATRIX": Kind.POINTS,
+    "ERASE": Kind.POINTS,
+    "TENSOR_SATURATION": Kind.POINTS,
+    "TENSOR_GREY": Kind.POINTS,
+    "TENSOR_HUE": Kind.POINTS,
+    # From other pixels.
+    "WINDOW": Kind.GATHER,
+    "SELECT": Kind.GATHER,
+    "FLIP_X": Kind.GATHER,
+    "FLIP_Y": Kind.GATHER,
+    "TURN": Kind.GATHER,
+    "SHARPNESS": Kind.GATHER,
+    "TENSOR_SHARPNESS": Kind.GATHER,
+    "KERNEL3": Kind.GATHER,
+    "KERNEL5": Kind.GATHER,
+    "AFFINE_NEAREST": Kind.GATHER,
+    "AFFINE_BILINEAR": Kind.GATHER,
+    "AFFINE_BICUBIC": Kind.GATHER,
+    "PERSPECTIVE_NEAREST": Kind.GATHER,
+    "PERSPECTIVE_BILINEAR": Kind.GATHER,
+    "PERSPECTIVE_BICUBIC": Kind.GATHER,
+    "BOX_BLUR": Kind.BOX_BLUR,
+    "TENSOR_BLUR": Kind.TENSOR_BLUR,
+    "RESAMPLE": Kind.RESAMPLE_ROWS,
+    # To the output.
+    "STORE": Kind.STORE,
+}
+"""Opcodes and the kind of job that each needs. The kernels define what an opcode does and its numbers."""
+
+CODE = {name: code for code, name in enumerate(OPCODES)}
+KINDS = np.array(list(OPCODES.values()), np.int32)
+LAST_LEVEL_CODE = CODE["TENSOR_AUTOCONTRAST"]
+
+FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
+"""Pillow's numbers of its filters."""
+
+SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])
+"""Radius of each filter, by its number."""
+
+STEP = np.dtype(
+    [("code", "i4"), ("extra", "i4"), ("run", "i4"), ("table", "i4"), ("numbers", "f8", (MAX_NUMBERS,))], align=True
+)
+"""``struct Step``. ``extra`` is the index of its first number in the extras. ``run`` is the number of steps of the run
+from level to level that starts here, 0 for any other step, and ``table`` the index of the table of that run."""
+
+JOB = np.dtype(
+    [
+        ("source", "u8"),
+        ("target", "u8"),
+        ("table_x", "i8"),
+        ("table_y", "i8"),
+        ("row_stride", "i8"),
+        ("channel_stride", "i8"),
+        ("source_height", "i4"),
+        ("source_width", "i4"),
+        ("height", "i4"),
+        ("width", "i4"),
+        ("first", "i4"),
+        ("count", "i4"),
+        ("stats", "i4"),
+        ("unused", "i4"),
+    ],
+    align=True,
+)
+"""``struct Job``. ``table_x`` and ``table_y`` are the indices of the weights of a resize in the pool. The strides of
+the target, in elements, are those of the output, and only used by kinds that store it."""
+
+RUN = np.dtype([("first", "i4"), ("count", "i4"), ("job", "i4"), ("table", "i4")])
+"""``struct Run``: consecutive steps from level to level, their job and their table."""
+
+STATS_BYTES, TABLE_BYTES = 8 + 3 * 256 * 4, 3 * 256
+TILE, BLUR_STRIP = 32, 32
+"""Constants of the kernels."""
+
+Indices = NDArray[np.int64]
+
+
+class Launch(NamedTuple):
+    """One launch: the name of a kernel, its grid, the threads of a block, bytes of shared memory, the first job."""
+
+    name: str
+    grid: tuple[int, int]
+    threads: int
+    shared_bytes: int
+    first: int
+
+
+class Programs:
+    """The programs of N images, built step by step for all or some of them.
+
+    Attributes:
+        sizes: (N, 2) int64, the height and width of each image after the steps so far.
+        sources: (N,) int64, the decoded image from which each starts.
+    """
+
+    def __init__(self, sizes: Any) -> None:
+        self.sizes: Indices = np.array(sizes, np.int64).reshape(-1, 2)
+        self.source_sizes, self.sources = self.sizes.copy(), np.arange(len(self.sizes))
+        self._images: list[Indices] = []
+        self._steps: list[NDArray[Any]] = []
+        self._sizes: list[tuple[Indices, Indices]] = []
+        self._extras: list[NDArray[np.float64]] = []
+        self._num_extras = 0
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def add(self, name: str, numbers: Any = (), images: Indices | None = None, sizes: Any = None) -> None:
+        """Append a step to the programs of ``images``, by default of all.
+
+        Args:
+            numbers: for each number of the step, its value, or an array with the value of each image.
+            sizes: height and width of the results, if they change: two values, or two arrays.
+        """
+        images = np.arange(len(self)) if images is None else images
+        if not len(images):
+            return
+        steps = np.zeros(len(images), STEP)
+        steps["code"] = CODE[name]
+        for column, values in enumerate(numbers):
+            steps["numbers"][:, column] = values
+        before = self.sizes[images]
+        if sizes is not None:
+            self.sizes[images] = np.stack(np.broadcast_arrays(*sizes, images)[:2], 1)
+        self._images.append(images)
+        self._steps.append(steps)
+        self._sizes.append((before, self.sizes[images]))
+
+    def add_extras(self, extras: Any) -> None:
+        """Attach (images, count) numbers to the step that was appended last."""
+        extras = np.ascontiguousarray(extras, np.float64).reshape(len(self._steps[-1]), -1)
+        self._steps[-1]["extra"] = self._num_extras + np.arange(len(extras)) * extras.shape[1]
+        self._extras.append(extras.reshape(-1))
+        self._num_extras += extras.size
+
+    def split(self, views: int) -> None:
+        """Make ``views`` images of each one. Those of an image follow each other."""
+        each = np.arange(views)
+        self._images = [(images[:, None] * views + each).reshape(-1) for images in self._images]
+        self._steps = [np.repeat(steps, views) for steps in self._steps]
+        self._sizes = [(np.repeat(a, views, 0), np.repeat(b, views, 0)) for a, b in self._sizes]
+        self.sizes, self.sources = np.repeat(self.sizes, views, 0), np.repeat(self.sources, views)
+
+    def jobs(self) -> Jobs:
+        """Cut the programs into jobs."""
+        images = np.concatenate(self._images)
+        order = np.argsort(images, kind="stable")
+        images, steps = images[order], np.concatenate(self._steps)[order]
+        before, after = (np.concatenate(each)[order] for each in zip(*self._sizes))
+        kinds = KINDS[steps["code"]]
+        resamples = np.flatnonzero(kinds == Kind.RESAMPLE_ROWS)
+        kinds[resamples] += steps["numbers"][resamples, 13].astype(np.int32)
+        is_resample = (kinds == Kind.RESAMPLE_ROWS) | (kinds == Kind.RESAMPLE_COLUMNS)
+        starts = np.ones(len(steps), bool)
+        starts[1:] = images[1:] != images[:-1]
+        first_of_image = starts.copy()
+        # Blurs and resizes do nothing else. A resize to RGB may store its result as the output.
+        is_alone = is_resample | (kinds == Kind.BOX_BLUR) | (kinds == Kind.TENSOR_BLUR)
+        stores = kinds == Kind.STORE
+        starts |= (kinds != Kind.POINTS) | np.concatenate(([False], is_alone[:-1]))
+        starts[1:] &= first_of_image[1:] | ~(stores[1:] & is_resample[:-1] & (steps["numbers"][1:, 0] == 3))
+        at = np.flatnonzero(starts)
+        last = np.append(at[1:], len(steps)) - 1
+        job_kinds = kinds[at] + 2 * (is_resample[at] & stores[last])
+        _number_runs(steps, starts)
+        jobs = np.zeros(len(at), JOB)
+        jobs["first"], jobs["count"] = at, last - at + 1
+        jobs["source_height"], jobs["source_width"] = before[at].T
+        jobs["height"], jobs["width"] = after[last].T
+        first_job = np.flatnonzero(first_of_image[at])
+        stages = np.arange(len(at)) - np.repeat(first_job, np.diff(np.append(first_job, len(at))))
+        extras = np.concatenate(self._extras) if self._extras else np.zeros(0)
+        return Jobs(self, jobs, job_kinds, stages, images[at], steps, extras)
+
+
+def _number_runs(steps: NDArray[Any], starts: NDArray[np.bool_]) -> None:
+    """Set the length and the table of each run of steps from level to level in the same job."""
+    is_level = steps["code"] <= LAST_LEVEL_CODE
+    begins = is_level & (starts | np.concatenate(([True], ~is_level[:-1])))
+    at = np.flatnonzero(begins)
+    ends = np.flatnonzero(is_level & np.concatenate((begins[1:] | ~is_level[1:], [True]))) + 1
+    steps["run"][at], steps["table"][at] = ends - at, np.arange(len(at))
+
+
+@dataclass(eq=False)
+class Jobs:
+    """The jobs of a batch in the order of its images, and their steps."""
+
+    programs: Programs
+    jobs: NDArray[Any]
+    kinds: NDArray[np.int32]
+    stages: Indices
+    images: Indices
+    steps: NDArray[Any]
+    extras: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        # Which memory each job reads and writes: 0 and 1 are those of the image itself, which take turns; jobs from
+        # pixel to pixel work in place. The decoded image is only read, as several programs may start from it.
+        moves = (self.kinds > Kind.POINTS) | (self.stages == 0)
+        turns = moves.cumsum()
+        turns -= np.repeat(turns[self.stages == 0], np.diff(np.append(np.flatnonzero(self.stages == 0), len(turns))))
+        self._target_turn = turns % 2
+        self._source_turn = np.concatenate(([0], self._target_turn[:-1]))
+        self._is_output = self.kinds >= Kind.RESAMPLE_ROWS_STORE
+        sizes = 3 * self.jobs["height"].astype(np.int64) * self.jobs["width"]
+        sizes[self._is_output] = 0
+        largest = np.maximum.reduceat(sizes, np.flatnonzero(self.stages == 0))
+        self._room = np.repeat(-(-largest // 16) * 16, 2).reshape(-1, 2)  # in bytes, of memory 0 and 1 of each image
+        self._room[:, 1] *= bool(self._target_turn[~self._is_output].any())
+        self.scratch_bytes = int(self._room.sum())
+        is_resize = (self.kinds >= Kind.RESAMPLE_ROWS) & (self.kinds < Kind.STORE)
+        self.pool_size = self._place_weights(np.flatnonzero(is_resize))
+        self.num_stats = int((self.kinds == Kind.STATS).sum())
+
+    def _place_weights(self, at: Indices) -> int:
+        """Give each axis of each resize a place in the pool. Return the size of the pool, in int32."""
+        jobs, numbers = self.jobs[at], self.steps["numbers"][self.jobs["first"][at]]
+        spans = numbers[:, 6:8] - numbers[:, 4:6]
+        counts = np.stack([jobs["width"], jobs["height"]], 1).astype(np.int64)
+        support = SUPPORTS[numbers[:, 10].astype(int)][:, None]
+        taps = 2 * np.ceil(support * np.maximum(spans / np.maximum(counts, 1), 1.0)).astype(np.int64) + 1
+        sizes = 1 + (2 + taps) * counts
+        ends = sizes.cumsum().reshape(sizes.shape)
+        self.jobs["table_x"][at], self.jobs["table_y"][at] = (ends - sizes).T
+        return int(ends[-1, -1]) if len(ends) else 0
+
+    def bind(self, decoded: Any, scratch: int, outputs: Any, row_strides: Any, channel_strides: Any) -> None:
+        """Set all addresses, and bring the jobs into the order of their launches.
+
+        Args:
+            decoded: address of each decoded image.
+            scratch: address of ``scratch_bytes`` bytes, aligned to 16.
+            outputs: address of the output of each program.
+            row_strides, channel_strides: of the outputs, in elements.
+        """
+        jobs, images = self.jobs, self.images
+        ends = self._room.cumsum().reshape(self._room.shape)
+        memory = scratch + (ends - self._room)
+        own = self.programs.sources[images]
+        jobs["source"] = np.where(
+            self.stages == 0, np.asarray(decoded, np.uint64)[own], memory[images, self._source_turn].astype(np.uint64)
+        )
+        targets = memory[images, self._target_turn].astype(np.uint64)
+        jobs["target"] = np.where(self._is_output, np.asarray(outputs, np.uint64)[images], targets)
+        jobs["row_stride"] = np.broadcast_to(row_strides, len(self.programs))[images]
+        jobs["channel_stride"] = np.broadcast_to(channel_strides, len(self.programs))[images]
+        order = np.argsort(self.stages * len(Kind) + self.kinds, kind="stable")
+        for name in ("jobs", "kinds", "stages", "images", "_target_turn", "_source_turn", "_is_output"):
+            setattr(self, name, getattr(self, name)[order])
+        self.jobs["stats"][self.kinds == Kind.STATS] = np.arange(self.num_stats)
+
+    def runs(self) -> NDArray[Any]:
+        """Return the runs, of ``RUN``, by stage. The jobs must be bound."""
+        at = np.flatnonzero(self.steps["run"])
+        by_first = np.argsort(self.jobs["first"])
+        jobs = by_first[np.searchsorted(self.jobs["first"][by_first], at, side="right") - 1]
+        runs = np.zeros(len(at), RUN)
+        runs["first"], runs["count"], runs["job"] = at, self.steps["run"][at], jobs
+        runs["table"] = self.steps["table"][at]
+        return runs[np.argsort(self.stages[jobs], kind="stable")]
+
+    def launches(self, runs: NDArray[Any]) -> Iterator[Launch]:
+        """Yield the launches in order. The jobs must be bound. Blocks beyond the end of a smaller image return."""
+        groups = self.stages * len(Kind) + np.maximum(self.kinds, Kind.POINTS)  # one launch for STATS and POINTS
+        bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+        run_ends = np.searchsorted(self.stages[runs["job"]], np.arange(self.stages.max() + 1), side="right").tolist()
+        begun = -1
+        for first, end in itertools.pairwise(bounds):
+            stage, jobs = int(self.stages[first]), self.jobs[first:end]
+            count = int((self.kinds[first:end] == Kind.STATS).sum())
+            if count:
+                yield Launch("stats", (_blocks(_pixels(jobs[:count], "source_"), 8192), count), 256, 4 * 768 * 4, first)
+            if stage != begun:
+                first_run, begun = run_ends[stage - 1] if stage else 0, stage
+                if run_ends[stage] > first_run:
+                    yield Launch("tables", (run_ends[stage] - first_run, 1), 256, 24 + 2 * 3 * 256 * 4, first_run)
+            yield from self._launch(Kind(self.kinds[end - 1]), jobs, first)
+
+    def _launch(self, kind: Kind, jobs: NDArray[Any], first: int) -> Iterator[Launch]:
+        count, height, width = len(jobs), int(jobs["height"].max()), int(jobs["width"].max())
+        tiles = int((-(-jobs["height"] // TILE) * -(-jobs["width"] // TILE)).max())
+        if kind <= Kind.POINTS:
+            yield Launch("points", (_blocks(_pixels(jobs), 2048), count), 256, 0, first)
+        elif kind == Kind.GATHER:
+            yield Launch("gather", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
+        elif kind == Kind.BOX_BLUR:
+            yield Launch("blur_rows", (height, count), 128, 6 * width, first)
+            yield Launch("blur_columns", (_blocks(3 * width, BLUR_STRIP), count), 256, 2 * BLUR_STRIP * height, first)
+        elif kind == Kind.TENSOR_BLUR:
+            reach_x, reach_y = map(int, self.steps["numbers"][jobs["first"], :2].max(0))
+            shared = 4 * (2 * (reach_x + reach_y + 1) + (TILE + 2 * reach_y) * 3 * TILE)
+            yield Launch("blur_tensor", (tiles, count), 256, shared, first)
+        elif kind == Kind.STORE:
+            yield Launch("store", (_blocks(_pixels(jobs), 1024), count), 256, 0, first)
+        else:
+            yield Launch("build_weights", (2, count), 128, 0, first)
+            yield Launch(kind.name.lower(), (tiles, count), 256, 0, first)
+
+
+def _pixels(jobs: NDArray[Any], which: str = "") -> int:
+    return int((jobs[which + "height"].astype(np.int64) * jobs[which + "width"]).max())
+
+
+def _blocks(size: int, per_block: int) -> int:
+    return -(-size // per_block)
