@@ -32,9 +32,10 @@ BELOW = {
     "transforms": {""},
     "data": {"", "transforms"},
     "workers": {"", "transforms", "data"},
-    "dali": {"", "transforms", "data"},
-    "loader": {"", "transforms", "data", "workers", "dali"},
-    "tools": {"", "transforms", "data", "workers", "dali", "loader"},
+    "kernels": {"", "transforms"},
+    "dali": {"", "transforms", "data", "kernels"},
+    "loader": {"", "transforms", "data", "workers", "kernels", "dali"},
+    "tools": {"", "transforms", "data", "workers", "kernels", "dali", "loader"},
 }
 """What each folder may import. "" is the package's root."""
 

@@ -44,7 +44,12 @@ class PipelineRun:
     Args:
         size: number of samples.
         kinds: (dtype, number of dimensions) of each input.
+
+    Attributes:
+        rows: the sampled parameters, if kernels transform what the pipeline decodes.
     """
+
+    rows: Any = None
 
     def __init__(self, size: int, kinds: Kinds = ()) -> None:
         self.size, self.kinds = size, kinds

@@ -11,7 +11,7 @@ Python loop over its images.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -35,6 +35,7 @@ class Kind(IntEnum):
     RESAMPLE_ROWS_STORE = 7
     RESAMPLE_COLUMNS_STORE = 8
     STORE = 9
+    OUTPUT = 10  # changes what another job stored before
 
 
 OPCODES: dict[str, Kind] = {
@@ -80,8 +81,9 @@ OPCODES: dict[str, Kind] = {
     "BOX_BLUR": Kind.BOX_BLUR,
     "TENSOR_BLUR": Kind.TENSOR_BLUR,
     "RESAMPLE": Kind.RESAMPLE_ROWS,
-    # To the output.
+    # To the output, and in it.
     "STORE": Kind.STORE,
+    "ERASE_OUTPUT": Kind.OUTPUT,
 }
 """Opcodes and the kind of job that each needs. The kernels define what an opcode does and its numbers."""
 
@@ -184,20 +186,31 @@ class Programs:
         self._steps.append(steps)
         self._sizes.append((before, self.sizes[images]))
 
-    def add_extras(self, extras: Any) -> None:
-        """Attach (images, count) numbers to the step that was appended last."""
-        extras = np.ascontiguousarray(extras, np.float64).reshape(len(self._steps[-1]), -1)
-        self._steps[-1]["extra"] = self._num_extras + np.arange(len(extras)) * extras.shape[1]
-        self._extras.append(extras.reshape(-1))
-        self._num_extras += extras.size
+    def add_extras(self, extras: Sequence[Any]) -> None:
+        """Attach numbers to the step that was appended last: one-dimensional, for each of its images."""
+        if len(extras):
+            ends = self._num_extras + np.cumsum([len(each) for each in extras])
+            self._steps[-1]["extra"] = [self._num_extras, *ends[:-1]]
+            self._extras.append(np.concatenate(extras, dtype=np.float64))
+            self._num_extras = int(ends[-1])
+
+    def flip_last(self, number: int, wanted: Any, images: Indices) -> bool:
+        """Flip the results of the last step of these images, along x (8) or y (9). Return whether it is a resize."""
+        if not self._steps or not np.array_equal(self._images[-1], images):
+            return False
+        steps = self._steps[-1]
+        if not len(steps) or steps["code"][0] != CODE["RESAMPLE"]:
+            return False
+        steps["numbers"][:, number] = steps["numbers"][:, number] != wanted
+        return True
 
     def split(self, views: int) -> None:
-        """Make ``views`` images of each one. Those of an image follow each other."""
-        each = np.arange(views)
-        self._images = [(images[:, None] * views + each).reshape(-1) for images in self._images]
-        self._steps = [np.repeat(steps, views) for steps in self._steps]
-        self._sizes = [(np.repeat(a, views, 0), np.repeat(b, views, 0)) for a, b in self._sizes]
-        self.sizes, self.sources = np.repeat(self.sizes, views, 0), np.repeat(self.sources, views)
+        """Make ``views`` images of each: first one of every image, then another one of every image, and so on."""
+        count = len(self)
+        self._images = [(np.arange(views)[:, None] * count + images).reshape(-1) for images in self._images]
+        self._steps = [np.tile(steps, views) for steps in self._steps]
+        self._sizes = [(np.tile(a, (views, 1)), np.tile(b, (views, 1))) for a, b in self._sizes]
+        self.sizes, self.sources = np.tile(self.sizes, (views, 1)), np.tile(self.sources, views)
 
     def jobs(self) -> Jobs:
         """Cut the programs into jobs."""
@@ -349,6 +362,8 @@ class Jobs:
             reach_x, reach_y = map(int, self.steps["numbers"][jobs["first"], :2].max(0))
             shared = 4 * (2 * (reach_x + reach_y + 1) + (TILE + 2 * reach_y) * 3 * TILE)
             yield Launch("blur_tensor", (tiles, count), 256, shared, first)
+        elif kind == Kind.OUTPUT:
+            yield Launch("erase_output", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
         elif kind == Kind.STORE:
             yield Launch("store", (_blocks(_pixels(jobs), 1024), count), 256, 0, first)
         else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..dali.device import cuda_ordinal
 from ..transforms.plan import Plan
 from .options import LoaderOptions
@@ -59,9 +61,15 @@ class PlanServers:
     def _build(self, plan: Plan, options: LoaderOptions) -> RunQueue:
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer
+        from ..kernels.launcher import get_launcher
+        from ..kernels.operations import explain_missing
 
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
-        return PlanServer(plan, pipeline_options, options.format)
+        launcher = None
+        if device_id is not None and not explain_missing(plan):
+            dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
+            launcher = get_launcher(device_id, dtype, options.format.channels_last)
+        return PlanServer(plan, pipeline_options, options.format, launcher)

@@ -1,8 +1,8 @@
 """Plan: the frozen steps that a Compose compiles to. Steps sample parameters per image and do not depend on DALI.
 
-The parameters of an image are a row of float32: each step owns some of its columns, and arrays such as noise follow the
-columns. The worker fills the row with the parameter code of torchvision or timm, using the default generators. The row
-and the encoded image are the only inputs of the DALI graph.
+The parameters of an image are a row: each step owns some of its columns, and arrays such as noise follow them. The
+worker fills the row with the parameter code of torchvision or timm, using the default generators. On the GPU, kernels
+transform what DALI decodes by these rows; elsewhere they are an input of DALI's graph.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class ParamRow(list[float]):
         return row
 
     def packed(self) -> NDArray[np.float32]:
-        """Return the columns and arrays, (numbers,) float32."""
-        columns = np.array(self, np.float32)
+        """Return the columns, float64 viewed as two float32 each, and the arrays, (numbers,) float32."""
+        columns = np.array(self, np.float64).view(np.float32)
         return np.concatenate([columns, *self._arrays]) if self._arrays else columns
 
 
@@ -285,18 +285,17 @@ class Plan:
         """See ``Step.takes_numbers_ahead``."""
         return all(step.takes_numbers_ahead for step in iter_steps(self.steps))
 
-    def sample_params(self, height: int, width: int) -> NDArray[np.float32]:
+    def sample_params(self, height: int, width: int) -> NDArray[np.float64]:
         """Sample the parameters of an image of ``height`` x ``width`` pixels, using the default generators.
 
         Returns:
-            (columns,) float32, followed by attached arrays, if any. Pixel coordinates are integers, exact in float32 up
-            to 16,777,216.
+            The columns, (columns,) float64, without attached arrays.
         """
         row = ParamRow()
         size = height, width
         for step in self.steps:
             size = step.sample_params(size, row)
-        return row.packed()
+        return np.array(row)
 
 
 def plan_of(steps: Branch) -> Plan:

@@ -1,0 +1,177 @@
+"""Compile the kernels with NVRTC when they are first used, keep the code in the user's cache, and launch them.
+
+Only the libraries that torch depends on are needed: its NVRTC, and the driver. NVRTC compiles for the very GPU, so the
+driver has nothing left to compile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .programs import OPCODES, Launch
+
+log = logging.getLogger(__name__)
+
+# Pillow's wheels for x86-64 round each product before they add it. With fused multiply-add, some pixels would differ.
+OPTIONS = ("--std=c++17", "--fmad=false")
+
+MAX_SHARED_BYTES_OPTIN, MAX_DYNAMIC_SHARED_BYTES = 97, 8
+"""Numbers of a CUdevice_attribute and of a CUfunction_attribute."""
+
+
+class KernelError(RuntimeError):
+    """The kernels cannot be compiled or launched on this machine."""
+
+
+class BatchPointers(ctypes.Structure):
+    """``struct Batch``: addresses of the arrays that describe a batch, and of the memory for what kernels compute."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("jobs", "steps", "runs", "extras", "stats", "tables", "pool")]
+
+
+def read_source(name: str) -> str:
+    """Return the source of a module, ``colour`` or ``resize``, without the macros of the output format."""
+    folder = Path(__file__).parent
+    opcodes = ", ".join(f"{opcode} = {code}" for code, opcode in enumerate(OPCODES))
+    texts = [(folder / file).read_text() for file in ("image.cuh", f"{name}.cu")]
+    return "\n".join([f"enum Opcode {{ {opcodes} }};", *texts])
+
+
+def output_macros(dtype: torch.dtype, is_planar: bool) -> tuple[str, ...]:
+    """Return the options that select the output format of the module ``resize``."""
+    bits = torch.empty(0, dtype=dtype).element_size() * 8
+    return (
+        f"-DPLANAR={int(is_planar)}",
+        f"-DOUTPUT_BITS={bits}",
+        *(("-DBFLOAT",) if dtype == torch.bfloat16 else ()),
+    )
+
+
+def compile_module(name: str, architecture: str, macros: tuple[str, ...] = ()) -> bytes:
+    """Return the code of a module for an architecture such as "sm_90", from the user's cache if it is there.
+
+    Raises:
+        KernelError: NVRTC is missing, or refuses the source or the architecture.
+    """
+    source, nvrtc = read_source(name), _nvrtc()
+    options = (f"--gpu-architecture={architecture}", *OPTIONS, *macros)
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
+    key = hashlib.sha256("\0".join([source, *options, f"{major.value}.{minor.value}"]).encode()).hexdigest()
+    cached = cache_folder() / f"{name}-{key[:32]}.cubin"
+    try:
+        return cached.read_bytes()
+    except OSError:
+        code = _compile(nvrtc, source, name, options)
+        _keep(cached, code)
+        return code
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels: $XDG_CACHE_HOME/proxyloader, by default ~/.cache/proxyloader."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path(os.path.expanduser("~"), ".cache")) / "proxyloader"
+
+
+def _keep(path: Path, code: bytes) -> None:
+    """Write a file of the cache. Another process may write or read the same file meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(code)
+        os.replace(temporary, path)
+    except OSError as error:
+        log.info("not caching compiled kernels: %s", error)
+
+
+def _compile(nvrtc: Any, source: str, name: str, options: tuple[str, ...]) -> bytes:
+    program = ctypes.c_void_p()
+    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)
+    _check(created, "nvrtcCreateProgram")
+    try:
+        given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        if nvrtc.nvrtcCompileProgram(program, len(options), given):
+            compiler_log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            raise KernelError(f"NVRTC cannot compile {name}.cu with {' '.join(options)}:\n{compiler_log.decode()}")
+        return _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(get_size: Any, get_content: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(get_size(program, ctypes.byref(size)), get_size.__name__)
+    content = ctypes.create_string_buffer(size.value)
+    _check(get_content(program, content), get_content.__name__)
+    return content.raw
+
+
+@functools.cache
+def _nvrtc() -> ctypes.CDLL:
+    """Load the NVRTC of the installed torch, from its wheel or from the system."""
+    torch_folder = Path(torch.__file__).parent
+    name = f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}"
+    found = [
+        str(path) for folder in (torch_folder.parent / "nvidia", torch_folder) for path in folder.glob(f"**/{name}")
+    ]
+    for path in [*found, name]:
+        try:
+            return ctypes.CDLL(path)
+        except OSError:
+            continue
+    raise KernelError(f"{name} was not found; it comes with torch {torch.__version__}")
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise KernelError("libcuda.so.1 was not found: no NVIDIA driver is installed") from error
+
+
+def _check(status: int, call: str) -> None:
+    if status:
+        raise KernelError(f"{call} failed with status {status}")
+
+
+class Module:
+    """The kernels of a module, loaded on a device."""
+
+    def __init__(self, name: str, device_id: int, macros: tuple[str, ...] = ()) -> None:
+        major, minor = torch.cuda.get_device_capability(device_id)
+        code = compile_module(name, f"sm_{major}{minor}", macros)
+        self._device_id, self._handle = device_id, ctypes.c_void_p()
+        self._functions: dict[str, ctypes.c_void_p] = {}
+        with torch.cuda.device(device_id):
+            torch.cuda.current_stream().query()  # makes torch's context current in this thread
+            _check(_driver().cuModuleLoadData(ctypes.byref(self._handle), code), "cuModuleLoadData")
+
+    def _function(self, name: str) -> ctypes.c_void_p:
+        if name not in self._functions:
+            function, most = ctypes.c_void_p(), ctypes.c_int()
+            _check(_driver().cuModuleGetFunction(ctypes.byref(function), self._handle, name.encode()), name)
+            _driver().cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_BYTES_OPTIN, self._device_id)
+            _driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, most)  # more than 48 KiB is on request
+            self._functions[name] = function
+        return self._functions[name]
+
+    def launch(self, launch: Launch, batch: BatchPointers, stream: torch.cuda.Stream) -> None:
+        """Launch a kernel. The device must be torch's current device."""
+        first = ctypes.c_int(launch.first)
+        arguments = (ctypes.c_void_p * 2)(ctypes.addressof(batch), ctypes.addressof(first))
+        status = _driver().cuLaunchKernel(
+            self._function(launch.name), *launch.grid, 1, launch.threads, 1, 1, launch.shared_bytes,
+            ctypes.c_void_p(stream.cuda_stream), arguments, None,
+        )  # fmt: skip
+        _check(status, f"launching {launch}")

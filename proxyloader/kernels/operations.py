@@ -1,0 +1,415 @@
+"""Turn the sampled parameters of a batch into programs, one function per class of step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import __version__ as pillow_version
+from torchvision.transforms import _functional_tensor as FT
+
+from ..errors import UnsupportedTransformError
+from ..transforms import augment, color, geometry, multi_crop, resize, type_conversion, warp
+from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
+from .programs import FILTERS, Indices, Programs
+
+Columns = NDArray[np.float64]
+
+S = TypeVar("S", bound=Step)
+
+
+class Rows:
+    """The sampled parameters of N images, as ``ParamRow.packed`` returns them.
+
+    Attributes:
+        columns: (N, columns) float64.
+    """
+
+    def __init__(self, rows: Any, num_params: int) -> None:
+        if isinstance(rows, list):
+            self._starts = np.cumsum([0, *map(len, rows)])[:-1]
+            self._numbers = np.concatenate(rows)
+        else:
+            self._starts, self._numbers = np.arange(len(rows)) * rows.shape[1], rows.reshape(-1)
+        self._arrays_at = self._starts + 2 * num_params
+        at = self._starts[:, None] + np.arange(2 * num_params)
+        self.columns: Columns = np.ascontiguousarray(self._numbers[at]).view(np.float64)
+
+    def arrays(self, images: Indices, first_blocks: Columns, counts: Indices) -> list[NDArray[np.float32]]:
+        """Return the attached arrays of images, one-dimensional, by their first block and their length."""
+        starts = self._arrays_at[images % len(self._arrays_at)] + first_blocks.astype(np.int64) * ParamRow.BLOCK
+        return [self._numbers[start : start + count] for start, count in zip(starts.tolist(), counts.tolist())]
+
+
+@dataclass(eq=False)
+class State:
+    """Images of a batch between two steps.
+
+    Attributes:
+        images: which images of the programs.
+        column: the next column of the parameters.
+        channels: 3, or 1 for grayscale images, whose three channels are equal.
+        crop: left, top, width and height of a crop that the next step has to make, and its fill; None: none.
+        scale, mean, std: conversion to floats at the end. ``scale`` is None as long as values are levels.
+        erased: boxes to erase in the output: images, numbers and noise, or None for a color.
+    """
+
+    programs: Programs
+    rows: Rows
+    images: Indices
+    column: int = 0
+    channels: int = 3
+    crop: tuple[Any, tuple[float, ...]] | None = None
+    scale: bool | None = None
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    erased: list[tuple[Indices, Any, Any]] = field(default_factory=list)
+
+    def take(self, count: int) -> Columns:
+        """Return the next columns of the images, (count, N)."""
+        self.column += count
+        columns: Columns = self.rows.columns[self.images, self.column - count : self.column].T
+        return columns
+
+    def apply(self, steps: Branch) -> None:
+        for step in steps:
+            for operation in step.operations:
+                function = OPERATIONS.get(type(operation))
+                if function is None:
+                    raise no_kernel(operation)
+                function(self, operation)
+
+    def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
+        """Append a step to the programs of the images, or of those where a condition is true."""
+        self.make_crop()
+        if where is None:
+            self.programs.add(name, numbers, self.images, sizes)
+        elif where.any():
+            numbers = [values[where] if isinstance(values, np.ndarray) else values for values in numbers]
+            self.programs.add(name, numbers, self.images[where], sizes)
+
+    def make_crop(self) -> None:
+        if self.crop is not None:
+            (left, top, width, height), fill = self.crop
+            self.crop = None
+            self.add("WINDOW", (left, top, 0, *rgb(fill)), sizes=(height, width))
+
+    def require_levels(self, step: Step) -> None:
+        if self.scale is not None:
+            raise no_kernel(step, "of floats")
+
+
+def no_kernel(step: Step, why: str = "") -> UnsupportedTransformError:
+    return UnsupportedTransformError(f"there is no kernel for {type(step).__name__} {why}".strip(), code="no-kernel")
+
+
+def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Return one value for each of three channels."""
+    return tuple(values or (0.0,)) * (3 // max(1, len(values)))
+
+
+def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
+    """Return the programs of a batch.
+
+    Args:
+        sizes: (N, 2) height and width of the decoded images.
+        rows: the sampled parameters, as an array or as a list of arrays; None for a plan without any.
+
+    Raises:
+        UnsupportedTransformError: there is no kernel for a step.
+    """
+    programs = Programs(sizes)
+    if rows is None:
+        rows = np.zeros((len(programs), 0), np.float32)
+    state = State(programs, Rows(rows, plan.num_params), np.arange(len(programs)))
+    state.apply(plan.steps)
+    state.make_crop()
+    channels = state.channels
+    mean, std = rgb(state.mean), rgb(state.std or (1.0,))
+    programs.add("STORE", (channels, bool(state.scale), *mean, *std), np.arange(len(state.programs)))
+    for images, numbers, noise in state.erased:
+        programs.add("ERASE_OUTPUT", numbers, images)
+        if noise is not None:
+            programs.add_extras(noise)
+    return programs
+
+
+@functools.lru_cache(maxsize=64)
+def explain_missing(plan: Plan) -> str:
+    """Return why the kernels cannot do the steps of a plan; "" if they can."""
+    try:
+        build_programs(plan, np.zeros((0, 2)), np.zeros((0, 2 * plan.num_params), np.float32))
+    except UnsupportedTransformError as error:
+        return str(error)
+    return ""
+
+
+OPERATIONS: dict[type[Step], Callable[[State, Any], None]] = {}
+
+
+def operation(kind: type[S]) -> Callable[[Callable[[State, S], None]], Callable[[State, S], None]]:
+    """Register the function that appends a class of steps to programs."""
+
+    def register(function: Callable[[State, S], None]) -> Callable[[State, S], None]:
+        OPERATIONS[kind] = function
+        return function
+
+    return register
+
+
+# --- choices ----------------------------------------------------------------------------------------------------------
+
+
+@operation(OneOf)
+def one_of(state: State, step: OneOf) -> None:
+    state.make_crop()
+    column = state.column
+    (chosen,) = state.take(1)
+    after = state
+    for number, branch in enumerate(step.branches):
+        images = state.images[chosen == number]
+        if branch and (len(images) or not len(chosen)):
+            after = replace(state, images=images, column=column + 1)
+            after.apply(branch)
+            after.make_crop()
+    state.column = column + step.num_params
+    state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, state.channels
+
+
+@operation(multi_crop.Views)
+def views(state: State, step: multi_crop.Views) -> None:
+    state.make_crop()
+    count, number_of_views, column = len(state.programs), len(step.branches), state.column
+    state.programs.split(number_of_views)
+    state.rows.columns = np.tile(state.rows.columns, (number_of_views, 1))
+    for number, branch in enumerate(step.branches):
+        view = replace(state, images=np.arange(number * count, (number + 1) * count), column=column)
+        view.apply(branch)
+        view.make_crop()
+        column = view.column
+    state.images, state.column = np.arange(len(state.programs)), column
+
+
+# --- geometry ---------------------------------------------------------------------------------------------------------
+
+
+@operation(geometry.Crop)
+def crop(state: State, step: geometry.Crop) -> None:
+    state.require_levels(step)
+    top, left, height, width = state.take(4)
+    state.make_crop()
+    state.crop = (left, top, width, height), step.fill
+
+
+@operation(geometry.ReflectedCrop)
+def reflected_crop(state: State, step: geometry.ReflectedCrop) -> None:
+    state.require_levels(step)
+    top, left, height, width = state.take(4)
+    state.add("WINDOW", (left, top, 2), sizes=(height, width))
+
+
+@operation(geometry.Flip)
+def flip(state: State, step: geometry.Flip) -> None:
+    (wanted,) = state.take(1)
+    if state.erased:
+        raise no_kernel(step, "after erasing")
+    state.make_crop()
+    is_vertical = step.axis == "vertical"
+    if not state.programs.flip_last(8 + is_vertical, wanted, state.images):
+        state.add("FLIP_Y" if is_vertical else "FLIP_X", where=wanted != 0)
+
+
+@operation(geometry.IndexSelect)
+def index_select(state: State, step: geometry.IndexSelect) -> None:
+    state.require_levels(step)
+    height, width, first_block = state.take(3)
+    state.make_crop()
+    lines = state.rows.arrays(state.images, first_block, (height + width).astype(np.int64))
+    state.add("SELECT", rgb(step.fill), sizes=(height, width))
+    state.programs.add_extras(lines)
+
+
+@operation(resize.Resize)
+def resize_(state: State, step: resize.Resize) -> None:
+    state.require_levels(step)
+    if step.rounding is None or not step.antialias:
+        raise no_kernel(step, "of tensors with these arguments")
+    height, width = state.take(step.num_params)[-2:]
+    old_height, old_width = state.programs.sizes[state.images].T
+    box, fill = state.crop or ((0, 0, old_width, old_height), (0.0,))
+    state.crop = None
+    red, green, blue = map(int, rgb(fill))
+    height_first = step.rounding == "pil" and resizes_height_first(box[3] - height, box[2] - width, box[3], box[2])
+    numbers = (
+        *box, 0, 0, box[2], box[3], 0, 0,
+        FILTERS[step.interpolation], step.rounding == "torch", red | green << 8 | blue << 16, height_first,
+    )  # fmt: skip
+    state.add("RESAMPLE", numbers, sizes=(height, width))
+
+
+def resizes_height_first(rows: Any, columns: Any, height: Any, width: Any, version: str = pillow_version) -> Any:
+    """Return whether Pillow resizes the height first, given how many rows and columns it removes.
+
+    Versions before 12.2 always resize the width first; from 13 on it depends on how many are removed (Pillow pull
+    request 9549).
+    """
+    release = tuple(map(int, version.split(".")[:2]))
+    if release < (12, 2):
+        return rows > np.inf
+    return (rows > 0) & ((rows > 2 * columns) if release >= (13, 0) else (height > 100 * width))
+
+
+@operation(warp.Affine)
+def affine(state: State, step: warp.Affine) -> None:
+    _warp(state, step, "AFFINE")
+
+
+@operation(warp.BicubicAffine)
+def bicubic_affine(state: State, step: warp.BicubicAffine) -> None:
+    _warp(state, step, "AFFINE", "BICUBIC")
+
+
+@operation(warp.Perspective)
+def perspective(state: State, step: warp.Perspective) -> None:
+    _warp(state, step, "PERSPECTIVE")
+
+
+def _warp(state: State, step: warp.Warp, name: str, interpolation: str = "") -> None:
+    state.require_levels(step)
+    if step.kind != "pil":
+        raise no_kernel(step, "of tensors")
+    numbers, sizes = state.take(8), None
+    if name == "AFFINE":
+        sizes, numbers = numbers[:2], numbers[2:]
+    state.add(f"{name}_{(interpolation or step.interpolation).upper()}", (*rgb(step.fill), *numbers), sizes=sizes)
+
+
+# --- colors -----------------------------------------------------------------------------------------------------------
+
+
+def adjustment(kind: type[color.Adjustment], name: str, tensor_name: str | None = None) -> None:
+    """Register a class of steps that append one step with their parameters.
+
+    ``tensor_name`` is the step for tensors; None: that for PIL images, as the results are the same.
+    """
+
+    def append(state: State, step: color.Adjustment) -> None:
+        state.require_levels(step)
+        state.add(tensor_name if tensor_name and step.kind == "tensor" else name, state.take(step.num_params))
+
+    OPERATIONS[kind] = append
+
+
+adjustment(color.Brightness, "BRIGHTNESS", "TENSOR_BRIGHTNESS")
+adjustment(color.Saturation, "SATURATION", "TENSOR_SATURATION")
+adjustment(color.Hue, "HUE", "TENSOR_HUE")
+adjustment(color.Posterize, "POSTERIZE")
+adjustment(color.Solarize, "SOLARIZE")
+adjustment(color.Sharpness, "SHARPNESS", "TENSOR_SHARPNESS")
+adjustment(color.Autocontrast, "AUTOCONTRAST", "TENSOR_AUTOCONTRAST")
+adjustment(color.Equalize, "EQUALIZE")
+
+
+@operation(color.Contrast)
+def contrast(state: State, step: color.Contrast) -> None:
+    state.require_levels(step)
+    (factor,) = state.take(1)
+    state.add(*(("CONTRAST", (factor,)) if step.kind == "pil" else ("TENSOR_CONTRAST", (factor, state.channels == 1))))
+
+
+@operation(color.SolarizeAdd)
+def solarize_add(state: State, step: color.SolarizeAdd) -> None:
+    state.require_levels(step)
+    state.add("SOLARIZE_ADD", (*state.take(1), 128))
+
+
+@operation(color.Invert)
+def invert(state: State, step: color.Invert) -> None:
+    state.require_levels(step)
+    state.add("INVERT")
+
+
+@operation(color.ChannelOrder)
+def channel_order(state: State, step: color.ChannelOrder) -> None:
+    state.require_levels(step)
+    state.add("CHANNELS", state.take(3))
+
+
+@operation(color.Grayscale)
+def grayscale(state: State, step: color.Grayscale) -> None:
+    state.require_levels(step)
+    if state.channels == 3:
+        state.add("GREY" if step.kind == "pil" else "TENSOR_GREY")
+    state.channels = step.channels
+
+
+# --- blurs and erasing ------------------------------------------------------------------------------------------------
+
+
+@operation(augment.Blur)
+def blur(state: State, step: augment.Blur) -> None:
+    state.require_levels(step)
+    (sigmas,) = state.take(1)
+    (height, width), device = step.window, torch.device("cpu")
+    state.add("TENSOR_BLUR", (width // 2, height // 2))
+    state.programs.add_extras(
+        [[weight for side in (width, height) for weight in _gaussian(side, sigma, device)] for sigma in sigmas.tolist()]
+    )
+
+
+def _gaussian(side: int, sigma: float, device: torch.device) -> list[float]:
+    weights: list[float] = FT._get_gaussian_kernel1d(side, sigma, torch.float32, device).tolist()
+    return weights
+
+
+@operation(augment.Erase)
+def erase(state: State, step: augment.Erase) -> None:
+    _erase(state, state.take(4), rgb(step.value))
+
+
+@operation(augment.EraseByColor)
+def erase_by_color(state: State, step: augment.EraseByColor) -> None:
+    box, values = state.take(4), state.take(step.channels)
+    _erase(state, box, np.repeat(values, 3 // step.channels, 0))
+
+
+@operation(augment.EraseWithNoise)
+def erase_with_noise(state: State, step: augment.EraseWithNoise) -> None:
+    box, first_block = state.take(4), state.take(1)[0]
+    counts = np.maximum(box[2:], 1).prod(0).astype(np.int64) * state.channels
+    state.make_crop()
+    state.erased.append((state.images, (*box, 1), state.rows.arrays(state.images, first_block, counts)))
+
+
+def _erase(state: State, box: Columns, values: Any) -> None:
+    top, left, height, width = box
+    if state.scale is None:
+        state.add("ERASE", (left, top, left + width, top + height, *values))
+    else:
+        state.make_crop()
+        state.erased.append((state.images, (*box, 0, *values), None))
+
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+
+@operation(type_conversion.ToTensor)
+def to_tensor(state: State, step: type_conversion.ToTensor) -> None:
+    """Nothing changes but the layout, which is that of the output."""
+
+
+@operation(type_conversion.ToFloat)
+def to_float(state: State, step: type_conversion.ToFloat) -> None:
+    state.scale = step.scale
+
+
+@operation(type_conversion.Normalize)
+def normalize(state: State, step: type_conversion.Normalize) -> None:
+    if state.std or state.erased:
+        raise no_kernel(step, "after another one, or after erasing")
+    state.mean, state.std = step.mean, step.std
