@@ -49,7 +49,8 @@ def test_the_original_stays_and_the_copy_of_its_class_hands_out_bytes_and_drawn_
     assert isinstance(sample, LazyTensor) and target == "0"
     (call,) = image_calls_in(sample)
     encoded, row = call.inputs
-    assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes() and row.view(np.float64).tolist()[-2:] == [20, 30]
+    assert encoded.tobytes() == Path(folder.samples[5][0]).read_bytes()
+    assert row.view(np.float64).tolist()[-2:] == [20, 30]
     assert call.source == folder.samples[5][0]
     assert wrap(wrapped).transform is wrapped.transform
 
