@@ -164,7 +164,7 @@ def test_ctrl_c_while_it_is_built_again_or_run_is_made_good_with_the_next_batch(
         patched.setattr(plan_server, "build_pipeline", interrupted)
         server.submit([files])
     assert len(collected(server, files)) == 8 and server.pipeline is not before
-    server._in_step = False  # as Ctrl-C leaves it
+    server._in_sync = False  # as Ctrl-C leaves it
     collected(server, files[:1])
     before = server.pipeline
     assert len(collected(server, files)) == 8 and server.pipeline is not before
