@@ -212,9 +212,9 @@ def check_same_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
     """Raise InputError if the arrays of an input differ in dtype or number of dimensions."""
     kinds = {(array.dtype.str, array.ndim) for array in arrays}
     if len(kinds) > 1:
-        found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
+        described = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
         raise InputError(
-            f"input {name!r} must have one dtype and number of dimensions per batch, got {found}", code="wrong-kind"
+            f"input {name!r} must have one dtype and number of dimensions per batch, got {described}", code="wrong-kind"
         )
 
 
