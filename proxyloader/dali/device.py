@@ -34,8 +34,8 @@ def check_device_exists(device: Any) -> None:
     if (device.index or 0) >= count:
         raise ValueError(
             f"device={str(device)!r}, but torch sees {count or 'no'} CUDA device(s). "
-            "Omit device to use a GPU if there is one, and the CPU otherwise. `proxyloader doctor` shows why there are "
-            "no more"
+            "Omit device to use a GPU if there is one, and the CPU otherwise. `proxyloader doctor` shows why GPUs are "
+            "missing"
         )
 
 

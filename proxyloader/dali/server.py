@@ -121,8 +121,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         """Return the outputs of a batch, or None if it still lacks outputs of another server."""
         if len(run.calls) <= self._pipe.max_batch_size and all(call.server == self.runs.key for call in run.calls):
             return self._run_calls(run.calls)
-        own = [row for row, call in enumerate(run.calls) if call.server == self.runs.key]
-        run.done.update(zip(own, self._run_rows([run.calls[row] for row in own])))
+        own_rows = [row for row, call in enumerate(run.calls) if call.server == self.runs.key]
+        run.done.update(zip(own_rows, self._run_rows([run.calls[row] for row in own_rows])))
         if len(run.done) < len(run.calls):
             return None
         rows = [run.done[row] for row in range(len(run.calls))]

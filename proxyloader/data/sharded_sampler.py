@@ -110,7 +110,7 @@ class World:
         detected = World.detect(with_slurm=False)
         if detected is not None and detected.num_shards != self.num_shards:
             raise ValueError(
-                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, which say {detected}. "
+                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, which define {detected}. "
                 "Use num_shards='auto'. If groups of processes should load the same samples, pass "
                 "sampler=ShardedSampler(dataset, num_shards, shard_id) to the DataLoader instead"
             )
@@ -334,10 +334,10 @@ def build_sampler(
             f"num_shards requires a map-style dataset with a length, got {type(dataset).__name__}. Without num_shards, "
             "yield only the samples of this process, World.current(), from its __iter__ or from a sampler"
         )
-    name, given = ("batch_sampler", batch_sampler) if batch_sampler is not None else ("sampler", sampler)
-    if given is not None:
+    name, value = ("batch_sampler", batch_sampler) if batch_sampler is not None else ("sampler", sampler)
+    if value is not None:
         raise ValueError(
-            f"num_shards cannot be combined with {name}={type(given).__name__}, because it defines the order and "
+            f"num_shards cannot be combined with {name}={type(value).__name__}, because it defines the order and "
             f"splits all samples itself. Remove {name} (shuffle=True shuffles), or remove num_shards and let {name} "
             "yield the indices of this process. With Lightning, pass use_distributed_sampler=False"
         )
