@@ -27,8 +27,8 @@ class LiveDataset:
         return self._view(self.dataset, self._translate())
 
     def _view(self, dataset: Any, translated: Any) -> Any:
-        new, old = getattr(translated, "__dict__", {}), vars(dataset)
-        changed = {name: new[name] for name in REPLACED if name in new and new[name] is not old.get(name)}
+        new = getattr(translated, "__dict__", {})
+        changed = {name: new[name] for name in REPLACED if name in new and new[name] is not vars(dataset).get(name)}
         if isinstance(dataset, Subset) and "dataset" in changed:
             changed["dataset"] = self._view(dataset.dataset, changed["dataset"])
         if isinstance(dataset, ConcatDataset) and "datasets" in changed:
