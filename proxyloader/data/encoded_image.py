@@ -334,9 +334,8 @@ def _check_scans(file: IO[bytes], image: Image.Image, path: str) -> None:
 
 def _read_error(path: str, error: OSError) -> ImageError:
     reason = f"cannot be read: {error.strerror or error}"
-    if is_system_fault(error):
-        return _error(path, reason, "machine", SYSTEM_ADVICE, error.errno, get_image_error_class(error))
-    return _error(path, reason, "unreadable", errno=error.errno, kind=get_image_error_class(error))
+    code, advice = ("machine", SYSTEM_ADVICE) if is_system_fault(error) else ("unreadable", REPLACE_ADVICE)
+    return _error(path, reason, code, advice, error.errno, kind=get_image_error_class(error))
 
 
 def _error(

@@ -237,7 +237,6 @@ def defers_decoding() -> bool:
 
 def patch_opener() -> Callable[[], None]:
     """Register ``_open`` in Pillow unless another library has registered an opener. Return an undo function."""
-    Image.preinit()
     opener, accept = Image.OPEN["JPEG"]
     if opener is JpegImagePlugin.jpeg_factory and PILLOW_SUPPORTS_LAZY:
         Image.register_open("JPEG", _open, accept)

@@ -233,9 +233,7 @@ def requires_values(packet: str, tags: Any, args: Any) -> bool:
         return packet != "index" or not dtypes <= {torch.int64, torch.int32}
     if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
         return True  # torch rejects it, but not on the meta device
-    if packet in ("_conj", "_neg_view"):
-        return True  # these set a bit, which a LazyTensor does not have
-    return _depends_on_device(packet)
+    return packet in ("_conj", "_neg_view") or _depends_on_device(packet)  # a LazyTensor lacks the bits that these set
 
 
 @functools.cache
