@@ -239,7 +239,9 @@ def progressive(root: str) -> dict[str, float]:
 
     return {
         "progressive: check them": median_ms(lambda: [_is_sound(file) for file in files], times=3),
-        "progressive: decoded by Pillow": median_ms(lambda: [EncodedImage.by_pillow(file) for file in files], times=3),
+        "progressive: decoded by Pillow": median_ms(
+            lambda: [EncodedImage.decode_with_pillow(file) for file in files], times=3
+        ),
         f"progressive: decoded by DALI on {'a GPU and ' if on_gpu else ''}4 threads": median_ms(decode, times=5),
     }
 
@@ -258,7 +260,7 @@ def grey(root: str) -> dict[str, float]:
         for name, first in ways.items():
             start = [TransformedImage.start(image, "L") for image in images]
             for transform in (first, ToTensor(), Normalize((0.5,), (0.5,))):
-                start = [each.then(each.chain.then(transform)) for each in start]
+                start = [each.apply(each.chain.then(transform)) for each in start]
             plan = start[0].chain.plan
             server = RunQueue(build_pipeline(plan, PipelineOptions(len(images), num_threads=1)))
             inputs = [list(arrays) for arrays in zip(*(each.inputs for each in start))]

@@ -293,7 +293,7 @@ def fetching(root: str, options: dict[str, Any], connections: int, args: argpars
     def run(folder: RemoteImageFolder, count: int) -> None:
         for at in range(0, count, args.batch_size):
             folder.fetch_ahead(range(at, min(at + args.batch_size, count)))
-            for data in folder._ahead.values():
+            for data in folder._fetched.values():
                 if isinstance(data, Exception):
                     raise data
 

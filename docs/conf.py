@@ -1,4 +1,4 @@
-"""How Sphinx builds the pages: ``sphinx-build -W docs build/docs``."""
+"""Sphinx configuration: ``sphinx-build -W docs build/docs``."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ version = release = proxyloader.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.doctest", "sphinx.ext.napoleon"]
 myst_heading_anchors = 3
 autodoc_member_order = "bysource"
-autodoc_typehints = "none"  # docstrings say what each argument takes
-doctest_test_doctest_blocks = ""  # what runs is marked so: {doctest}, {testcode}
+autodoc_typehints = "none"  # docstrings describe the arguments
+doctest_test_doctest_blocks = ""  # run only {doctest} and {testcode}
 
-# What runs on the pages finds 64 photographs in data/train, and as records beside it, in a folder of its own.
+# Code on the pages runs in a temporary folder with 64 photographs in data/train, and the same as records.
 _folder = tempfile.TemporaryDirectory(prefix="proxyloader-docs-")
 doctest_global_setup = f"""
 import multiprocessing, os, sys
 from pathlib import Path
 from torchvision.datasets import ImageFolder
-multiprocessing.set_start_method("fork", force=True)  # what stands on a page cannot be imported by a worker
+multiprocessing.set_start_method("fork", force=True)  # workers cannot import code from a page
 from proxyloader.make_dataset import make_dataset
 os.chdir({_folder.name!r})
 make_dataset("data/train", images=64)
 sys.path.append({str(Path(__file__).parents[1])!r})
 from tests.record_writers import write_caffe, write_tar, write_tfrecord
-if not os.path.exists("data/train_lmdb"):  # once for all pages
+if not os.path.exists("data/train_lmdb"):  # only once for all pages
     samples = ImageFolder("data/train").samples
     write_caffe(Path("data/train_lmdb"), samples)
     write_tar(Path("data/train.tar"), samples)
@@ -48,5 +48,5 @@ html_show_copyright = False
 
 
 def setup(app: Sphinx) -> None:
-    app.add_lexer("message", TextLexer)  # tests/test_docs.py looks for these messages in the package
-    app.add_lexer("quote", TextLexer)  # a message of torch, DALI or the system
+    app.add_lexer("message", TextLexer)  # a message of this package; see tests/test_docs.py
+    app.add_lexer("quote", TextLexer)  # a message of torch, DALI or the operating system

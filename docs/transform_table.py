@@ -1,6 +1,6 @@
-"""The tables of docs/transforms.md, made from the package's rules: ``python docs/transform_table.py --write``.
+"""Generate the tables of docs/transforms.md from the translation rules: ``python docs/transform_table.py --write``.
 
-They depend neither on the machine nor on the installed versions of torchvision and timm.
+The tables depend neither on the machine nor on the installed versions of torchvision and timm.
 """
 
 from __future__ import annotations
@@ -61,107 +61,108 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "ToDtype": {"dtype": torch.float32, "scale": True},
     "TrimBorder": {"border_size": 4},
 }
-"""Of the classes that cannot be made without arguments."""
+"""Arguments of the classes that require some."""
 
-OF_TIMM: dict[str, dict[str, Any]] = {
+TIMM_ARGUMENTS: dict[str, dict[str, Any]] = {
     "AugMixAugment": {"ops": auto_augment.augmix_ops()},
     "AugmentOp": {"name": "Rotate"},
     "AutoAugment": {"policy": auto_augment.auto_augment_policy("v0")},
     "RandAugment": {"ops": auto_augment.rand_augment_ops()},
     "RandomErasing": {"device": "cpu"},
 }
-"""Of timm's classes that need others."""
+"""Arguments of timm's classes that differ from torchvision's."""
 
 
-def with_tables(page: str) -> str:
-    """Return the text of the page with each table between its two comments."""
-    tables = {"translated": table_of_translated, "reasons": table_of_reasons, "refused": table_of_refused}
+def update_tables(page: str) -> str:
+    """Return the page with regenerated tables between their comments."""
+    tables = {"translated": build_translated_table, "reasons": build_reasons_table, "refused": build_refused_table}
     for name, table in tables.items():
         before, after = f"<!-- table of docs/transform_table.py: {name} -->\n", "<!-- end of the table -->\n"
-        head, rest = page.split(before)
-        _, tail = rest.split(after, 1)
+        head, old = page.split(before)
+        _, tail = old.split(after, 1)
         page = f"{head}{before}\n{table()}\n\n{after}{tail}"
     return page
 
 
-def translated_classes() -> list[list[type]]:
-    """The classes there are rules for; those of torchvision together that have one name."""
-    proxyloader.explain(timm.data.transforms.ToTensor())  # timm's rules are registered when one of its classes is met
-    classes = sorted({*CONTAINERS, *RULES}, key=lambda cls: (_is_timms(cls), cls.__name__, _source(cls)))
-    return [list(group) for _, group in itertools.groupby(classes, key=lambda cls: (_is_timms(cls), cls.__name__))]
+def group_translated_classes() -> list[list[type]]:
+    """Return the classes with rules, grouped by name and package."""
+    proxyloader.explain(timm.data.transforms.ToTensor())  # registers timm's rules
+    classes = sorted({*CONTAINERS, *RULES}, key=lambda cls: (_is_timm(cls), cls.__name__, _get_version(cls)))
+    return [list(group) for _, group in itertools.groupby(classes, key=lambda cls: (_is_timm(cls), cls.__name__))]
 
 
-def table_of_translated() -> str:
+def build_translated_table() -> str:
     rows = [("Transform", "Version", "Tolerance", "Random parameters")]
-    for classes in translated_classes():
-        found = _row_of(classes[-1])
-        versions = ", ".join(_source(cls) for cls in classes)
-        rows.append((f"`{classes[0].__name__}`", versions, _largest(found.closeness), found.drawn or "none"))
-    return _table(rows)
+    for classes in group_translated_classes():
+        row = _explain_class(classes[-1])
+        versions = ", ".join(_get_version(cls) for cls in classes)
+        rows.append((f"`{classes[0].__name__}`", versions, _merge_tolerances(row.closeness), row.drawn or "none"))
+    return _format_table(rows)
 
 
-def _largest(closeness: str) -> str:
-    """The largest figures of the operations; or what is said in place of figures."""
+def _merge_tolerances(closeness: str) -> str:
+    """Return the largest tolerances of the operations, or the text itself if it has none."""
     figures = re.findall(r"mean ([\d.]+), 99.9% within (\d+), all within (\d+)", closeness)
     return ", ".join(max(column, key=float) for column in zip(*figures)) or closeness
 
 
-def table_of_reasons() -> str:
+def build_reasons_table() -> str:
     operations: dict[str, set[str]] = {}
-    for part in (part for classes in translated_classes() for part in _row_of(classes[-1]).closeness.split("; ")):
-        if found := re.fullmatch(r"(?P<names>[^:]+): [^(]*\((?P<reason>.+)\)", part):
-            operations.setdefault(found["reason"], set()).update(found["names"].split(", "))
+    closeness = [_explain_class(classes[-1]).closeness for classes in group_translated_classes()]
+    for part in "; ".join(closeness).split("; "):
+        if match := re.fullmatch(r"(?P<names>[^:]+): [^(]*\((?P<reason>.+)\)", part):
+            operations.setdefault(match["reason"], set()).update(match["names"].split(", "))
     rows = sorted((", ".join(sorted(names)), reason) for reason, names in operations.items())
-    return _table([("Operation", "Reason"), *rows])
+    return _format_table([("Operation", "Reason"), *rows])
 
 
-def table_of_refused() -> str:
+def build_refused_table() -> str:
     rows = [("Transform", "Version", "Reason and next step")]
     rows += [(f"`{name}`", "torchvision", reason) for name, reason in sorted(REFUSED.items())]
     rows += [(f"`{name}`", "timm", reason) for name, reason in sorted(REFUSED_TIMM.items())]
-    return _table(rows)
+    return _format_table(rows)
 
 
 @functools.cache
-def _row_of(cls: type) -> Row:
-    arguments = OF_TIMM.get(cls.__name__, {}) if _is_timms(cls) else {}
+def _explain_class(cls: type) -> Row:
+    arguments = TIMM_ARGUMENTS.get(cls.__name__, {}) if _is_timm(cls) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # v2.ToTensor is deprecated
         try:
             transform = cls(**(arguments or ARGUMENTS.get(cls.__name__, {})))
         except TypeError as error:
-            raise TypeError(f"{error}: give {cls.__name__} a row in ARGUMENTS of docs/transform_table.py") from None
+            raise TypeError(f"{error}: add {cls.__name__} to ARGUMENTS in docs/transform_table.py") from None
     to_tensor: list[list[Any]] = [[], [v1.ToTensor()], [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]]
     rows = [proxyloader.explain(v2.Compose([*before, transform])).rows[len(before)] for before in to_tensor]
-    taken = [row for row in rows if not row.refusal]
-    if not taken:
-        raise ValueError(f"{transform} of the table ARGUMENTS is refused: {[row.refusal for row in rows]}")
-    return taken[0]
+    supported = [row for row in rows if not row.refusal]
+    if not supported:
+        raise ValueError(f"{transform} with its ARGUMENTS is not supported: {[row.refusal for row in rows]}")
+    return supported[0]
 
 
-def _is_timms(cls: type) -> bool:
+def _is_timm(cls: type) -> bool:
     return cls.__module__.startswith("timm.")
 
 
-def _source(cls: type) -> str:
-    if _is_timms(cls):
+def _get_version(cls: type) -> str:
+    if _is_timm(cls):
         return "timm"
     return "v2" if cls.__module__.startswith("torchvision.transforms.v2") else "v1"
 
 
-def _table(rows: Iterable[tuple[str, ...]]) -> str:
+def _format_table(rows: Iterable[tuple[str, ...]]) -> str:
     head, *body = rows
     lines = [head, ("---",) * len(head), *body]
-    return "\n".join("| " + " | ".join(map(_as_it_is, line)) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(_escape, line)) + " |" for line in lines)
 
 
-def _as_it_is(cell: str) -> str:
-    """A cell in which Markdown sees no columns and no bold letters."""
+def _escape(cell: str) -> str:
+    """Escape Markdown's column separators and emphasis."""
     return re.sub(r"([|*]|_(?=_)|(?<=_)_)", r"\\\1", cell)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"write the tables into {PAGE}, else print the page")
-    page = with_tables(PAGE.read_text())
+    parser.add_argument("--write", action="store_true", help=f"write the tables to {PAGE} instead of printing the page")
+    page = update_tables(PAGE.read_text())
     PAGE.write_text(page) if parser.parse_args().write else print(page, end="")

@@ -1,5 +1,5 @@
-// An operator of DALI's in C++, to be loaded by custom_operator.py: each channel of an image is stretched to 0..255.
-// How to compile it stands in the docstring of custom_operator.py.
+// A DALI operator in C++ that stretches each channel of an image to the levels 0 to 255.
+// The docstring of custom_operator.py has the command that compiles it.
 
 #include <algorithm>
 #include <vector>
@@ -13,17 +13,17 @@ class StretchLevels : public dali::Operator<CPUBackend> {
   explicit StretchLevels(const dali::OpSpec &spec) : Operator(spec) {}
 
  protected:
-  // What the outputs will be, so that DALI allocates them.
+  // Describes the outputs, which DALI allocates.
   bool SetupImpl(std::vector<dali::OutputDesc> &outputs, const dali::Workspace &workspace) override {
     const auto &images = workspace.Input<CPUBackend>(0);
-    DALI_ENFORCE(images.type() == DALI_UINT8 && images.sample_dim() == 3, "it takes uint8 images (H, W, C)");
+    DALI_ENFORCE(images.type() == DALI_UINT8 && images.sample_dim() == 3, "the input must be uint8 images (H, W, C)");
     outputs.resize(1);
     outputs[0].shape = images.shape();
     outputs[0].type = DALI_UINT8;
     return true;
   }
 
-  // A batch, one image to a thread.
+  // Processes a batch, with one task per image.
   void RunImpl(dali::Workspace &workspace) override {
     const auto &images = workspace.Input<CPUBackend>(0);
     auto &stretched = workspace.Output<CPUBackend>(0);
@@ -52,5 +52,5 @@ class StretchLevels : public dali::Operator<CPUBackend> {
   }
 };
 
-DALI_SCHEMA(StretchLevels).DocStr("Stretches each channel of an image to 0..255.").NumInput(1).NumOutput(1);
+DALI_SCHEMA(StretchLevels).DocStr("Stretches each channel of an image to the levels 0 to 255.").NumInput(1).NumOutput(1);
 DALI_REGISTER_OPERATOR(StretchLevels, StretchLevels, dali::CPU);  // fn.stretch_levels

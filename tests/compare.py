@@ -150,12 +150,12 @@ class Bound:
 
 def engines_decode() -> bool:
     """A GPU's do, what they can; else CUDA does, which rounds otherwise: there are none, or others use them up."""
-    return not jpeg_engines.are_left_alone(0) and _engines_work()
+    return not jpeg_engines.are_disabled(0) and _engines_work()
 
 
 @functools.lru_cache
 def _engines_work() -> bool:
-    return jpeg_engines._levels_off(0) < jpeg_engines.MOST_LEVELS
+    return jpeg_engines._measure_error(0) < jpeg_engines.MAX_MEAN_ERROR
 
 
 EXACT = Bound(0, 0, 0)

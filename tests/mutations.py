@@ -154,7 +154,7 @@ an operation writes over an image that something else uses, too
     workers/packing.py:_ContentPickler._is_used_once | self._uses[output.output, run] == 1 => True
     data/test_lazy_tensor.py
 a change in place does not reach the views of a tensor
-    data/lazy_tensor.py:_is_unshared | all((other is first for other in _sharers(first))) => True
+    data/lazy_tensor.py:_is_unshared | all((other is first for other in _aliases(first))) => True
     data/test_lazy_tensor.py integration/test_random_programs.py
 a transform that was changed is taken for what it was
     transforms/chain.py:settings_of | (kind, _attribute_keys(transform)) if kind in RULES and (not has_tensors) else =>
@@ -170,7 +170,7 @@ another number of processes takes up what the first shard left, once for each
     data/sharded_sampler.py:ShardedSampler.indices | order[first:end] => order[ranges[0][0]:ranges[0][1]]
     data/test_sharded_sampler.py integration/test_sharded_loader.py
 a dataset that catches the errors of damaged files does not meet them
-    data/encoded_image.py:EncodedImage.of_jpeg | is_sound(jpeg, header, scans) => True
+    data/encoded_image.py:EncodedImage.from_jpeg | is_sound(jpeg, header, scans) => True
     integration/test_caught_errors.py
 where processes train together, a skipped batch is missing in one of them
     workers/fetch.py:Fetcher.__call__ | and fetched.unreadable: => and ():

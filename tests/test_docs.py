@@ -71,15 +71,17 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
 
 def test_the_page_of_transforms_has_the_tables_that_the_rules_make_with_a_row_for_each_class() -> None:
     table = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "transform_table.py")))
-    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", table.table_of_translated(), re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", table.build_translated_table(), re.MULTILINE)
     named = {
-        (cls.__name__, cls.__module__.startswith("timm.")) for group in table.translated_classes() for cls in group
+        (cls.__name__, cls.__module__.startswith("timm."))
+        for group in table.group_translated_classes()
+        for cls in group
     }
     assert {(name, versions == "timm") for name, versions in rows} == named
     assert ("RandomResizedCrop", False) in named and ("RandomResizedCropAndInterpolation", True) in named
-    assert "`MixUp`" in table.table_of_refused() and "`Affine" not in table.table_of_reasons()
+    assert "`MixUp`" in table.build_refused_table() and "`Affine" not in table.build_reasons_table()
     remake = "docs/transforms.md is not what the rules make: run python docs/transform_table.py --write"
-    assert table.with_tables(table.PAGE.read_text()) == table.PAGE.read_text(), remake
+    assert table.update_tables(table.PAGE.read_text()) == table.PAGE.read_text(), remake
 
 
 WHOLE_PROGRAM = """

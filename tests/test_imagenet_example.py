@@ -155,11 +155,11 @@ def test_a_first_step_that_overflows_leaves_no_trace(
 @pytest.mark.parametrize(
     ("options", "environment", "said"),
     [
-        (["{small}"], {"RANK": "0", "WORLD_SIZE": "2"}, "LOCAL_RANK, MASTER_ADDR, MASTER_PORT: not set"),
-        (["{small}"], {"LOCAL_RANK": "x"}, "LOCAL_RANK is 'x' in the environment, and is to be a number"),
+        (["{small}"], {"RANK": "0", "WORLD_SIZE": "2"}, "but not LOCAL_RANK, MASTER_ADDR, MASTER_PORT"),
+        (["{small}"], {"LOCAL_RANK": "x"}, "LOCAL_RANK must be an integer, got 'x'"),
         (["{small}/nowhere"], {}, "nowhere/train: no such folder. `proxyloader make-dataset"),
-        (["{small}", "--batch-size", "97"], {}, "not one batch of 97 images for each of 1 processes"),
-        (["{small}", "--batch-size", "16", "--resume"], {}, "last.pt: no checkpoint to go on from"),
+        (["{small}", "--batch-size", "97"], {}, "fewer than one batch of 97 images for each of 1 processes"),
+        (["{small}", "--batch-size", "16", "--resume"], {}, "last.pt: no checkpoint to resume from"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -194,14 +194,14 @@ def stopped(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_run_with_other_options_does_not_resume(small: Path, stopped: Path, options: list[str], was: str) -> None:
     said = ending(SCRIPT, small, *TINY, "--out", stopped, "--resume", *options)
-    assert f"last.pt was saved with {was}, and this run has {' '.join(options)}. Give the same, or begin anew" in said
+    assert f"last.pt was saved with {was}, but this run has {' '.join(options)}. Use the same options, or start" in said
 
 
 def test_a_run_of_other_processes_batches_or_images_does_not_resume(small: Path, stopped: Path, tmp_path: Path) -> None:
     state = torch.load(stopped / "last.pt", weights_only=True)
     torch.save(state | {"ranks": 2 * state["ranks"]}, tmp_path / "last.pt")
     said = ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
-    assert "last.pt was saved by 2 processes, each with a state of its own, and these are 1. Start as many, or" in said
+    assert "last.pt was saved by 2 processes, each with its own state, but there are now 1. Start as many, or" in said
     said = ending(SCRIPT, small, *TINY, "--batch-size", 8, "--out", stopped, "--resume")
     assert "after 2 of 6 steps of an epoch, which now has 12" in said
     data = shutil.copytree(small, tmp_path / "data")
@@ -219,14 +219,20 @@ def test_a_damaged_checkpoint_and_one_of_another_script_are_named(
     if kept is None:
         torch.save({"model": {}, "epoch": 1}, tmp_path / "last.pt")
     said = ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
-    assert f"{tmp_path}/last.pt is damaged, or no checkpoint of this script" in said
-    assert "Begin anew without --resume" in said and "best.pt" not in said and ("(KeyError)" in said) == (kept is None)
+    assert f"{tmp_path}/last.pt is not an intact checkpoint of this script" in said
+    assert (
+        "Start a new run without --resume" in said
+        and "best.pt" not in said
+        and ("(KeyError)" in said) == (kept is None)
+    )
     (tmp_path / "best.pt").touch()
-    assert "Put best.pt in its place" in ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
+    assert "Replace it with best.pt" in ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
 
 
 def test_the_checkpoint_of_a_run_before_is_left_alone(small: Path, stopped: Path) -> None:
-    assert f"{stopped}/last.pt is of a run before this. Give --resume" in ending(SCRIPT, small, *TINY, "--out", stopped)
+    assert f"{stopped}/last.pt belongs to an earlier run. Pass --resume" in ending(
+        SCRIPT, small, *TINY, "--out", stopped
+    )
 
 
 def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path) -> None:
@@ -234,7 +240,7 @@ def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path) -> Non
     shutil.rmtree(max(path for path in (data / "val").iterdir() if path.is_dir()))
     for backend in BACKENDS:
         said = ending(SCRIPT, data, *TINY, "--data-backend", backend)
-        assert said == f"{data}: train/ and val/ hold other classes: {{'class_009'}}"
+        assert said == f"{data}: train/ and val/ differ in classes: {{'class_009'}}"
 
 
 @pytest.mark.slow
@@ -244,7 +250,7 @@ def test_a_run_that_was_finished_says_so_and_more_epochs_go_on(small: Path, tmp_
     assert "epoch   1: " in run(*options, "--epochs", 1).stdout
     done = run(*options, "--epochs", 1, "--resume")
     assert done.returncode == 0
-    assert done.stdout == f"{tmp_path}/last.pt: all of its 1 epochs are done. More --epochs go on\n"
+    assert done.stdout == f"{tmp_path}/last.pt: all 1 epochs are done. Raise --epochs to continue\n"
     assert "epoch   2: " in run(*options, "--epochs", 2, "--resume").stdout
 
 

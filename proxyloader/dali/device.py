@@ -1,11 +1,11 @@
 """The device of the images. Main process.
 
 NOTE [ CUDA queues ]
-All streams of a process send their work to a GPU through a few hardware queues: eight, unless
-CUDA_DEVICE_MAX_CONNECTIONS is set when CUDA starts. DALI decodes the images of a batch in several streams, in many
-small kernels. In a queue that they share with the model, these kernels wait for the model's, and vice versa. So
+All streams of a process submit their work to a GPU through a few hardware queues: eight, unless
+CUDA_DEVICE_MAX_CONNECTIONS is set when CUDA is initialized. DALI decodes the images of a batch in several streams, with
+many small kernels. In a queue that they share with the model, these kernels wait for the model's, and vice versa. So
 importing the package sets the variable to 32, the maximum, unless the user has set it. This has no effect in a process
-that has already started CUDA.
+that has already initialized CUDA.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def check_device(device: Any) -> None:
 
 
 def check_device_exists(device: Any) -> None:
-    """Raise ValueError if the device does not exist. This does not start CUDA, so the process may still fork."""
+    """Raise ValueError if the device does not exist. This does not initialize CUDA, so the process may still fork."""
     if device is None or torch.device(device).type == "cpu":
         return
     device, count = torch.device(device), torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise ValueError(
             f"device={str(device)!r}, but torch sees {count or 'no'} CUDA device(s). "
-            "Omit device to use a GPU if there is one, and the CPU otherwise. `proxyloader doctor` shows why there are "
-            "no more"
+            "Omit device to use a GPU if there is one, and the CPU otherwise. `proxyloader doctor` shows why GPUs are "
+            "missing"
         )
 
 
 def cuda_ordinal(device: Any) -> int | None:
-    """Return the ordinal of the CUDA device to decode on, or None for the CPU. This starts CUDA.
+    """Return the ordinal of the CUDA device to decode on, or None for the CPU. This initializes CUDA.
 
     Raises:
         ValueError: there is no such device.

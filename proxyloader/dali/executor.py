@@ -1,14 +1,14 @@
-"""Executor of a DALI pipeline: its inputs and decoders; build, run and reset. Main process.
+"""The inputs, decoders and executor of a DALI pipeline. Main process.
 
-Most of this is private to DALI, or differs between its versions.
+Most of this module uses private parts of DALI, or handles differences between its versions.
 
 NOTE [ DALI's GPU memory ]
-DALI reuses memory of a stream for the next operator in that stream without waiting, as the stream keeps the order. Its
-image decoder breaks this rule: it writes from streams of its own, which do not seem to wait for the stream it belongs
-to. So if other operators use the stream of the decoder, the images of a later run overwrite those that are still to be
-read. StreamPolicy SINGLE and PER_OPERATOR do that: three of four batches were wrong when the training stream was far
-behind (DALI 2.4), and some when memory was short. These policies are refused. The default, PER_BACKEND, gives decoders
-a stream of their own, and ``tests/gpu/test_behind.py`` tests it.
+DALI reuses the memory of an operator for the next one in the same stream without waiting, because a stream runs its
+work in order. Its image decoder breaks this rule: it writes from separate streams, which do not seem to wait for the
+stream of the decoder. So if other operators use that stream, the images of a later run overwrite some that have not
+been read yet. This happens with StreamPolicy SINGLE and PER_OPERATOR: three of four batches were wrong when the
+training stream lagged far behind (DALI 2.4), and some when memory was short. So these policies are rejected. The
+default, PER_BACKEND, gives decoders a separate stream; ``tests/gpu/test_behind.py`` tests it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ log = logging.getLogger(__name__)
 
 
 def external_sources(pipeline: Any) -> list[Any]:
-    """Return the ``fn.external_source`` nodes of a pipeline. RuntimeError: it was deserialized and has lost them."""
+    """Return the ``fn.external_source`` nodes of a pipeline. RuntimeError: a deserialized pipeline has none."""
     names = _external_source_node_names(pipeline)
     return [node for node in pipeline._ops if node.name in names]
 
 
-def has_source(node: Any) -> bool:
-    """Return whether an external source calls a function for data, so that it cannot be fed."""
+def has_callback(node: Any) -> bool:
+    """Return whether an external source gets its data from a function, so that it cannot be fed."""
     return getattr(node, "_callback", None) is not None
 
 
@@ -51,10 +51,10 @@ def repeats_last(node: Any) -> bool:
     return bool(getattr(node._op, "_repeat_last", False))
 
 
-def declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
+def get_declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
     """Return the (NumPy dtype string, number of dimensions) that an external source declares, each None if undeclared.
 
-    The input of a decoder is always (uint8, 1), the bytes of a file. Other input may crash the process.
+    The input of a decoder is always (uint8, 1), the bytes of a file. Other inputs may crash the process.
     """
     for operator in pipeline._ops:
         schema_name: str = getattr(type(operator._op), "schema_name", "")
@@ -66,63 +66,63 @@ def declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
 
 
 PADDINGS = ("device_memory_padding", "host_memory_padding")
-"""Arguments of a decoder that set how much memory it allocates ahead."""
+"""Arguments of a decoder that determine how much memory it preallocates."""
 
 Padding = tuple[tuple[str, int], ...]
 """The padding arguments of a decoder. See NOTE [ Failing JPEG engines ] in ``dali/jpeg_engines.py``."""
 
 
-def paddings_on_engines(pipeline: Any) -> set[Padding]:
-    """Return the paddings of the decoders that use the JPEG engines; the default for one deserialized on a GPU.
+def get_engine_paddings(pipeline: Any) -> set[Padding]:
+    """Return the paddings of the decoders that use the JPEG engines; the default for a pipeline deserialized on a GPU.
 
     The pipeline must be built, or have its graph.
     """
     if not pipeline._py_graph_built:  # deserialized
         return set() if pipeline.device_id is None else {()}
-    return {tuple((name, int(args[name])) for name in PADDINGS if name in args) for _, args in _on_engines(pipeline)}
+    return {tuple((name, int(args[name])) for name in PADDINGS if name in args) for _, args in _find_decoders(pipeline)}
 
 
-def _on_engines(pipeline: Any) -> list[tuple[Any, dict[str, str]]]:
-    """Return the decoders that use the JPEG engines of a GPU, with their arguments."""
+def _find_decoders(pipeline: Any) -> list[tuple[Any, dict[str, str]]]:
+    """Return the decoders that use the JPEG engines, with their arguments."""
     decoders = [node for node in pipeline._ops if node._op.schema.HasArgument("hw_decoder_load")]
-    found = [(node, _arguments(node.spec)) for node in decoders]
-    return [each for each in found if each[1]["device"] == "mixed" and float(each[1].get("hw_decoder_load", 1))]
+    parsed = [(node, _parse_arguments(node.spec)) for node in decoders]
+    return [each for each in parsed if each[1]["device"] == "mixed" and float(each[1].get("hw_decoder_load", 1))]
 
 
-def _arguments(spec: Any) -> dict[str, str]:
-    """Parse the arguments of an operator from the text of its spec. DALI has no other access to them."""
+def _parse_arguments(spec: Any) -> dict[str, str]:
+    """Parse the arguments of an operator from the text of its spec, because DALI has no API for them."""
     lines = str(spec).partition("Arguments:\n")[2].splitlines()
     return dict(line.strip().split(": ", 1) for line in lines if ": " in line)
 
 
-def leave_engines_alone(pipeline: Any) -> bool:
-    """Change the decoders of a pipeline to not use the JPEG engines. A built pipeline must be built again afterwards.
+def disable_engines(pipeline: Any) -> bool:
+    """Configure the decoders of a pipeline not to use the JPEG engines. A built pipeline must then be rebuilt.
 
     Returns:
-        Whether that was possible. It is not for a pipeline with engines that was deserialized and built, or is in the
-        middle of an epoch, or has a decoder with ``hw_decoder_load`` and arguments that other operators compute.
+        False if this is impossible: a pipeline that uses the engines was deserialized and built, is in the middle of an
+        epoch, or has a decoder with ``hw_decoder_load`` and with arguments computed by other operators.
     """
     if not pipeline._py_graph_built:
         if pipeline._built:  # deserialized
-            return not paddings_on_engines(pipeline)
+            return not get_engine_paddings(pipeline)
         pipeline._build_graph()
-    specs = [(operator, _spec_without_engines(operator)) for operator, _ in _on_engines(pipeline)]
+    specs = [(operator, _spec_without_engines(operator)) for operator, _ in _find_decoders(pipeline)]
     if not specs:
         return True
-    if is_under_way(pipeline) or any(spec is None for _, spec in specs):
+    if is_mid_epoch(pipeline) or any(spec is None for _, spec in specs):
         return False
-    take_apart(pipeline)
+    discard_executor(pipeline)
     for operator, spec in specs:
         operator._spec = spec
     return True
 
 
 def _spec_without_engines(operator: Any) -> Any:
-    """Return the spec of a decoder with ``hw_decoder_load=0``, or None if its other arguments cannot be kept."""
+    """Return the spec of a decoder with ``hw_decoder_load=0``; None if its other arguments cannot be preserved."""
     spec = operator.spec.copy()
     try:
         spec.AddArg("hw_decoder_load", 0.0)
-    except RuntimeError:  # the argument was given, and cannot be changed
+    except RuntimeError:  # the argument is already set
         if len(operator.inputs) > spec.NumRegularInput():  # other operators compute arguments
             return None
         arguments = {**operator._op._init_args, "hw_decoder_load": 0.0}
@@ -138,81 +138,80 @@ def _spec_without_engines(operator: Any) -> Any:
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
     """Return a DALI batch that is a view of NumPy memory, which must stay valid until the run has finished.
 
-    The batch itself should also be kept until then. A batch that only DALI holds is freed under the interpreter lock,
-    one sample at a time.
+    Keep the batch itself until then as well. If only DALI references a batch, it is freed one sample at a time, under
+    the interpreter lock.
     """
     if isinstance(samples, np.ndarray):
         return backend.TensorListCPU(samples, "", False)
     tensors = [backend.TensorCPU(sample, "", False) for sample in samples]
     try:
         return backend.TensorListCPU(tensors, "", False)  # not contiguous: no copy
-    except TypeError:  # before DALI 2 a list of tensors was always copied
+    except TypeError:  # before DALI 2, a list of tensors was always copied
         return backend.TensorListCPU(tensors, "")
 
 
 @dataclass
 class PipelineNotes:
-    """Data of this package about a pipeline.
+    """State that this package stores on a pipeline.
 
     Attributes:
         owner: weak reference to the only queue that may run it.
-        holds_engines: whether a trial has shown that its decoders hold the shared room of the JPEG engines.
-        look_at_s: ``time.monotonic()`` of the next check for a crowded GPU.
+        engines_verified: whether a trial has shown that the JPEG engines decode for it.
+        next_check_s: ``time.monotonic()`` of the next check for a crowded GPU.
     """
 
     owner: Callable[[], Any] = lambda: None
-    holds_engines: bool = False
-    look_at_s: float = 0.0
+    engines_verified: bool = False
+    next_check_s: float = 0.0
 
 
 def get_notes(pipeline: Any) -> PipelineNotes:
-    """Return the notes of a pipeline, which are stored in its attributes so that they live as long as it does."""
+    """Return the notes of a pipeline, which are stored in an attribute of it."""
     notes: PipelineNotes = vars(pipeline).setdefault("_proxyloader_notes", PipelineNotes())
     return notes
 
 
-def take_over(pipeline: Any, owner: Any) -> None:
-    """Make ``owner`` the only one that runs a pipeline. The method ``lose_pipeline`` of the earlier owner is called.
+def claim(pipeline: Any, owner: Any) -> None:
+    """Make ``owner`` the only object that runs a pipeline. The previous owner's ``release_pipeline`` is called.
 
     Raises:
         PipelineError: the pipeline belongs to the parent process of a fork.
     """
     if pipeline._built and pipeline._pipe is None:
         raise PipelineError(
-            "the pipeline belongs to the process that this one was forked from, whose threads run it: call the "
-            "function that makes it once more, in this process",
+            "the pipeline belongs to the parent of this forked process. Create a new pipeline in this process",
             code="forked",
         )
     notes = get_notes(pipeline)
-    before = notes.owner()
-    if before is not None and before is not owner:
-        before.lose_pipeline()
+    previous = notes.owner()
+    if previous is not None and previous is not owner:
+        previous.release_pipeline()
     notes.owner = weakref.ref(owner)
 
 
-def is_under_way(pipeline: Any) -> bool:
-    """Return whether a pipeline has run and is in the middle of an epoch, to which its next outputs belong."""
+def is_mid_epoch(pipeline: Any) -> bool:
+    """Return whether a pipeline is in the middle of an epoch, to which its next outputs belong."""
     return pipeline._pipe is not None and (not pipeline._first_iter or pipeline._batches_to_consume > 0)
 
 
 def drop_runs(pipeline: Any) -> None:
-    """Discard the outputs of runs that were not collected. If that is not possible, reset the pipeline."""
-    if not is_under_way(pipeline):
+    """Discard outputs that were not collected, or, if this is impossible, the executor."""
+    if not is_mid_epoch(pipeline):
         return
     try:
         while pipeline._first_iter and pipeline._batches_to_consume > 0:
             pipeline.outputs()
     except RuntimeError:
         log.info("an uncollected run failed; rebuilding the pipeline")
-        take_apart(pipeline)
-    if is_under_way(pipeline):  # it was run by pipeline.run() or an iterator, which cannot be mixed with our runs
-        take_apart(pipeline)
+        discard_executor(pipeline)
+    if is_mid_epoch(pipeline):  # after pipeline.run() or an iterator, whose runs cannot be mixed with ours
+        discard_executor(pipeline)
 
 
-def take_apart(pipeline: Any) -> None:
-    """Remove the executor of a pipeline, with its runs and its state. The pipeline must be built again.
+def discard_executor(pipeline: Any) -> None:
+    """Discard the executor of a pipeline with its runs and state. The pipeline must be rebuilt.
 
-    Its random numbers then start again from its seed.
+    Its random numbers then restart from its seed.
     """
     pipeline._pipe = pipeline._api_type = None
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
@@ -220,28 +219,28 @@ def take_apart(pipeline: Any) -> None:
     pipeline._batches_to_consume = 0
 
 
-LITTLE_BYTES = 256 << 20
-"""Free memory of a GPU below which building a pipeline may fail, in bytes."""
+MIN_FREE_BYTES = 256 << 20
+"""Free memory of a GPU below which building a pipeline may fail."""
 
 
 def build(pipeline: Any) -> None:
-    """Build a pipeline unless it is built already. On a GPU this is slow.
+    """Build a pipeline unless it is already built. On a GPU, this is slow.
 
     Raises:
-        torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
-        PipelineError: the pipeline requires a GPU, and there is none; or DALI cannot load its decoders.
+        torch.OutOfMemoryError, MemoryError: the GPU or the CPU runs out of memory.
+        PipelineError: the pipeline requires a GPU that DALI cannot use, or DALI cannot load its decoders.
     """
     if pipeline._built:
         return
     device_id = pipeline.device_id
     if device_id is not None:
-        _make_room(device_id)
+        _free_gpu_memory(device_id)
     try:
         with before_exit():
             pipeline.build()
     except (RuntimeError, MemoryError) as error:
-        # The error of a decoder without enough GPU memory does not mention memory.
-        if _is_out_of_memory(error) or (device_id is not None and gpu_memory(device_id)[0] < LITTLE_BYTES):
+        # If GPU memory is short, the error of a decoder does not mention it.
+        if _is_out_of_memory(error) or (device_id is not None and get_gpu_memory(device_id)[0] < MIN_FREE_BYTES):
             raise _out_of_memory(error, device_id, "a pipeline") from error
         if "requires a CUDA-capable GPU" in str(error):
             raise PipelineError(
@@ -259,53 +258,53 @@ def build(pipeline: Any) -> None:
         raise
 
 
-def _make_room(device_id: int) -> None:
-    """Empty the cache of torch's allocator if little GPU memory is free.
+def _free_gpu_memory(device_id: int) -> None:
+    """Empty the cache of torch's allocator if GPU memory is short.
 
-    A decoder without enough memory for the engines or for CUDA may report it only on stderr. After a decoder was built
-    with nearly no memory, images of one batch appeared in the batch before it (DALI 2.4).
+    A decoder that lacks memory for the engines or for CUDA may report this only on stderr. After a decoder was built
+    with nearly no memory, images of a batch appeared in the preceding one (DALI 2.4).
 
     Raises:
-        torch.OutOfMemoryError: there is still not enough memory.
+        torch.OutOfMemoryError: memory is still short.
     """
-    if gpu_memory(device_id)[0] < LITTLE_BYTES:
+    if get_gpu_memory(device_id)[0] < MIN_FREE_BYTES:
         torch.cuda.empty_cache()
-    if (free := gpu_memory(device_id)[0]) < LITTLE_BYTES:
-        found = f"GPU {device_id} has {free / 2**20:.0f} MB free, and at least {LITTLE_BYTES >> 20} MB are required"
+    if (free := get_gpu_memory(device_id)[0]) < MIN_FREE_BYTES:
+        reason = f"GPU {device_id} has {free / 2**20:.0f} MB free, and at least {MIN_FREE_BYTES >> 20} MB are required"
         advice = "start iterating before the model fills the memory, or reduce its batch size"
-        raise _out_of_memory(f"{found}; {advice}", device_id, "a pipeline")
+        raise _out_of_memory(f"{reason}; {advice}", device_id, "a pipeline")
 
 
-def gpu_memory(device_id: int | None) -> tuple[float, float]:
+def get_gpu_memory(device_id: int | None) -> tuple[float, float]:
     """Return the free and the total memory of a GPU, in bytes."""
     try:
         return torch.cuda.mem_get_info(device_id)
-    except (RuntimeError, AssertionError):  # CUDA itself has failed, or torch was built without it
+    except (RuntimeError, AssertionError):  # CUDA has failed, or torch was built without it
         return math.inf, math.inf
 
 
 def run(pipeline: Any) -> None:
-    """Start one run with the inputs that were fed, without waiting.
+    """Start a run with the inputs that were fed, without waiting.
 
-    With ``exec_async=False`` it runs in the calling thread, and blocks forever if earlier outputs were not taken.
+    With ``exec_async=False``, it runs in the calling thread, and blocks forever if earlier outputs were not taken.
     """
     pipeline._run_once()
 
 
 RUN_FAILED = "Critical error in pipeline"
-"""Part of DALI's message."""
+"""Part of DALI's error message."""
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error is about memory. DALI raises RuntimeError for most errors, so the text decides."""
+    """Return whether an error is about memory, based on its message, because DALI mostly raises RuntimeError."""
     text = str(error)
     return isinstance(error, MemoryError) or bool(re.search(r"(?i)out of memory|bad_alloc|allocat(e|ion|or) ", text))
 
 
-def run_error(error: Exception, device_id: int | None, size: int) -> Exception | None:
-    """Return the error of a run of ``size`` samples, without its traceback, which would keep the run alive.
+def convert_run_error(error: Exception, device_id: int | None, size: int) -> Exception | None:
+    """Return the error of a run of ``size`` samples without its traceback, which would keep the run alive.
 
-    Return None if it was not raised by DALI but by a signal handler, such as torch's for lost workers.
+    Return None if a signal handler raised it, such as torch's for lost workers.
     """
     if error.args and _is_out_of_memory(error):
         return _out_of_memory(error, device_id, f"a batch of {size}")
@@ -313,7 +312,7 @@ def run_error(error: Exception, device_id: int | None, size: int) -> Exception |
 
 
 def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) -> Exception:
-    """Return torch's error, which users may catch, in place of DALI's; for the CPU a MemoryError."""
+    """Return the error that torch would raise, or on the CPU, a MemoryError."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
     return kind(f"DALI ran out of memory for {purpose}: {error}")
 
@@ -324,7 +323,7 @@ def shares_decoder_stream(pipeline: Any) -> bool:
 
 
 def forget_in_child(pipeline: Any) -> None:
-    """Leak the pipeline in a forked child, as destroying it would wait for threads that exist only in the parent."""
+    """Leak a pipeline in a forked child, where destroying it would wait for threads that exist only in the parent."""
     if getattr(pipeline, "_pipe", None) is not None:
         lifetime.leak(pipeline._pipe)
         pipeline._pipe = None
@@ -332,7 +331,7 @@ def forget_in_child(pipeline: Any) -> None:
 
 def _all_pipelines() -> list[Pipeline]:
     """Return all pipelines of this process, including those that only user code or the garbage collector references."""
-    return [pipeline for known in list(Pipeline._pipes) if (pipeline := known()) is not None]
+    return [pipeline for reference in list(Pipeline._pipes) if (pipeline := reference()) is not None]
 
 
 def _forget_all_in_child() -> None:
@@ -347,7 +346,7 @@ def _end_pipelines() -> None:
     for pipeline in _all_pipelines():
         pipeline._shutdown()
     if "__del__" in vars(Pipeline):
-        del Pipeline.__del__  # the globals that it uses are gone when it is called
+        del Pipeline.__del__  # it would use globals that no longer exist when it is called
 
 
 atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ Shutdown order ].

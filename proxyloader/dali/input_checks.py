@@ -40,7 +40,7 @@ def check_sources(pipeline: Any) -> list[Any]:
             'fn.external_source(name="images") instead of a reader, or use pipelines.training(source="proxy")'
         )
     for source in sources:
-        if executor.has_source(source):
+        if executor.has_callback(source):
             raise ValueError(
                 f"input {source.name!r} of the pipeline must not have a source, because the proxy feeds it. "
                 'Omit source=... and name the input: fn.external_source(name="images")'

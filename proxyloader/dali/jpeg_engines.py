@@ -1,29 +1,29 @@
-"""Build pipelines; on a crowded GPU without its JPEG engines, if these fail to decode. Main process.
+"""Build pipelines, on a crowded GPU without its JPEG engines if these fail to decode. Main process.
 
 NOTE [ Failing JPEG engines ]
-The JPEG engines of a GPU have room for a limited number of users across all processes. A decoder that finds no room
-reports it only on stderr, and CUDA decodes instead. But the operators after that decoder do not wait for CUDA, so an
-image may be the earlier content of its memory (nvImageCodec 0.9). They do wait for a decoder that is configured not to
-use the engines.
+The JPEG engines of a GPU have capacity for a limited number of decoders across all processes. A decoder that gets no
+capacity reports this only on stderr, and CUDA decodes instead. But the operators after that decoder do not wait for
+CUDA, so an image may show the previous contents of its memory (nvImageCodec 0.9). They do wait for a decoder that is
+configured not to use the engines.
 
-A decoder takes room in two steps. The room for batches of images of one kind is taken when the decoder is built. The
-room for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same padding,
-and taken by the first one that needs it. The trial therefore builds another decoder with the same padding after the
-pipeline, and decodes one image and then two. This takes both kinds of room, and the pipeline keeps the shared one.
+A decoder reserves capacity in two steps. Building it reserves the capacity for batches of images of one kind. The
+capacity for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same
+padding, and reserved by the first one that needs it. Therefore a trial builds another decoder with the same padding
+after the pipeline, and decodes one image and then two. This reserves both, and the pipeline keeps the shared capacity.
 
-On a crowded GPU each pipeline is tried before it is used. Images from the engines equal Pillow's, whereas CUDA rounds
-differently. If the images are not those of the engines, the decoders of this and of every later pipeline of the process
-are configured not to use the engines, and the pipeline is built again.
+On a crowded GPU, each pipeline is tried before it is used. Images from the engines equal Pillow's, whereas CUDA rounds
+differently. If the test images were not decoded by the engines, the decoders of this and every later pipeline of the
+process are configured not to use them, and the pipeline is rebuilt.
 
-A trial takes as long as some fifty batches, and no run ends meanwhile (``longest_wait_ms`` in ``versions.jsonl``), so a
-GPU that is not crowded is not tried. If it does not decode with engines, it has none, which DALI handles. But other
-processes may arrive. Before a run, it is therefore checked once a second whether others use the GPU, and then each
-pipeline is tried. Others cannot exhaust the engines within that second, as CUDA builds one decoder after the other. If
-nothing ran for long and no room is left, the pipeline is built again. A model of this process that fills the memory is
-no reason for a trial, which would fail for lack of memory.
+A trial takes as long as about fifty batches, and blocks all runs meanwhile (``longest_wait_ms`` in
+``versions.jsonl``), so it is skipped if the GPU is not crowded. If such a GPU does not decode with engines, it has
+none, which DALI handles. But other processes may start later. So at most once a second, a run is preceded by a check
+whether others use the GPU, and if so, by a trial of its pipeline. CUDA builds decoders one after the other, so others
+cannot exhaust the engines within a second. If nothing ran for a long time and no capacity is left, the pipeline is
+rebuilt. A model of this process that fills the memory does not cause a trial, which would fail for lack of memory.
 
-The pipeline cannot take the shared room itself by decoding one image before its first batch, because its engines would
-then decode only as many images of a later batch as there are engines; see ``PlanServer``.
+The pipeline cannot reserve the shared capacity itself by decoding one image before its first batch, because its engines
+would then decode only as many images of a later batch as there are engines; see ``PlanServer``.
 """
 
 from __future__ import annotations
@@ -49,104 +49,104 @@ from .executor import Padding
 log = logging.getLogger(__name__)
 
 SIDE_PX = 256
-"""Side of the test image, in pixels."""
+"""Height and width of the test image."""
 
-MOST_LEVELS = 0.005
-"""Maximum mean difference between an image from the engines and Pillow's. For CUDA it is some hundredths."""
+MAX_MEAN_ERROR = 0.005
+"""Maximum mean difference of an image from Pillow's, in levels, if the engines decoded it. With CUDA, it is a few
+hundredths."""
 
 CROWDED_BYTES = 4 << 30
-"""Memory of a GPU used by others than torch in this process, above which the GPU is crowded. Each process with a
-decoder uses almost a gigabyte, and the engines of an H200 have room for many such processes. See NOTE [ CUDA queues ]
-in ``dali/device.py``."""
+"""A GPU is crowded if more than this is used by anything but torch in this process. Each process with a decoder uses
+almost a gigabyte, and the engines of an H200 serve many of them. See NOTE [ CUDA queues ] in ``dali/device.py``."""
 
-SHORT_BYTES = 1 << 30
-"""Free memory of a GPU below which its engines may not have enough."""
+MIN_FREE_BYTES = 1 << 30
+"""Free memory of a GPU below which its engines may run out of memory."""
 
-LOOK_EVERY_S = 1.0
-"""Minimum interval between checks before a run whether the GPU has become crowded, in seconds."""
+CHECK_INTERVAL_S = 1.0
+"""Minimum interval between checks for a crowded GPU."""
 
 _engines: dict[int | None, Literal["decoding", "absent", "failing"]] = {}
-"""State of the engines of each GPU. No pipeline uses failing engines. All decoders of a process share their room."""
+"""State of the engines of each GPU, shared by all decoders of the process. No pipeline uses failing engines."""
 
 
-def are_left_alone(device_id: int | None) -> bool:
-    """Return whether this process avoids the engines of a GPU because they failed to decode."""
+def are_disabled(device_id: int | None) -> bool:
+    """Return whether this process does not use the engines of a GPU, because they failed to decode."""
     return _engines.get(device_id) == "failing"
 
 
-def are_used(device_id: int | None) -> bool:
-    """Return whether the engines of a GPU decode for this process. The first call tries them, which is slow."""
+def can_use(device_id: int | None) -> bool:
+    """Return whether this process can use the engines of a GPU. The first call tries them, which is slow."""
     if device_id not in _engines:
         _engines[device_id] = "decoding" if _decode(device_id, {()}) else "absent"
         if _engines[device_id] == "absent" and is_crowded(device_id):
-            _leave_alone(device_id)
+            _disable(device_id)
     return _engines[device_id] == "decoding"
 
 
 def is_crowded(device_id: int | None) -> bool:
-    """Return whether the engines may lack room or memory."""
-    return _others_use(device_id) or executor.gpu_memory(device_id)[0] < SHORT_BYTES
+    """Return whether the engines may lack capacity or memory."""
+    return _is_used_by_others(device_id) or executor.get_gpu_memory(device_id)[0] < MIN_FREE_BYTES
 
 
 def build(pipeline: Pipeline) -> None:
-    """Build a pipeline unless it is built already, without engines that fail to decode. Slower on a crowded GPU.
+    """Build a pipeline unless it is already built, without engines that fail to decode. Slower on a crowded GPU.
 
     Raises:
-        torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
+        torch.OutOfMemoryError, MemoryError: the GPU or the CPU runs out of memory.
         PipelineError: the engines fail to decode, and the decoders cannot be changed, for example because the pipeline
             has run.
     """
     if not pipeline._built:
-        executor.get_notes(pipeline).holds_engines = False
-        if are_left_alone(pipeline.device_id):
-            _avoid(pipeline)
+        executor.get_notes(pipeline).engines_verified = False
+        if are_disabled(pipeline.device_id):
+            _exclude_engines(pipeline)
         executor.build(pipeline)
-    if _fail_for(pipeline, is_crowded):
-        _avoid(pipeline)
+    if _fails(pipeline, is_crowded):
+        _exclude_engines(pipeline)
         executor.build(pipeline)
 
 
-def have_failed(pipeline: Pipeline) -> bool:
-    """Return whether a built pipeline must be built again, without engines, before its next run.
+def must_rebuild(pipeline: Pipeline) -> bool:
+    """Return whether a built pipeline must be rebuilt without engines before its next run.
 
-    Call this before each run. It checks the GPU once a second, and tries the engines if others have started to use it.
+    Call this before each run. It checks the GPU at most once a second, and tries the engines if others use it.
     """
     now_s = time.monotonic()
-    if pipeline.device_id is None or now_s < executor.get_notes(pipeline).look_at_s:
+    if pipeline.device_id is None or now_s < executor.get_notes(pipeline).next_check_s:
         return False
-    if _fail_for(pipeline, _others_use):
+    if _fails(pipeline, _is_used_by_others):
         return True
-    executor.get_notes(pipeline).look_at_s = time.monotonic() + LOOK_EVERY_S
+    executor.get_notes(pipeline).next_check_s = time.monotonic() + CHECK_INTERVAL_S
     return False
 
 
-def _avoid(pipeline: Pipeline) -> None:
-    """Change the decoders of a pipeline not to use the engines. PipelineError: they cannot be changed."""
-    if not executor.leave_engines_alone(pipeline):
+def _exclude_engines(pipeline: Pipeline) -> None:
+    """Configure the decoders of a pipeline not to use the engines. PipelineError: they cannot be changed."""
+    if not executor.disable_engines(pipeline):
         raise PipelineError(
-            f"the pipeline decodes with the JPEG engines of GPU {pipeline.device_id}, which has none, or which other "
-            "processes have exhausted; its images might be wrong. Give its decoders hw_decoder_load=0. "
-            "`proxyloader doctor` shows which decoder is used",
+            f"the pipeline requires the JPEG engines of GPU {pipeline.device_id}, which has none, or which other "
+            "processes have exhausted, so images might be wrong. Pass hw_decoder_load=0 to its decoders. `proxyloader "
+            "doctor` shows which decoder is used",
             code="no-engines",
         )
 
 
-def _fail_for(pipeline: Pipeline, is_to_be_tried: Callable[[int], bool]) -> bool:
-    """Return whether a built pipeline uses engines that fail to decode, or may fail."""
+def _fails(pipeline: Pipeline, needs_trial: Callable[[int], bool]) -> bool:
+    """Return whether a built pipeline uses engines that fail to decode, tested only if ``needs_trial(device_id)``."""
     device_id, notes = pipeline.device_id, executor.get_notes(pipeline)
-    if device_id is None or notes.holds_engines or not (paddings := executor.paddings_on_engines(pipeline)):
+    if device_id is None or notes.engines_verified or not (paddings := executor.get_engine_paddings(pipeline)):
         return False
-    if not are_left_alone(device_id):
-        if not is_to_be_tried(device_id):
+    if not are_disabled(device_id):
+        if not needs_trial(device_id):
             return False
         if _decode(device_id, paddings):
-            notes.holds_engines = True
+            notes.engines_verified = True
             return False
-        _leave_alone(device_id)
+        _disable(device_id)
     return True
 
 
-def _leave_alone(device_id: int | None) -> None:
+def _disable(device_id: int | None) -> None:
     _engines[device_id] = "failing"
     log.warning(
         "Falling back to CUDA, which decodes more slowly: GPU %s has no JPEG engines, or other processes have "
@@ -156,64 +156,64 @@ def _leave_alone(device_id: int | None) -> None:
     )
 
 
-def _others_use(device_id: int | None) -> bool:
-    free_bytes, total_bytes = executor.gpu_memory(device_id)
+def _is_used_by_others(device_id: int | None) -> bool:
+    free_bytes, total_bytes = executor.get_gpu_memory(device_id)
     return total_bytes - free_bytes - torch.cuda.memory_reserved(device_id) > CROWDED_BYTES
 
 
 def _decode(device_id: int | None, paddings: set[Padding]) -> bool:
-    """Return whether the engines decode. This takes the shared room of the paddings, if the GPU has any left."""
+    """Return whether the engines decode. This reserves the shared capacity for each padding if any is left."""
     with before_exit():
-        return max([_levels_off(device_id, padding) for padding in paddings]) < MOST_LEVELS
+        return max([_measure_error(device_id, padding) for padding in paddings]) < MAX_MEAN_ERROR
 
 
-def _levels_off(device_id: int | None, padding: Padding = (), engine_share: float = 1.0) -> float:
-    """Return the largest mean difference from Pillow of an image that is decoded alone, and in a batch of two.
+def _measure_error(device_id: int | None, padding: Padding = (), engine_share: float = 1.0) -> float:
+    """Return the largest mean difference from Pillow of a test image decoded alone and in a batch of two.
 
     Return infinity if the image cannot be decoded, for example for lack of memory.
     """
-    encoded, wanted = known_picture(quality=90)
-    pipeline = decoder(device_id, engine_share, padding)
+    encoded, expected = make_test_image(quality=90)
+    pipeline = create_decoder(device_id, engine_share, padding)
     try:
-        pipeline.build()  # even with little memory, as the next decoder would not find more
-        found = [image for count in (1, 2) for image in decode(pipeline, [encoded] * count)]
+        pipeline.build()  # even if memory is low, because the next decoder would not have more
+        decoded = [image for count in (1, 2) for image in decode(pipeline, [encoded] * count)]
     except (RuntimeError, MemoryError) as error:
-        if "DataLoader worker" in str(error):  # raised by torch's signal handler because a worker has died
+        if "DataLoader worker" in str(error):  # raised by torch's signal handler because a worker died
             raise
         log.info("failed to decode a test image on GPU %s: %s", device_id, str(error))
         return math.inf
-    return max(float(np.abs(image - wanted).mean()) for image in found)
+    return max(float(np.abs(image - expected).mean()) for image in decoded)
 
 
-def decoder(device_id: int | None, engine_share: float, padding: Padding = ()) -> Pipeline:
-    """Return a pipeline that decodes one or two images. It is not built."""
-    how = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
+def create_decoder(device_id: int | None, engine_share: float, padding: Padding = ()) -> Pipeline:
+    """Return an unbuilt pipeline that decodes one or two images."""
+    args = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
 
     @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
         batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
     )
     def images() -> Any:
-        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **how)
+        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **args)
 
     return images()
 
 
 def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
-    """Decode one or two files. Return the pixels of each, (H, W, 3)."""
+    """Decode one or two files. Return their pixels, each (H, W, 3)."""
     pipeline.feed_input("images", executor.tensor_list(files))
     executor.run(pipeline)
     (images,) = pipeline.outputs()
     return [np.asarray(image).astype(int) for image in (images if pipeline.device_id is None else images.as_cpu())]
 
 
-def known_picture(
+def make_test_image(
     seed: int = 0,
     size_px: tuple[int, int] = (SIDE_PX, SIDE_PX),
     mode: str = "RGB",
     format: str = "JPEG",
     **options: Any,
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return a file of a random image whose colors vary from pixel to pixel, and its pixels as Pillow decodes them.
+    """Return the file of a random image whose colors vary from pixel to pixel, and its pixels decoded by Pillow.
 
     Args:
         seed: seed of the colors.

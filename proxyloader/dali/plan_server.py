@@ -90,7 +90,7 @@ class PlanServer(RunQueue):
         options = self._options_for(files)
         if is_first and (options.threads, options.engine_share) == (self._built.threads, self._built.engine_share):
             return
-        self.settle()
+        self.drain()
         if not is_first and device_id is not None:
             torch.cuda.synchronize(device_id)  # the GPU may still read what the old pipeline would free
         try:
@@ -104,7 +104,7 @@ class PlanServer(RunQueue):
     def _has_room_for_engines(self) -> bool:
         """Return whether engines decode, and will also decode for another pipeline."""
         device_id = self._options.device_id
-        return self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.are_used(device_id)
+        return self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.can_use(device_id)
 
     def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
         """Return the options that decode JPEGs like these fastest."""
@@ -113,7 +113,7 @@ class PlanServer(RunQueue):
         mean_pixels = sum(header.height * header.width for header in jpegs) / max(1, len(jpegs))
         progressive = sum(header.is_progressive for header in jpegs) / max(1, len(jpegs))
         options = self._options.for_files_of(mean_pixels, progressive)
-        if options.engine_share != self._options.engine_share and not jpeg_engines.are_used(options.device_id):
+        if options.engine_share != self._options.engine_share and not jpeg_engines.can_use(options.device_id):
             return self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
         return options
 

@@ -2,10 +2,9 @@
 
 NOTE [ Run order ]
 A DALI pipeline returns outputs in the order in which its runs were started. The queue keeps one PipelineRun per run in
-that order, and collecting a run first collects all earlier ones, so outputs cannot be mixed up. When a loop is left,
-its runs are cancelled: their outputs are taken and dropped. An error stays with its run. Loaders may share a queue. A
-run starts when it is submitted and continues in DALI's own threads. The training thread waits only for an output that
-it needs and that is not ready.
+that order, and collecting a run first collects all earlier ones, so outputs cannot be mixed up. Leaving a loop cancels
+its runs: their outputs are taken and dropped. Each run keeps its own error. Loaders may share a queue. A run starts
+when it is submitted, in DALI's own threads. The training thread waits only for outputs that are not ready.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from .output_format import Outputs
 
 log = logging.getLogger(__name__)
 
-WHY_LOST = {
+LOST_MESSAGES = {
     "forked": "this ProxyServer belongs to the parent of this forked process; create the pipeline and the server here",
     "taken": "the pipeline was passed to a later ProxyServer; share one server between the loaders, or give each its "
     "own pipeline",
 }
-"""Why a queue has lost its pipeline, by error code."""
+"""Messages by the error code of a queue that no longer owns its pipeline."""
 
 
 class PipelineRun:
@@ -57,7 +56,7 @@ class PipelineRun:
         self.error: Exception | None = None
         self.finished: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
-        self.inputs: list[Any] | None = None  # DALI should not be their last owner: see executor.tensor_list
+        self.inputs: list[Any] | None = None  # kept for DALI; see executor.tensor_list
         self.cancelled = False
         self.ended = False
         leak_in_child(self)
@@ -66,11 +65,11 @@ class PipelineRun:
         self.cancelled, self.inputs = True, None
 
     def take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        """Return the outputs of a run that has ended, once, for use in ``stream``. Errors are those of ``collect``."""
+        """Return the outputs of an ended run, once, for use in ``stream``. Raises the errors of ``collect``."""
         if self.cancelled:
             raise PipelineError("the run was cancelled because its server was stopped", code="stopped")
         if isinstance(self.error, (torch.OutOfMemoryError, MemoryError)):
-            raise type(self.error)(str(self.error)) from self.error  # its own frames would hold the run
+            raise type(self.error)(str(self.error)) from self.error  # a new traceback does not keep the run alive
         if self.error is not None:
             raise PipelineError(f"the DALI pipeline failed on a batch of {self.size}: {self.error}") from self.error
         outputs, self.outputs = self.outputs, None
@@ -90,7 +89,7 @@ class PipelineRun:
         return self.ended and (self.finished is None or bool(self.finished.query()))  # type: ignore[no-untyped-call]
 
     def wait_until_read(self) -> None:
-        """Wait until the GPU has finished the run. Return at once if the run was not collected."""
+        """Wait until the GPU has finished the run. Return immediately if the run was not collected."""
         if self.finished is not None:
             self.finished.synchronize()
 
@@ -99,13 +98,13 @@ class RunQueue:
     """Starts runs of a pipeline and collects their outputs. Threads may share it.
 
     Args:
-        pipeline: a pipeline as for ``ProxyServer``, which is built here. A later queue takes it over.
+        pipeline: a pipeline as for ``ProxyServer``, which is built here. A later queue may take it over.
         deterministic: whether to start a run only when the loop asks for its batch.
 
     Attributes:
         key: unique name by which batches refer to the queue.
-        names: names of the pipeline's inputs, in its order.
-        had_a_run: whether a run was started since a loader last reset this.
+        names: names of the pipeline's inputs, in order.
+        was_used: whether a run has started since a loader last reset this.
 
     Raises:
         TypeError, ValueError, RuntimeError, PipelineError, torch.OutOfMemoryError, MemoryError: as for ``ProxyServer``.
@@ -121,64 +120,64 @@ class RunQueue:
         self.pipeline, self.deterministic = pipeline, deterministic
         self.key, self.names = f"server-{uuid.uuid4().hex}", [source.name for source in sources]
         self._runs: deque[PipelineRun] = deque()
-        self.had_a_run = False
-        self._lock = self._held = threading.RLock()
-        self._why_lost = ""  # a key of WHY_LOST
-        self._in_step = True  # whether the list has exactly the runs that DALI has
-        executor.take_over(pipeline, self)  # from here on another queue may take the pipeline over
+        self.was_used = False
+        self._lock = self._paused = threading.RLock()
+        self._lost_code = ""  # a key of LOST_MESSAGES
+        self._in_sync = True  # whether _runs matches the runs in DALI
+        executor.claim(pipeline, self)  # from now on, another queue may take over the pipeline
         executor.drop_runs(pipeline)
         jpeg_engines.build(pipeline)
-        self._declared = [executor.declared_kind(pipeline, source) for source in sources]
-        self._taken_kinds: Kinds | None = None  # of the runs that succeeded
+        self._declared = [executor.get_declared_kind(pipeline, source) for source in sources]
+        self._accepted_kinds: Kinds | None = None  # of runs that succeeded
         self._failed_kinds: Kinds | None = None  # of the last run, if it failed
         lifetime.watch(self)
 
     @property
-    def under_way(self) -> int:
+    def num_runs(self) -> int:
         """Number of runs in flight."""
         return len(self._runs)
 
     def __repr__(self) -> str:
-        return f"RunQueue({', '.join(self.names)}; {self.under_way} runs in flight)"
+        return f"RunQueue({', '.join(self.names)}; {self.num_runs} runs in flight)"
 
     def submit(self, inputs: Sequence[Any]) -> PipelineRun:
         """Start a run.
 
         Args:
-            inputs: for each input of the pipeline, in its order, an array (N, ...) or a list of N arrays. Their memory
-                must not change until ``PipelineRun.inputs_released()`` is true.
+            inputs: for each input of the pipeline, in order, an array (N, ...) or a list of N arrays. Their memory must
+                not change until ``PipelineRun.inputs_released()`` is true.
 
         Raises:
-            InputError: N is too large, or an input has another dtype or number of dimensions than the pipeline declares
-                or than it had before.
+            InputError: N is too large, or the dtype or number of dimensions of an input differs from the pipeline's
+                declaration or from earlier runs.
             PipelineError: the pipeline was taken over, or belongs to the parent process.
         """
         with self._lock:
             self._check_owned()
-            self._get_in_step()
-            if jpeg_engines.have_failed(self.pipeline):
-                self.settle()
+            self._resync()
+            if jpeg_engines.must_rebuild(self.pipeline):
+                self.drain()
                 self._rebuild()
             if not self.pipeline.exec_async:
-                self.settle()  # if DALI's queue of outputs is full, the run would block this thread forever
+                self.drain()  # a full output queue would block this thread forever
             if self._failed_kinds is not None and not self.pipeline.exec_dynamic:
-                self.settle()  # DALI's old executor fails the later runs as well
+                self.drain()  # after a failure, DALI's old executor fails all later runs
                 self._rebuild()
             pipeline_run = PipelineRun(len(inputs[0]), self._check_inputs(inputs))
             self._prepare(inputs)
             batches = [executor.tensor_list(samples) for samples in inputs]
-            self._in_step = False
+            self._in_sync = False
             with before_exit():
                 for name, batch in zip(self.names, batches):
                     self.pipeline.feed_input(name, batch)
                 pipeline_run.inputs = batches
                 executor.run(self.pipeline)
             self._runs.append(pipeline_run)
-            self._in_step = self.had_a_run = True
+            self._in_sync = self.was_used = True
             return pipeline_run
 
     def _check_inputs(self, inputs: Sequence[Any]) -> Kinds:
-        """Return the kinds of the inputs of a run. DALI would keep a batch that it rejects in its queue."""
+        """Check and return the kinds of inputs, because DALI would leave a rejected batch in its queue."""
         if len(inputs[0]) > self.pipeline.max_batch_size:
             raise InputError(
                 f"a batch of {len(inputs[0])} is larger than batch_size={self.pipeline.max_batch_size} of the pipeline",
@@ -187,30 +186,30 @@ class RunQueue:
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
         check_declared(self.names, kinds, self._declared)
         if self._runs and self._runs[-1].kinds != kinds:
-            self.settle()  # shows whether runs of the earlier kinds succeed
-        if self._taken_kinds is None and self._failed_kinds not in (None, kinds):
-            self._rebuild()  # DALI keeps the kinds of its first batch, and that batch has failed
-        check_unchanged(self.names, kinds, self._taken_kinds or kinds)
+            self.drain()  # determine whether runs of the earlier kinds succeed
+        if self._accepted_kinds is None and self._failed_kinds not in (None, kinds):
+            self._rebuild()  # DALI keeps the kinds of its first batch, which failed
+        check_unchanged(self.names, kinds, self._accepted_kinds or kinds)
         return kinds
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
-        """Hook called before a run with inputs that passed the checks. It may replace the pipeline."""
+        """Hook called before each run with checked inputs. It may replace the pipeline."""
 
     def collect(self, pipeline_run: PipelineRun) -> Outputs:
         """Wait for a run and return its outputs.
 
         Returns:
-            For each output of the pipeline a tensor (N, ...) on the device of the pipeline, or a list of N tensors if
-            the samples differ in shape. On a GPU they are ready in the order of the current stream of the caller.
+            For each output of the pipeline, a tensor (N, ...) on the pipeline's device, or a list of N tensors if their
+            shapes differ. On a GPU, they are ready for use in the caller's current stream.
 
         Raises:
             PipelineError: DALI failed on this run, or the run was cancelled.
-            torch.OutOfMemoryError, MemoryError: there was not enough memory, on the GPU or on the CPU.
+            torch.OutOfMemoryError, MemoryError: the GPU or the CPU ran out of memory.
         """
         with self._lock:
             self._check_owned()
             if not pipeline_run.ended:
-                self._get_in_step()
+                self._resync()
             while not pipeline_run.ended:
                 if pipeline_run not in self._runs:
                     raise PipelineError(
@@ -220,30 +219,30 @@ class RunQueue:
         return pipeline_run.take_outputs(current_stream(self.pipeline.device_id))
 
     def _collect_oldest(self) -> None:
-        pipeline_run, self._in_step = self._runs[0], False
+        pipeline_run, self._in_sync = self._runs[0], False
         stream = current_stream(self.pipeline.device_id)
         outputs: Outputs = []
         try:
             with before_exit():
                 outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
-            pipeline_run.error = error.with_traceback(None)  # the traceback would keep this frame, and the run, alive
+            pipeline_run.error = error.with_traceback(None)  # the traceback would keep the run alive
         except (RuntimeError, MemoryError) as error:
-            pipeline_run.error = executor.run_error(error, self.pipeline.device_id, pipeline_run.size)
+            pipeline_run.error = executor.convert_run_error(error, self.pipeline.device_id, pipeline_run.size)
             if pipeline_run.error is None:
                 raise  # DALI may still have the run, so the next call rebuilds the pipeline
             self._failed_kinds = pipeline_run.kinds
         self._runs.popleft()
-        pipeline_run.ended = self._in_step = True
+        pipeline_run.ended = self._in_sync = True
         if pipeline_run.error is None:
-            self._taken_kinds, self._failed_kinds = self._taken_kinds or pipeline_run.kinds, None
+            self._accepted_kinds, self._failed_kinds = self._accepted_kinds or pipeline_run.kinds, None
             if stream is not None:
                 pipeline_run.stream, pipeline_run.finished = stream, stream.record_event()
             pipeline_run.outputs = [] if pipeline_run.cancelled else outputs
 
-    def _get_in_step(self) -> None:
-        """Rebuild the pipeline if Ctrl-C or a signal handler left the list of runs inconsistent with DALI's."""
-        if self._in_step:
+    def _resync(self) -> None:
+        """Rebuild the pipeline if Ctrl-C or a signal handler left ``_runs`` inconsistent with DALI."""
+        if self._in_sync:
             return
         for pipeline_run in self._runs:
             pipeline_run.ended, pipeline_run.error = True, RuntimeError("the run was interrupted")
@@ -256,10 +255,10 @@ class RunQueue:
 
     def _rebuild(self) -> None:
         log.info("rebuilding the pipeline after a failure")
-        self._in_step = False  # if there is no memory to build it, the next run tries again
-        executor.take_apart(self.pipeline)
+        self._in_sync = False  # if memory is short, the next run retries
+        executor.discard_executor(self.pipeline)
         jpeg_engines.build(self.pipeline)
-        self._failed_kinds, self._in_step = None, True
+        self._failed_kinds, self._in_sync = None, True
 
     def cancel_all(self) -> None:
         """Cancel all runs, without waiting. Their outputs cannot appear in a later batch."""
@@ -267,47 +266,47 @@ class RunQueue:
             for pipeline_run in self._runs:
                 pipeline_run.cancel()
 
-    def lose_pipeline(self) -> None:
-        """Give up the pipeline, which another queue has taken over. Runs in flight are lost."""
+    def release_pipeline(self) -> None:
+        """Give up the pipeline to another queue. Runs in flight are lost."""
         with self._lock:
-            self.settle()  # so that the pipeline is not rebuilt, which would repeat its random numbers
+            self.drain()  # otherwise the pipeline would be rebuilt, and repeat its random numbers
             self._runs.clear()
-            self._why_lost = "taken"
+            self._lost_code = "taken"
 
     def _check_owned(self) -> None:
-        if self._why_lost:
-            raise PipelineError(WHY_LOST[self._why_lost], code=self._why_lost)
+        if self._lost_code:
+            raise PipelineError(LOST_MESSAGES[self._lost_code], code=self._lost_code)
 
-    def settle(self) -> bool:
-        """Collect all runs into their PipelineRun. Return whether there were any."""
+    def drain(self) -> bool:
+        """Collect the outputs of all runs in flight. Return whether there were any."""
         with self._lock:
-            self._get_in_step()
-            under_way = bool(self._runs)
+            self._resync()
+            had_runs = bool(self._runs)
             while self._runs:
                 self._collect_oldest()
-            return under_way
+            return had_runs
 
     def pause(self) -> bool:
-        """Settle, and block new runs of other threads until ``resume``. Return whether there were any runs."""
-        held = self._lock
-        held.acquire()
-        self._held = held  # ``end`` may replace the lock before ``resume``
+        """Drain the queue, and block new runs of other threads until ``resume``. Return whether there were any runs."""
+        lock = self._lock
+        lock.acquire()
+        self._paused = lock  # ``end`` may replace ``_lock`` before ``resume``
         try:
-            return self.settle()
+            return self.drain()
         except BaseException:
-            held.release()
+            lock.release()
             raise
 
     def resume(self) -> None:
-        self._held.release()
+        self._paused.release()
 
     def forget_in_child(self) -> None:
-        """Give up the pipeline in a forked child. The pipeline and its runs belong to the parent process."""
+        """Give up the pipeline in a forked child, because it belongs to the parent process."""
         executor.forget_in_child(self.pipeline)
         self._runs.clear()
-        self._why_lost = "forked"
+        self._lost_code = "forked"
         self._lock = threading.RLock()
 
     def end(self) -> None:
-        """Prepare for the end of the interpreter, which ends the pipeline. A later run rebuilds it."""
-        self._lock, self._in_step = threading.RLock(), False  # a thread blocked until the exit may hold the old lock
+        """Prepare for interpreter shutdown, which ends the pipeline. A later run rebuilds it."""
+        self._lock, self._in_sync = threading.RLock(), False  # a blocked thread may still hold the old lock

@@ -1,4 +1,4 @@
-"""ProxyServer: DALI's proxy server over a RunQueue, without a thread of its own. Main process."""
+"""ProxyServer: DALI's proxy server on top of a RunQueue, without its own thread. Main process."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .run_queue import RunQueue
 
 
 class ProxyServer(api.DALIServer):  # type: ignore[misc]
-    """A DALI proxy server, which runs a DALI pipeline on samples from a dataset.
+    """Runs a DALI pipeline on samples from a dataset.
 
-    It has the constructor, methods and context manager of DALI's ``DALIServer``. It starts no thread.
+    It has the constructor, methods and context manager of DALI's ``DALIServer``, but starts no thread.
 
-    Use ``server.proxy`` as a transform of the dataset, and load it with
-    ``proxyloader.DataLoader(dataset, server=server)``. Or keep a stock ``torch.utils.data.DataLoader`` and call
-    ``server.produce_data(batch)`` on each of its batches. A pipeline has one server, which any number of loaders may
-    share. A later server takes the pipeline over, and using the earlier one then raises a PipelineError.
+    Use ``server.proxy`` as a transform of the dataset, and load the dataset with
+    ``proxyloader.DataLoader(dataset, server=server)``. Alternatively, keep a stock ``torch.utils.data.DataLoader`` and
+    call ``server.produce_data(batch)`` on each batch. A pipeline has one server, which any number of loaders may share.
+    A later server takes over the pipeline, and the earlier one then raises a PipelineError.
 
     Args:
-        pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. With ``exec_async=False`` it runs
-            within ``next()``, not while the model trains.
-        deterministic: as in DALI, start a run only when the loop asks for its batch, which is slower. If False, runs
-            are also started in the order of the loop, and batches are reproducible. The only exception are random
-            numbers of the pipeline after a loop was left early, as runs that were started ahead have drawn some.
+        pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. With ``exec_async=False``, it
+            runs within ``next()`` instead of concurrently with training.
+        deterministic: as in DALI, start a run only when the loop requests its batch, which is slower. Batches are
+            reproducible in either case, except for the pipeline's random numbers after a loop was left early: without
+            this option, prefetched runs have already drawn some.
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.
@@ -38,23 +38,23 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             external source has ``source=`` or ``repeat_last=True``.
         RuntimeError: the pipeline has no external source, or was deserialized.
         PipelineError: other processes have exhausted the JPEG engines of the GPU, and the decoders of this pipeline
-            cannot be changed to work without them. Most can.
-        torch.OutOfMemoryError, MemoryError: there is not enough memory for the pipeline, on the GPU or on the CPU.
+            cannot be reconfigured to work without them. Most can.
+        torch.OutOfMemoryError, MemoryError: the GPU or the CPU runs out of memory.
 
     Source: ``nvidia.dali.plugin.pytorch.experimental.proxy.DALIServer``.
     """
 
     def __init__(self, pipeline: api.Pipeline, deterministic: bool = False) -> None:
         """Build the pipeline. The class documents arguments and errors."""
-        self._thread_stop_event = None  # before anything that can raise, as DALIServer.__del__ reads it
+        self._thread_stop_event = None  # DALIServer.__del__ reads it, even after an error
         self.runs = RunQueue(pipeline, deterministic)
         self.deterministic, self._started = deterministic, False
         super().__init__(pipeline, deterministic)
-        # Created here, because a dataset may hold the server, whose pipeline is unusable in a forked worker.
+        # Created here, because a forked worker cannot use the pipeline of a server that its dataset references.
         self._proxy = Proxy(self.runs.key, tuple(self._dali_input_names), self._pipe.num_outputs)
 
     def __repr__(self) -> str:
-        return f"ProxyServer({', '.join(self._dali_input_names)}; {self.runs.under_way} runs in flight)"
+        return f"ProxyServer({', '.join(self._dali_input_names)}; {self.runs.num_runs} runs in flight)"
 
     @property
     def pipeline(self) -> api.Pipeline:
@@ -63,14 +63,14 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     @property
     def proxy(self) -> Proxy:
-        """The callable to use in a dataset. It takes the pipeline inputs of one sample, and can be pickled."""
+        """Callable for a dataset, which takes the pipeline inputs of one sample. It can be pickled."""
         return self._proxy
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("ProxyServer cannot be pickled; pass server.proxy to the dataset instead")
 
     def start_thread(self) -> None:
-        """Open the server. It starts no thread, as DALI's own threads do the work."""
+        """Open the server. No thread is started, because DALI's own threads do the work."""
         self._started = True
 
     def stop_thread(self) -> None:
@@ -95,7 +95,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             InputError: the samples of an input differ in dtype or number of dimensions from each other, from the
                 pipeline's declaration or from earlier batches.
             PipelineError: DALI failed, or the pipeline was taken over by another server.
-            torch.OutOfMemoryError, MemoryError: there is not enough memory for a run, on the GPU or on the CPU.
+            torch.OutOfMemoryError, MemoryError: the GPU or the CPU runs out of memory.
         """
         calls: dict[int, ProxyInputs] = {}
         runs: dict[int, ProxyInputBatch] = {}
@@ -109,8 +109,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             return ref
 
         def resolve(ref: ProxyBatch | ProxySample) -> Any:
-            found = outputs.get(id(ref.call if isinstance(ref, ProxySample) else ref.run))
-            return ref if found is None else found[ref.output]
+            result = outputs.get(id(ref.call if isinstance(ref, ProxySample) else ref.run))
+            return ref if result is None else result[ref.output]
 
         _map_references(obj, collect, set())
         outputs: dict[int, Sequence[Any] | None] = dict(zip(calls, self._run_rows(list(calls.values()))))
@@ -121,8 +121,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         """Return the outputs of a batch, or None if it still lacks outputs of another server."""
         if len(run.calls) <= self._pipe.max_batch_size and all(call.server == self.runs.key for call in run.calls):
             return self._run_calls(run.calls)
-        own = [row for row, call in enumerate(run.calls) if call.server == self.runs.key]
-        run.done.update(zip(own, self._run_rows([run.calls[row] for row in own])))
+        own_rows = [row for row, call in enumerate(run.calls) if call.server == self.runs.key]
+        run.done.update(zip(own_rows, self._run_rows([run.calls[row] for row in own_rows])))
         if len(run.done) < len(run.calls):
             return None
         rows = [run.done[row] for row in range(len(run.calls))]
@@ -146,7 +146,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 def _map_references(obj: Any, function: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
     """Apply a function to each reference in a batch, in containers and in objects with attributes.
 
-    Lists, dicts, sets and objects are changed in place. ``seen`` holds the IDs of those visited so far.
+    Lists, dicts, sets and objects are modified in place. ``seen`` contains the IDs of visited ones.
     """
     if isinstance(obj, (ProxyBatch, ProxySample)):
         return function(obj)

@@ -44,7 +44,7 @@ class MissingImageError(ImageError, FileNotFoundError):
 
 
 class ForeignImageError(ImageError, UnidentifiedImageError):
-    """The file is empty, or in no format that Pillow knows."""
+    """The file is empty, or in a format unknown to Pillow."""
 
 
 class LargeImageError(ImageError, Image.DecompressionBombError):
@@ -119,14 +119,14 @@ def _is_from_torchvision_io(error: RuntimeError) -> bool:
 
 def _find_path(error: BaseException) -> str:
     """Return the path in the error, or of the file that Pillow was reading; "" if there is none."""
-    read: Any = ""
+    path: Any = ""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         image = frame.f_locals.get("self")
         if isinstance(image, ImageFile.ImageFile):
-            read = image.filename  # the innermost one, because Pillow may open images recursively
+            path = image.filename  # the innermost one, because Pillow may open images recursively
         elif frame.f_code is getattr(Image.open, "__code__", None):  # no format was identified
-            read = frame.f_locals.get("filename", "")
-    return str(getattr(error, "filename", None) or read)
+            path = frame.f_locals.get("filename", "")
+    return str(getattr(error, "filename", None) or path)
 
 
 @dataclass(frozen=True)

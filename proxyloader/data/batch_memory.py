@@ -47,8 +47,8 @@ class BatchMemory:
         self.used_bytes, self._address, self._free = 0, get_address(memory), memory.data
         self._thread = threading.get_ident()
 
-    def place(self, size_bytes: int) -> memoryview | None:
-        """Return space for a file; None if there is none, or in other threads."""
+    def allocate(self, size_bytes: int) -> memoryview | None:
+        """Return memory for a file; None if too little is left, or in other threads."""
         start = aligned(self.used_bytes)
         if self._free is None or self._thread != threading.get_ident() or start + size_bytes > len(self._free):
             return None
@@ -60,7 +60,7 @@ class BatchMemory:
         self._images.append(image)
 
     def stop(self) -> None:
-        """Read files elsewhere from now on, because the rest of the batch is written after them."""
+        """Read files elsewhere from now on, because the rest of the batch is written after the files."""
         self._free = None
 
     def find_offset(self, array: NDArray[Any]) -> int | None:
@@ -74,7 +74,7 @@ class BatchMemory:
         images = [*self._images]
         *references, baseline = [sys.getrefcount(each) for each in [*images, object()]]
         for image, count in zip(images, references):
-            if count > baseline + 2:  # two lists refer to it as well
+            if count > baseline + 2:  # two lists also refer to it
                 image.detach_data()
         self._images.clear()
         self.used_bytes = 0

@@ -44,7 +44,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
         yield cls, "__call__", _intercept(cls, cls.__call__)
 
 
-def _is_for_gpu() -> bool:
+def _uses_gpu() -> bool:
     """Return whether images arrive on a GPU. On a CPU, torchvision runs the transforms at which it is faster."""
     deferral = current()
     return deferral is not None and deferral.on_gpu
@@ -55,7 +55,7 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     images = Image.Image if is_compose else (Image.Image, EncodedImage, LazyTensor)
 
     @functools.wraps(call)
-    def called(self: Any, *inputs: Any, **named: Any) -> Any:
+    def hooked(self: Any, *inputs: Any, **named: Any) -> Any:
         if not defers_decoding():
             return call(self, *inputs, **named)
         if type(self) is cls and inputs and not named and isinstance(inputs[0], images) and not is_changed(self):
@@ -67,21 +67,21 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         if inputs and isinstance(inputs[0], EncodedImage):
             inputs = inputs[0].decoded(), *inputs[1:]
         if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_materialized(inputs[0]):
-            given = get_values(inputs[0])  # operations on a LazyTensor are slow
-            made = call(self, given, **named)
-            return inputs[0] if made is given else map_leaves(wrap_values, made)
-        made = call(self, *inputs, **named)
+            values = get_values(inputs[0])  # operations on a LazyTensor are slow
+            result = call(self, values, **named)
+            return inputs[0] if result is values else map_leaves(wrap_values, result)
+        result = call(self, *inputs, **named)
         if len(inputs) == 1:
-            return _wrap_result(inputs[0], made)
-        is_for_each = isinstance(made, tuple) and len(made) == len(inputs)
-        return tuple(map(_wrap_result, inputs, made)) if is_for_each else made
+            return _wrap_result(inputs[0], result)
+        is_per_input = isinstance(result, tuple) and len(result) == len(inputs)
+        return tuple(map(_wrap_result, inputs, result)) if is_per_input else result
 
-    return called
+    return hooked
 
 
-def _wrap_result(given: Any, made: Any) -> Any:
+def _wrap_result(image: Any, result: Any) -> Any:
     """Return the result of a transform on pixels. A tensor computed from an image becomes a LazyTensor."""
-    return wrap_values(made) if isinstance(given, (Image.Image, np.ndarray)) else made
+    return wrap_values(result) if isinstance(image, (Image.Image, np.ndarray)) else result
 
 
 def _apply(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
@@ -95,18 +95,18 @@ def _apply(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
     chain = transformed.chain.through(transform) if is_compose else transformed.chain.then(transform)
     if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
-    if chain.slow_on_cpu and not _is_for_gpu():
+    if chain.slow_on_cpu and not _uses_gpu():
         if not is_compose:  # otherwise, its parts are intercepted one by one
             pixel_uses.explain(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
             # Decode now, so that the transforms it calls are not intercepted either.
             _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
     if chain.state.kind != "pil":
-        result: Any = create_lazy_outputs(transformed.then(chain))
+        result: Any = create_lazy_outputs(transformed.apply(chain))
     elif chain.last_steps or not isinstance(image, Image.Image):
-        result = create_lazy_image(transformed.then(chain), image if isinstance(image, Image.Image) else None)
+        result = create_lazy_image(transformed.apply(chain), image if isinstance(image, Image.Image) else None)
     else:
-        result = image  # like torchvision, so that the class and attributes stay
+        result = image  # preserves the class and attributes, like torchvision
     return (result, *others) if others else result
 
 
@@ -120,21 +120,21 @@ _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 
 def _find_transformed(image: Any) -> TransformedImage | None:
     """Return an undecoded image with the transforms called on it; None if torchvision must continue."""
-    found: TransformedImage | None
+    transformed: TransformedImage | None
     if isinstance(image, EncodedImage):
-        found = TransformedImage.start(image)
+        transformed = TransformedImage.start(image)
     elif not isinstance(image, LazyTensor):
-        found = get_transformed(image)
+        transformed = get_transformed(image)
     else:
         sample = get_sample(image)
         call = sample.call if sample is not None else None
-        found = call if isinstance(call, TransformedImage) and call.plan.output.images == 1 else None
-    if found is None:
+        transformed = call if isinstance(call, TransformedImage) and call.plan.output.images == 1 else None
+    if transformed is None:
         return None
     if torch.get_default_dtype() is not torch.float32:  # may change at any time
         pixel_uses.explain(f"torch's default dtype is {torch.get_default_dtype()}, but DALI returns float32")
         return None
-    if found.chain is START_AS_GREY and not _is_for_gpu():  # see benchmarks/results/parts.jsonl
+    if transformed.chain is START_AS_GREY and not _uses_gpu():  # see benchmarks/results/parts.jsonl
         pixel_uses.explain(f"{FASTER_ON_CPU} grey images")
         return None
-    return found
+    return transformed

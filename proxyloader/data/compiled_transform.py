@@ -71,15 +71,15 @@ class CompiledTransform(TransformStandIn):
         if encoded is None:
             if isinstance(image, EncodedImage):
                 image = create_lazy_image(image) if defers_decoding() else image.decoded()
-            made = self.original(image, *others)
-            if isinstance(made, tuple) and others:
-                return wrap_values(made[0]), *made[1:]
-            return wrap_values(made)  # type: ignore[no-any-return]
+            result = self.original(image, *others)
+            if isinstance(result, tuple) and others:
+                return wrap_values(result[0]), *result[1:]
+            return wrap_values(result)  # type: ignore[no-any-return]
         return self.apply(encoded)
 
     def apply(self, image: EncodedImage) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Apply the transform without checking whether the original has changed."""
-        return create_lazy_outputs(TransformedImage.start(image).then(self._chain))
+        return create_lazy_outputs(TransformedImage.start(image).apply(self._chain))
 
     def sample(self, image: EncodedImage) -> TransformedImage:
         """Sample the parameters for an image whose pixels the worker never needs. Like ``apply``, without checks."""
@@ -152,24 +152,24 @@ def compile_transforms(transform: Callable[..., Any]) -> Any:
 def compile_for_loader(transform: Any, has_fallback: bool) -> Any:
     """Translate a transform like ``compile_transforms``. ``has_fallback``: see ``CompiledTransform``."""
 
-    def compiled(position: str, held: Any) -> CompiledTransform:
-        if isinstance(held, CompiledTransform):
-            return held
-        return CompiledTransform(plan_for(held, f"transform{position}"), held, has_fallback, snapshot=Snapshot(held))
+    def compile(position: str, part: Any) -> CompiledTransform:
+        if isinstance(part, CompiledTransform):
+            return part
+        return CompiledTransform(plan_for(part, f"transform{position}"), part, has_fallback, snapshot=Snapshot(part))
 
-    return replace_nested(transform, compiled) if is_holder(transform) else compiled("", transform)
+    return replace_nested(transform, compile) if is_holder(transform) else compile("", transform)
 
 
 def wrap_untranslated(transform: Any) -> Any:
-    """Wrap a transform in a WorkerTransform; in an object with compiled transforms, wrap only the others."""
+    """Wrap a transform in a WorkerTransform. In an object with compiled transforms, wrap only the others."""
     if not find_compiled(transform):
         return WorkerTransform(transform)
     return replace_nested(
-        transform, lambda _, held: held if isinstance(held, CompiledTransform) else WorkerTransform(held)
+        transform, lambda _, part: part if isinstance(part, CompiledTransform) else WorkerTransform(part)
     )
 
 
 def find_compiled(transform: Any) -> list[CompiledTransform]:
     """Return ``transform`` if it is a CompiledTransform, or those that it holds."""
-    found = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
-    return [each for each in found if isinstance(each, CompiledTransform)]
+    parts = [transform] if isinstance(transform, CompiledTransform) else find_nested(transform).values()
+    return [each for each in parts if isinstance(each, CompiledTransform)]

@@ -24,11 +24,11 @@ D = TypeVar("D")
 
 
 class Translated(NamedTuple):
-    """A dataset as the workers read it.
+    """A dataset prepared for the workers.
 
     Attributes:
         dataset: the user's dataset with translated transforms.
-        plans: the plans that it is known to need, by key.
+        plans: the plans that it is known to use, by key.
         is_deferred: whether its images stay undecoded; see NOTE [ Intercepted transform calls ].
         reason: why torch's loader reads the dataset; "" if it does not.
         warnings: avoidable causes of slow loading.
@@ -46,7 +46,7 @@ class Translated(NamedTuple):
 
 
 def get_length(dataset: Any) -> int | None:
-    """Return the length of a dataset, or None. ``__len__`` of a wrapper may raise an error."""
+    """Return the length of a dataset, or None if it has none, such as a wrapper whose ``__len__`` raises an error."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -65,7 +65,7 @@ def get_sources(dataset: Any) -> list[Any]:
 def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
     """Return a shallow copy of ``dataset`` whose images stay encoded and are transformed in DALI.
 
-    ``DataLoader`` calls this function itself. The original dataset does not change. The copy differs in these
+    ``DataLoader`` calls this function itself. The original dataset is not modified. The copy differs in these
     attributes: ``transform`` is compiled. If the ``loader`` of a ``DatasetFolder`` is one of torchvision's PIL loaders,
     its replacement defers decoding, or, if torchvision runs the entire transform, adds the file name to Pillow's
     errors. ``load_bytes`` of timm's ``ImageDataset`` is True if its images are RGB. All other attributes and methods,
@@ -89,7 +89,7 @@ def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D
     if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
         return _replace_attributes(dataset, datasets=[wrap(part, compile=compile) for part in dataset.datasets])
     transform = getattr(dataset, "transform", None)
-    if _is_timm(dataset, "AugMixDataset"):  # its ``transform`` is only the first of three
+    if _is_timm(dataset, "AugMixDataset"):  # ``transform`` is only the first of its three
         return dataset
     if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_image_dataset(dataset, transform):
         return dataset
@@ -98,8 +98,8 @@ def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D
     if isinstance(getattr(dataset, "transforms", None), StandardTransform):
         changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
     if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
-        is_left = not find_compiled(compiled) and not (compiled is transform and PILLOW_SUPPORTS_LAZY)
-        changed["loader"] = open_decoded if is_left else open_lazy
+        uses_torchvision = not find_compiled(compiled) and not (compiled is transform and PILLOW_SUPPORTS_LAZY)
+        changed["loader"] = open_decoded if uses_torchvision else open_lazy
     if isinstance(compiled, CompiledTransform) and _is_timm(dataset, "ImageDataset"):
         changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
     return _replace_attributes(dataset, **changed)
@@ -131,15 +131,15 @@ def get_sample_path(dataset: Any, index: Any) -> str:
 
 
 def is_image_dataset(dataset: Any, transform: Any) -> bool:
-    """Return whether ``transform`` transforms images. In other libraries, it may be for graphs or audio."""
+    """Return whether ``transform`` transforms images, rather than graphs or audio in other libraries."""
     return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(find_nested(transform))
 
 
 def _is_timm(dataset: Any, name: str) -> bool:
     """Return whether the dataset uses ``__getitem__`` of this timm class, without importing timm."""
     method = getattr(type(dataset), "__getitem__", None)
-    named = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
-    return named == ("timm.data.dataset", f"{name}.__getitem__")
+    name_parts = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
+    return name_parts == ("timm.data.dataset", f"{name}.__getitem__")
 
 
 def _replace_attributes(dataset: D, /, **changed: Any) -> D:

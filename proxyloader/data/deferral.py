@@ -1,15 +1,15 @@
-"""Deferral: whether images opened by a dataset stay undecoded here, and when deferring stops.
+"""Deferral: whether images opened by a dataset stay undecoded, and when deferring stops.
 
 NOTE [ When deferral stops ]
 Leaving an image undecoded costs the worker some time, which pays off only if DALI decodes it. A dataset without JPEGs,
 or whose code accesses the pixels of every image, leaves nothing to DALI. So after ``MAX_UNUSED_SAMPLES`` consecutive
 samples without an image for DALI, a worker removes its hooks (``hooks.py``) and reads the dataset as torch's worker
-does. It counts samples, not seconds. Changing the dataset's transform starts over. Without workers, the same applies to
-the thread that fetches batches.
+does. It counts samples, not seconds. Changing the dataset's transform restarts deferral. Without workers, the same
+applies to the thread that fetches batches.
 
-The next epoch starts in the state in which the last one ended. If no undecoded image was returned at all, torch's own
-loader produces the batches (``WorkerPool.of_torch``; persistent workers receive indices and return torch's batches),
-unless an argument such as ``seed`` requires more.
+The next epoch starts in the state in which the last one ended. If the dataset never returned an undecoded image,
+torch's own loader produces the batches, unless an argument such as ``seed`` requires more. Persistent workers then
+receive plain indices and return torch's batches.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Deferral:
         self.on_gpu, self.is_active, self.has_seen_images = on_gpu, is_active, has_seen_images
         self._unused = 0
 
-    def note(self, samples: int, for_dali: bool, decoded: bool) -> None:
-        """Count a batch: whether it has images for DALI, and whether the dataset's code decoded any."""
-        self.has_seen_images |= for_dali or decoded
-        self._unused = 0 if for_dali else self._unused + samples
+    def record(self, samples: int, uses_dali: bool, decoded: bool) -> None:
+        """Record whether a batch has images for DALI, and whether the dataset's code decoded any."""
+        self.has_seen_images |= uses_dali or decoded
+        self._unused = 0 if uses_dali else self._unused + samples
         self.is_active &= self._unused < MAX_UNUSED_SAMPLES
 
     def restart(self) -> None:
@@ -46,17 +46,17 @@ class Deferral:
         self.is_active, self._unused = True, 0
 
 
-_process_deferral: Deferral | None = None  # of a worker, which belongs to one loader
-_in_thread = threading.local()  # of a thread that fetches batches without workers
+_process_deferral: Deferral | None = None  # in a worker, which belongs to one loader
+_thread_local = threading.local()  # without workers
 
 
 def current() -> Deferral | None:
     """Return the deferral of this thread, even if it has stopped; None if there is none."""
-    return getattr(_in_thread, "deferral", None) or _process_deferral
+    return getattr(_thread_local, "deferral", None) or _process_deferral
 
 
 def defer_in_process(deferral: Deferral) -> None:
-    """Apply a deferral to all threads of this process, permanently. Worker."""
+    """Apply a deferral permanently to all threads of this process. Worker."""
     global _process_deferral
     _process_deferral = deferral
 
@@ -64,8 +64,8 @@ def defer_in_process(deferral: Deferral) -> None:
 @contextlib.contextmanager
 def deferring(deferral: Deferral) -> Iterator[None]:
     """Apply a deferral to this thread. Main process."""
-    before, _in_thread.deferral = getattr(_in_thread, "deferral", None), deferral
+    previous, _thread_local.deferral = getattr(_thread_local, "deferral", None), deferral
     try:
         yield
     finally:
-        _in_thread.deferral = before
+        _thread_local.deferral = previous

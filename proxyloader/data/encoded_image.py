@@ -27,7 +27,7 @@ MAX_READ_BYTES = 64 << 20
 """Maximum number of bytes read from a file. Pillow, which reads only what it needs, handles larger files."""
 
 MAX_PIXEL_BYTES = 2**31 - 1
-"""Maximum number of bytes of an uncompressed image, which DALI counts in an int."""
+"""Maximum size of an uncompressed image, which DALI stores in an int."""
 
 NOT_DECODED_ADVICE = (
     "Pass it to the transform unchanged, compile further transforms of the same image with "
@@ -127,7 +127,7 @@ class EncodedImage:
     def __getattr__(self, name: str) -> Any:
         if name == "data" and (view := self._view) is not None:
             return vars(self).setdefault("data", bytes(view))
-        if name in vars(self):  # set by another thread meanwhile
+        if name in vars(self):  # set by another thread in the meantime
             return vars(self)[name]
         raise AttributeError(f"{name!r}: the image is not decoded yet; DALI decodes it later. {NOT_DECODED_ADVICE}")
 
@@ -151,14 +151,12 @@ class EncodedImage:
         path = os.fspath(path)
         data = _read(path)
         if data is None:
-            return cls.by_pillow(None, path)
+            return cls.decode_with_pillow(None, path)
         return cls._create(data, path, is_whole=len(data) <= MAX_READ_BYTES)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "") -> EncodedImage:
-        """Create an image from the content of a file. Only JPEGs stay encoded.
-
-        Pillow decodes other formats, for which DALI has no faster decoder.
+        """Create an image from the content of a file. Pillow decodes other formats, for which DALI is no faster.
 
         Args:
             data: entire content of the file.
@@ -173,14 +171,14 @@ class EncodedImage:
 
     @classmethod
     def _create(cls, data: bytes | memoryview, path: str, is_whole: bool) -> EncodedImage:
-        jpeg = cls.of_jpeg(data, path)
+        jpeg = cls.from_jpeg(data, path)
         if jpeg is not None:
             Image._decompression_bomb_check(jpeg.size)  # warns like Image.open
             return jpeg
-        return cls.by_pillow(data if is_whole else None, path)
+        return cls.decode_with_pillow(data if is_whole else None, path)
 
     @classmethod
-    def of_jpeg(cls, data: bytes | memoryview, path: str = "") -> EncodedImage | None:
+    def from_jpeg(cls, data: bytes | memoryview, path: str = "") -> EncodedImage | None:
         """Create an image from the content of a JPEG file; None if DALI might decode it differently from Pillow.
 
         Pillow then decodes damaged and oversized files when the dataset opens them, and raises its own errors. A
@@ -205,7 +203,7 @@ class EncodedImage:
         return None
 
     @classmethod
-    def by_pillow(cls, data: bytes | memoryview | None, path: str = "") -> EncodedImage:
+    def decode_with_pillow(cls, data: bytes | memoryview | None, path: str = "") -> EncodedImage:
         """Decode an image of any format with Pillow. The pixels are sent uncompressed.
 
         Args:
@@ -249,9 +247,9 @@ def _is_too_large(height: int, width: int, scans: int = 1) -> bool:
 def _read_content(path: str) -> bytes | memoryview | None:
     """Return the content of a file, at most ``MAX_READ_BYTES`` and one more byte.
 
-    None is returned for devices and for files without a size, such as in /proc, because these may be endless.
+    Return None for devices and for files without a size, such as in /proc, because these may be endless.
 
-    The content is read into the memory of the batch, if there is space. This takes four system calls, three fewer than
+    The content is read into the memory of the batch if it fits. This takes four system calls, three fewer than
     Python's ``open`` and ``read``. OSError: the file cannot be read, or it is a directory.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -261,21 +259,21 @@ def _read_content(path: str) -> bytes | memoryview | None:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
             return None
-        wanted = min(status.st_size, MAX_READ_BYTES) + 1  # one more byte, so that a short read means end of file
+        limit = min(status.st_size, MAX_READ_BYTES) + 1  # one more byte, so that a short read means end of file
         data: bytes | memoryview
-        if (place := batch_memory.place(wanted)) is None:
-            data = os.read(descriptor, wanted)
+        if (memory := batch_memory.allocate(limit)) is None:
+            data = os.read(descriptor, limit)
         else:
-            data = place[: os.readv(descriptor, [place])]
-        if len(data) == wanted - 1:
+            data = memory[: os.readv(descriptor, [memory])]
+        if len(data) == limit - 1:
             return data
         if status.st_size == 0 and stat.S_ISREG(status.st_mode):
             return None
         parts = [data]  # the file has grown or is a pipe
-        missing = MAX_READ_BYTES + 1 - len(data)
-        while parts[-1] and missing:
-            parts.append(os.read(descriptor, min(missing, 1 << 20)))
-            missing -= len(parts[-1])
+        remaining = MAX_READ_BYTES + 1 - len(data)
+        while parts[-1] and remaining:
+            parts.append(os.read(descriptor, min(remaining, 1 << 20)))
+            remaining -= len(parts[-1])
         return b"".join(parts)
     finally:
         os.close(descriptor)
@@ -301,7 +299,7 @@ def _read(path: str) -> bytes | memoryview | None:
 def _decode(
     data: bytes | memoryview | None, path: str, opener: Callable[[IO[bytes]], Image.Image] | None = None
 ) -> Image.Image:
-    """Return the image in mode RGB. See ``EncodedImage.by_pillow``."""
+    """Return the image in mode RGB. See ``EncodedImage.decode_with_pillow``."""
     try:
         file: IO[bytes]
         with open(path, "rb") if data is None else io.BytesIO(data) as file, (opener or Image.open)(file) as image:
@@ -336,9 +334,8 @@ def _check_scans(file: IO[bytes], image: Image.Image, path: str) -> None:
 
 def _read_error(path: str, error: OSError) -> ImageError:
     reason = f"cannot be read: {error.strerror or error}"
-    if is_system_fault(error):
-        return _error(path, reason, "machine", SYSTEM_ADVICE, error.errno, get_image_error_class(error))
-    return _error(path, reason, "unreadable", errno=error.errno, kind=get_image_error_class(error))
+    code, advice = ("machine", SYSTEM_ADVICE) if is_system_fault(error) else ("unreadable", REPLACE_ADVICE)
+    return _error(path, reason, code, advice, error.errno, kind=get_image_error_class(error))
 
 
 def _error(

@@ -3,8 +3,8 @@
 NOTE [ Intercepted transform calls ]
 While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` returns a
 LazyTensor, and the ``__call__`` of translated transforms is replaced. Calling a transform on an undecoded image samples
-its parameters and returns an undecoded image or tensor, from which the next transform continues. So transforms need not
-be part of a known Compose. A transform that is not translated gets the image itself and, if it accesses pixels, those
+its parameters and returns an undecoded image or tensor, which the next transform extends. So transforms need not be
+part of a known Compose. A transform that is not translated gets the undecoded image and, if it accesses pixels, those
 of the stock loader.
 
 The hooks stay installed while a Deferral holds them: in a worker until deferring stops, and in the main process while a
@@ -30,7 +30,7 @@ _undo: list[Callable[[], None]] = []
 
 
 def hold(deferral: Deferral) -> None:
-    """Install the hooks, if they are not, until the deferral releases them or is garbage-collected."""
+    """Install the hooks until the deferral releases them or is garbage-collected."""
     with _lock:
         if not _is_held():
             _undo.append(patch_opener())
@@ -52,16 +52,16 @@ def _is_held() -> bool:
 
 def _patch(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     """Set an attribute. Return a function that restores it, unless other code has replaced it since."""
-    was_inherited, before = name not in vars(owner), vars(owner).get(name)
+    is_inherited, previous = name not in vars(owner), vars(owner).get(name)
     setattr(owner, name, replacement)
 
     def undo() -> None:
         if vars(owner).get(name) is not replacement:
             return
-        if was_inherited:
+        if is_inherited:
             delattr(owner, name)
         else:
-            setattr(owner, name, before)
+            setattr(owner, name, previous)
 
     return undo
 

@@ -115,52 +115,52 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
     Args:
         data: content of the file, possibly truncated.
     """
-    at, end = 2, len(data)
+    pos, end = 2, len(data)
     frame: tuple[int, int, bool, bytes, bool] | None = None
     adobe_transform = None
     has_density = False
     skeleton = [JPEG_START[:2]]
-    while at + 4 <= end:
-        if data[at] != 0xFF:
+    while pos + 4 <= end:
+        if data[pos] != 0xFF:
             return None
-        marker = data[at + 1]
+        marker = data[pos + 1]
         if marker == 0xFF:  # fill byte
-            at += 1
+            pos += 1
             continue
-        length = data[at + 2] << 8 | data[at + 3]
-        after = at + 2 + length
-        if length < 2 or after > end:
+        length = data[pos + 2] << 8 | data[pos + 3]
+        segment_end = pos + 2 + length
+        if length < 2 or segment_end > end:
             return None
         if marker in _TABLES:
-            skeleton.append(bytes(data[at:after]))
+            skeleton.append(bytes(data[pos:segment_end]))
             if marker == 0xDA:
                 if frame is None or not 0 < frame[0] <= _MAX_SIDE_PX or not 0 < frame[1] <= _MAX_SIDE_PX:
                     return None
-                height, width, alike, ids, progressive = frame
-                alike = alike and adobe_transform != 0  # 0 means RGB instead of YCbCr
-                return JpegHeader(height, width, alike, progressive, at, ids, b"".join(skeleton))
+                height, width, matches, ids, progressive = frame
+                matches = matches and adobe_transform != 0  # 0 means RGB instead of YCbCr
+                return JpegHeader(height, width, matches, progressive, pos, ids, b"".join(skeleton))
         elif marker in _SUPPORTED_FRAMES or marker in _OTHER_FRAMES:
             if length < 8 or frame is not None:
                 return None
-            bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
+            bits, height, width, components = struct.unpack_from(">BHHB", data, pos + 4)
             if length != 8 + 3 * components:
                 return None
-            ids = bytes(data[at + 10 : after : 3])
-            alike = marker in _SUPPORTED_FRAMES and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
-            if components == 1 and data[at + 11] != _NO_SAMPLING:
-                alike = False  # meaningless for one component, but GPU decoders apply it
-            frame = height, width, alike, ids, marker == 0xC2
-            skeleton += bytes(data[at : at + 5]), _SKELETON_SIZE, bytes(data[at + 9 : after])
+            ids = bytes(data[pos + 10 : segment_end : 3])
+            matches = marker in _SUPPORTED_FRAMES and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
+            if components == 1 and data[pos + 11] != _NO_SAMPLING:
+                matches = False  # meaningless for one component, but GPU decoders apply it
+            frame = height, width, matches, ids, marker == 0xC2
+            skeleton += bytes(data[pos : pos + 5]), _SKELETON_SIZE, bytes(data[pos + 9 : segment_end])
         elif marker not in _BEFORE_SCANS:
             return None  # see NOTE [ Headers that DALI cannot parse ] in dali/api.py
         elif marker in _PARSED_BY_PILLOW:
-            content = bytes(data[at + 4 : at + 18])
+            content = bytes(data[pos + 4 : pos + 18])
             if marker == 0xEE and length >= 14 and content.startswith(b"Adobe"):
                 adobe_transform = content[11]
             if _is_parsed(marker, content) and not (has_density and marker == 0xE1):
-                skeleton.append(bytes(data[at:after]))
+                skeleton.append(bytes(data[pos:segment_end]))
                 has_density |= marker == 0xE0 and content[7:8] in (b"\1", b"\2") and len(content) >= 12
-        at = after
+        pos = segment_end
     return None
 
 
@@ -190,28 +190,28 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
     is_marker = array[:-1] == 0xFF
     np.logical_and(is_marker, array[1:], out=is_marker)  # 0: a stuffed byte
     missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS | _NO_DC_SCAN)
-    scans, restarts, at = 0, 0, header.first_scan
+    scans, restarts, pos = 0, 0, header.first_scan
     skeleton = []
-    while at < len(is_marker):
-        at += int(is_marker[at:].argmax())
-        marker = data[at + 1] if is_marker[at] else 0
+    while pos < len(is_marker):
+        pos += int(is_marker[pos:].argmax())
+        marker = data[pos + 1] if is_marker[pos] else 0
         if marker == 0xFF:  # fill byte
-            at += 1
+            pos += 1
         elif 0xD0 <= marker <= 0xD7 and marker & 7 == restarts & 7:
-            restarts, at = restarts + 1, at + 2
+            restarts, pos = restarts + 1, pos + 2
         elif marker in _BETWEEN_SCANS and any(missing.values()):
-            end = at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+            end = pos + 2 + int.from_bytes(data[pos + 2 : pos + 4], "big")
             if marker == 0xDA:
-                if not _remove_coefficients(data[at + 4 : end], missing, header.is_progressive):
+                if not _remove_coefficients(data[pos + 4 : end], missing, header.is_progressive):
                     break
                 scans, restarts = scans + 1, 0
-            if end < at + 4:
+            if end < pos + 4:
                 break
-            if marker in _TABLES and at > header.first_scan:
-                skeleton.append(bytes(data[at:end]))
-            at = end
+            if marker in _TABLES and pos > header.first_scan:
+                skeleton.append(bytes(data[pos:end]))
+            pos = end
         elif marker == 0xD9 and not any(missing.values()):
-            return Scans(scans, at + 2, b"".join(skeleton))
+            return Scans(scans, pos + 2, b"".join(skeleton))
         else:
             break
     return None
@@ -246,8 +246,8 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
     See NOTE [ When errors are raised ] and NOTE [ Damaged scans ].
     """
     skeleton = header.skeleton + scans.skeleton + JPEG_END
-    is_common = not scans.skeleton and len(skeleton) <= _MAX_CACHED_BYTES
-    accepted = _accepts(skeleton) if is_common else _accepts.__wrapped__(skeleton)
+    is_cached = not scans.skeleton and len(skeleton) <= _MAX_CACHED_BYTES
+    accepted = _accepts(skeleton) if is_cached else _accepts.__wrapped__(skeleton)
     if not accepted or checks.already_passed or not checks.find_zeros:
         return accepted
     data = bytes(data)
@@ -274,8 +274,8 @@ def _accepts(skeleton: bytes) -> bool:
         decoder.setimage(Image.new(image.mode, image.size).im, (0, 0, *image.size))
         consumed, code = decoder.decode(skeleton)
     except MemoryError:
-        raise  # not caused by the file, so it must not be cached
-    except Exception:  # parsers raise various exceptions, also for EXIF data
+        raise  # not caused by the file, so not cached
+    except Exception:  # Pillow's parsers raise various exceptions, also for EXIF data
         return False
     return consumed < 0 and code >= 0
 

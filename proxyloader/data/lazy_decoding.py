@@ -31,25 +31,25 @@ def operator_patches() -> Iterator[tuple[Any, str, Any]]:
 
 def _patch(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(operator, assigned=(), updated=())
-    def decoded(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
+    def hooked(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
         if not defers_decoding():
             return operator(data, mode, apply_exif_orientation)
         image = None if apply_exif_orientation else _encode(data, mode)
         if image is None:
             return wrap_values(operator(data, mode, apply_exif_orientation))
-        bytes_ = data.clone()  # it may change before it is decoded
-        transformed = TransformedImage(image, functools.partial(operator, bytes_, mode, False), START_AS_TENSOR)
+        copied = data.clone()  # data may change before it is decoded
+        transformed = TransformedImage(image, functools.partial(operator, copied, mode, False), START_AS_TENSOR)
         return create_lazy_outputs(transformed)
 
-    return decoded
+    return hooked
 
 
 def _encode(data: Any, mode: int) -> EncodedImage | None:
-    """Return the JPEG; None if it is not decoded to RGB, or DALI might decode it differently."""
+    """Return the JPEG; None if the mode is not RGB, or DALI might decode it differently."""
     if not isinstance(data, torch.Tensor) or mode not in (ImageReadMode.UNCHANGED.value, ImageReadMode.RGB.value):
         return None
     try:
-        image = EncodedImage.of_jpeg(data.numpy().tobytes())
+        image = EncodedImage.from_jpeg(data.numpy().tobytes())
     except (RuntimeError, TypeError):
         return None
     if image is None or image.header is None or (mode == 0 and image.header.is_gray):

@@ -1,9 +1,9 @@
 """PIL images of JPEGs that are decoded when their pixels are first accessed. Runs where the dataset runs.
 
 NOTE [ Deferred decoding ]
-``Image.open`` looks up the class of a file in Pillow's registry. The replacement there reads the JPEG completely, and
-decodes it only when a pixel is accessed. So code that opens, converts and copies an image before it calls a compiled
-transform passes on the bytes of the file, which DALI decodes. All other code gets Pillow's pixels.
+``Image.open`` looks up the opener of a format in Pillow's registry. The replacement reads the whole JPEG, but defers
+decoding until a pixel is accessed. So code that opens, converts and copies an image before it calls a compiled
+transform passes the bytes of the file on to DALI. All other code gets Pillow's pixels.
 
 This applies to all threads of a worker of a loader whose images DALI decodes. Without workers, it applies to the thread
 that fetches a batch while it does so: see ``hooks.py``. Images of Pillow 10 cannot be decoded on access, so
@@ -97,8 +97,8 @@ def _find_undecoded(image: Image.Image) -> EncodedImage | TransformedImage | Non
 def _decode(image: Image.Image, encoded: EncodedImage | TransformedImage) -> None:
     if isinstance(encoded, EncodedImage):
         pixel_uses.add()
-        opens = PpmImageFile if encoded.header is None else JpegImageFile
-        pixels: Image.Image = opens(io.BytesIO(encoded.data))
+        image_class = PpmImageFile if encoded.header is None else JpegImageFile
+        pixels: Image.Image = image_class(io.BytesIO(encoded.data))
         pixels.load()
         image.im = pixels.im if pixels.mode == image.mode else pixels.convert(image.mode).im
     else:
@@ -128,12 +128,12 @@ def _hook_pillow() -> None:
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
             return object.__getattribute__(self, name)  # raises the proper error, also for properties
-        known = vars(JpegImageFile(io.BytesIO(header)))
-        for key in known if isinstance(self, JpegImageFile) else ("info",):
-            vars(self).setdefault(key, known[key])
+        parsed = vars(JpegImageFile(io.BytesIO(header)))
+        for key in parsed if isinstance(self, JpegImageFile) else ("info",):
+            vars(self).setdefault(key, parsed[key])
         return getattr(self, name)
 
-    def loading(load: Any) -> Any:
+    def hook_load(load: Any) -> Any:
         @functools.wraps(load)
         def hooked(self: Image.Image) -> Any:
             state = self.__dict__
@@ -149,10 +149,10 @@ def _hook_pillow() -> None:
 
     @functools.wraps(convert)
     def hooked_convert(self: Image.Image, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        encoded, wanted = _find_undecoded(self), mode or self.mode
-        if encoded is None or args or kwargs or not (wanted == self.mode or _can_read_as(encoded, wanted)):
+        encoded, target = _find_undecoded(self), mode or self.mode
+        if encoded is None or args or kwargs or not (target == self.mode or _can_read_as(encoded, target)):
             return convert(self, mode, *args, **kwargs)
-        return create_lazy_image(encoded, self, wanted)
+        return create_lazy_image(encoded, self, target)
 
     @functools.wraps(close)
     def hooked_close(self: Image.Image) -> None:
@@ -175,7 +175,7 @@ def _hook_pillow() -> None:
     for hooked in (hooked_copy, hooked_convert, hooked_close, hooked_getexif):
         setattr(cls, hooked.__name__, hooked)
     for each in (cls, ImageFile):
-        setattr(each, "load", loading(each.load))  # noqa: B010
+        setattr(each, "load", hook_load(each.load))  # noqa: B010
     setattr(cls, "im", property(get_im, set_im))  # noqa: B010
     setattr(cls, "__getattr__", get_missing)  # noqa: B010
     if (file_getattr := vars(JpegImageFile).get("__getattr__")) is not None:  # in Pillow 11
@@ -236,15 +236,14 @@ def defers_decoding() -> bool:
 
 
 def patch_opener() -> Callable[[], None]:
-    """Register ``_open`` in Pillow, unless another library has registered an opener. Return an undo function."""
-    Image.preinit()
-    opens, accepts = Image.OPEN["JPEG"]
-    if opens is JpegImagePlugin.jpeg_factory and PILLOW_SUPPORTS_LAZY:
-        Image.register_open("JPEG", _open, accepts)
+    """Register ``_open`` in Pillow unless another library has registered an opener. Return an undo function."""
+    opener, accept = Image.OPEN["JPEG"]
+    if opener is JpegImagePlugin.jpeg_factory and PILLOW_SUPPORTS_LAZY:
+        Image.register_open("JPEG", _open, accept)
 
     def undo() -> None:
         if Image.OPEN["JPEG"][0] is _open:
-            Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accepts)
+            Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accept)
 
     return undo
 
@@ -267,19 +266,19 @@ def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
     if size_bytes > MAX_READ_BYTES:  # Pillow reads only what it needs
         return None
     file.seek(0)
-    place = batch_memory.place(size_bytes) if type(file) in (io.BufferedReader, io.BytesIO) else None
-    data: bytes | memoryview = file.read(size_bytes) if place is None else place[: file.readinto(place)]
-    encoded = EncodedImage.of_jpeg(data, filename if isinstance(filename, str) else "")
+    memory = batch_memory.allocate(size_bytes) if type(file) in (io.BufferedReader, io.BytesIO) else None
+    data: bytes | memoryview = file.read(size_bytes) if memory is None else memory[: file.readinto(memory)]
+    encoded = EncodedImage.from_jpeg(data, filename if isinstance(filename, str) else "")
     if encoded is None or encoded.header is None:
         return None
-    at = encoded.header.first_scan + 2
-    header = bytes(data[: at + int.from_bytes(data[at : at + 2], "big")])
+    start = encoded.header.first_scan + 2
+    header = bytes(data[: start + int.from_bytes(data[start : start + 2], "big")])
     if b"MPF\0" in header:  # multi-picture files have their own class
         return None
     _hook_pillow()
     image = JpegImageFile.__new__(JpegImageFile)
-    known = {"_mode": _get_mode(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
-    vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **known)
+    attributes = {"_mode": _get_mode(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
+    vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **attributes)
     image.readonly = 1  # like Pillow before decoding
     return image
 

@@ -132,22 +132,22 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
     _source: tuple[LazyTensor, Callable[[torch.Tensor], torch.Tensor]] | None = None
     """The tensor whose memory it shares, and a function that returns the shared part; None for its own memory."""
 
-    _sharing: list[weakref.ref[LazyTensor]] | None = None
+    _alias_refs: list[weakref.ref[LazyTensor]] | None = None
     """All tensors that share its memory; None if there are no others."""
 
-    _has_known_order: bool = True
+    _has_known_strides: bool = True
     """Whether its strides are those of torchvision's tensor, which determine the order of random values."""
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor) -> LazyTensor:
-        made: LazyTensor = torch.Tensor._make_wrapper_subclass(
+        tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=like.dtype, device=_CPU
         )
-        made._node = node
+        tensor._node = node
         with torch._C.DisableTorchFunctionSubclass():
-            torch._C._set_storage_data_ptr_access_error_msg(made.untyped_storage()._cdata, UNREACHABLE)
+            torch._C._set_storage_data_ptr_access_error_msg(tensor.untyped_storage()._cdata, UNREACHABLE)
         LazyTensor.any_created = True
-        return made
+        return tensor
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Also called by ``tv_tensors.Image(lazy)``, to which ``as_subclass`` returns an instance."""
@@ -178,7 +178,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
                     function(*args, **kwargs)  # for autograd.Function, which does not dispatch on its arguments
             if function == GET_GRAD:
                 _gather_grad(args[0])
-            return _run_now(function, args, kwargs)
+            return _run_eagerly(function, args, kwargs)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _assign(*args)
@@ -197,7 +197,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         result = _record(operator, args, kwargs)
         if result is not NotImplemented:
             return result
-        result = _run_now(operator, args, kwargs)
+        result = _run_eagerly(operator, args, kwargs)
         if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
             with no_dispatch():
                 operator(*args, **kwargs)
@@ -254,13 +254,13 @@ def _create_output(transformed: TransformedImage, output: int) -> LazyTensor:
     state = transformed.plan.output
     like = _empty_meta(state.channels, *transformed.size, getattr(torch, state.dtype), state.order == "HWC")
     kind = LazyTensor if transformed.chain.state.pure else LazyImageTensor
-    made = kind.__new__(kind, like, ProxySample(transformed, output))
+    tensor = kind.__new__(kind, like, ProxySample(transformed, output))
     if state.order is None:
-        made._has_known_order = False
+        tensor._has_known_strides = False
     if not LazyTensor.in_loader_worker and get_worker_info() is not None and not defers_decoding():
         # A stock loader's worker pickles in another thread, which must not draw random numbers.
-        materialize(made)
-    return made
+        materialize(tensor)
+    return tensor
 
 
 def wrap_values(value: Any) -> Any:
@@ -292,7 +292,7 @@ def to_pure_tensor(image: LazyImageTensor) -> LazyTensor:
 def get_sample(tensor: LazyTensor) -> ProxySample | None:
     """Return the output of DALI that a tensor stands for, or None if operations were applied to it."""
     node = tensor._node
-    return node if isinstance(node, ProxySample) and len(list(_sharers(tensor))) <= 1 else None
+    return node if isinstance(node, ProxySample) and len(list(_aliases(tensor))) <= 1 else None
 
 
 def is_materialized(tensor: LazyTensor) -> bool:
@@ -317,7 +317,7 @@ def materialize(value: Any) -> Any:
         while root._source is not None:
             root = root._source[0]
         _compute(root)
-        for each in _sharers(root):
+        for each in _aliases(root):
             _compute(each)
     if _is_in_graph(value) and not _is_in_graph(get_values(value)):
         with torch._C.DisableTorchFunctionSubclass():
@@ -345,10 +345,10 @@ def requires_gradient(*tensors: torch.Tensor) -> bool:
 def _gather_grad(tensor: LazyTensor) -> None:
     """Add the gradient accumulated by a leaf to the gradient of its values."""
     with torch._C.DisableTorchFunctionSubclass():
-        own, tensor.grad = tensor.grad, None
-    if own is not None:
+        grad, tensor.grad = tensor.grad, None
+    if grad is not None:
         values = materialize(tensor)
-        values.grad = materialize(own) if values.grad is None else values.grad + materialize(own)
+        values.grad = materialize(grad) if values.grad is None else values.grad + materialize(grad)
 
 
 def _sets_requires_grad(function: Any) -> bool:
@@ -366,18 +366,18 @@ def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     return requires_gradient(*[each for each in flatten((args, kwargs)) if isinstance(each, kind)])
 
 
-def _run_now(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Call a function on values and wrap its results. A result that is an argument stays the same object."""
-    given = {id(materialize(each)): each for each in flatten((args, kwargs)) if isinstance(each, torch.Tensor)}
+def _run_eagerly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call a function on values and wrap its results. An argument among the results stays the same object."""
+    originals = {id(materialize(each)): each for each in flatten((args, kwargs)) if isinstance(each, torch.Tensor)}
     result = function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
-    return map_leaves(lambda each: given[id(each)] if id(each) in given else wrap_values(each), result)
+    return map_leaves(lambda each: originals[id(each)] if id(each) in originals else wrap_values(each), result)
 
 
 def _alias(tensor: LazyTensor, kind: type[LazyTensor]) -> LazyTensor:
     """Return a tensor of another class that shares all of its memory."""
-    made = kind.__new__(kind, tensor, tensor._node)
-    made._has_known_order = tensor._has_known_order
-    return _share(tensor, made, lambda values: values)
+    alias = kind.__new__(kind, tensor, tensor._node)
+    alias._has_known_strides = tensor._has_known_strides
+    return _share(tensor, alias, lambda values: values)
 
 
 def _compute(tensor: LazyTensor) -> torch.Tensor:
@@ -386,14 +386,14 @@ def _compute(tensor: LazyTensor) -> torch.Tensor:
         if tensor._source is None:
             tensor._node = compute_value(tensor._node).clone()
         else:
-            source, part = tensor._source
-            tensor._node = part(_compute(source))
+            source, compute = tensor._source
+            tensor._node = compute(_compute(source))
     assert isinstance(tensor._node, torch.Tensor)
     return tensor._node
 
 
-def _sharers(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    for reference in tensor._sharing or ():
+def _aliases(tensor: LazyTensor) -> Iterator[LazyTensor]:
+    for reference in tensor._alias_refs or ():
         other = reference()
         if other is not None:
             yield other
@@ -423,13 +423,13 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation without computing values; NotImplemented if it needs values."""
     name, tags = str(operator), operator.tags
     packet = name.split(".")[1]
-    found = [each for each in flatten((args, kwargs)) if isinstance(each, LazyTensor)]
-    has_known_order = all(each._has_known_order for each in found)
-    if packet in FACTORY_OPERATORS and (has_known_order or _Tag.nondeterministic_seeded not in tags):
+    lazy = [each for each in flatten((args, kwargs)) if isinstance(each, LazyTensor)]
+    has_known_strides = all(each._has_known_strides for each in lazy)
+    if packet in FACTORY_OPERATORS and (has_known_strides or _Tag.nondeterministic_seeded not in tags):
         return operator(*map_leaves(_drop_values, args), **map_leaves(_drop_values, kwargs))
     if operator is torch.ops.aten.stack.default and _is_first_dim(*args[1:], **kwargs):
         return stack_tensors(args[0])
-    if not can_record(*(each._node for each in found)) or requires_values(packet, tags, args):
+    if not can_record(*(each._node for each in lazy)) or requires_values(packet, tags, args):
         return NotImplemented
     is_in_place = operator._schema.is_mutable
     if is_in_place and not _is_unshared(operator, args):
@@ -442,66 +442,66 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))
     keeps_shape = bool(shape) and getattr(like, "shape", None) == shape
     keeps_dtype = keeps_shape and getattr(like, "dtype", None) == dtype
-    made = Operation(name, map_leaves(_to_node, args), map_leaves(_to_node, kwargs), keeps_shape, keeps_dtype)
+    node = Operation(name, map_leaves(_to_node, args), map_leaves(_to_node, kwargs), keeps_shape, keeps_dtype)
     if is_in_place:
         if _Tag.inplace_view in tags:
             with no_dispatch():
                 operator(*args, **kwargs)
-        args[0]._node = made
+        args[0]._node = node
         return args[0]
 
     def result(like: torch.Tensor, node: Operation, part: int | None = None) -> LazyTensor:
         tensor = _track_sharing(LazyTensor(like, node), operator, args, kwargs, part)
-        tensor._has_known_order = has_known_order
+        tensor._has_known_strides = has_known_strides
         return tensor
 
     if isinstance(like, torch.Tensor):
-        return result(like, made)
+        return result(like, node)
     if not isinstance(like, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in like):
         return NotImplemented
-    return type(like)(result(each, Operation("take", (made, k), {}), k) for k, each in enumerate(like))
+    return type(like)(result(each, Operation("take", (node, k), {}), k) for k, each in enumerate(like))
 
 
 def _is_unshared(operator: Any, args: Any) -> bool:
     """Return whether an in-place operation modifies only its first argument, whose memory no other tensor shares."""
-    changed = [k for k, each in enumerate(operator._schema.arguments) if each.alias_info and each.alias_info.is_write]
+    written = [k for k, each in enumerate(operator._schema.arguments) if each.alias_info and each.alias_info.is_write]
     first = args[0] if args else None
-    if changed != [0] or not isinstance(first, LazyTensor) or is_materialized(first):
+    if written != [0] or not isinstance(first, LazyTensor) or is_materialized(first):
         return False
-    return all(other is first for other in _sharers(first))
+    return all(other is first for other in _aliases(first))
 
 
 def _is_first_dim(dim: int = 0) -> bool:
     return dim == 0
 
 
-def _track_sharing(made: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int | None) -> LazyTensor:
-    """Record that a result shares memory with the first argument, if it does."""
+def _track_sharing(result: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int | None) -> LazyTensor:
+    """Record whether a result shares memory with the first argument."""
     returns = operator._schema.returns[0].alias_info
     if returns is None or not isinstance(args[0], LazyTensor):
-        return made
+        return result
 
-    def again(source: torch.Tensor) -> torch.Tensor:
-        result = operator(source, *map_leaves(materialize, args[1:]), **map_leaves(materialize, kwargs))
-        return result if part is None else result[part]  # type: ignore[no-any-return]
+    def compute(source: torch.Tensor) -> torch.Tensor:
+        values = operator(source, *map_leaves(materialize, args[1:]), **map_leaves(materialize, kwargs))
+        return values if part is None else values[part]  # type: ignore[no-any-return]
 
-    return _share(args[0], made, again)
+    return _share(args[0], result, compute)
 
 
-def _share(source: LazyTensor, made: LazyTensor, part: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
-    made._source = source, part
-    sharing = source._sharing or [weakref.ref(source)]
-    sharing.append(weakref.ref(made))
-    source._sharing = made._sharing = sharing
-    return made
+def _share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+    alias._source = source, compute
+    references = source._alias_refs or [weakref.ref(source)]
+    references.append(weakref.ref(alias))
+    source._alias_refs = alias._alias_refs = references
+    return alias
 
 
 BASIC_INDICES = (int, slice, type(None), type(...))
 
 
 def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    """``tensor[index] = value``"""
-    alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and all(o is tensor for o in _sharers(tensor))
+    """Execute or record ``tensor[index] = value``."""
+    alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and all(o is tensor for o in _aliases(tensor))
     alone &= not any(each is tensor for each in flatten((index, value)))  # torch may refuse to read what it writes
     if isinstance(value, torch.Tensor) and value.dtype != tensor.dtype:
         # torch converts values only for basic indices, but does not check that on the meta device.
@@ -509,17 +509,17 @@ def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
     if alone:
         try:
             with no_dispatch():
-                meta, place = to_meta(tensor), map_leaves(to_meta, index)
-                meta[place] = to_meta(value)
-                if isinstance(value, torch.Tensor):  # of lists of indices, the line above does not look at shapes
-                    extra = max(0, value.ndim - meta[place].ndim)
-                    meta[place].copy_(to_meta(value).reshape(value.shape[extra:]))
+                meta, meta_index = to_meta(tensor), map_leaves(to_meta, index)
+                meta[meta_index] = to_meta(value)
+                if isinstance(value, torch.Tensor):  # the line above does not check shapes for lists of indices
+                    extra = max(0, value.ndim - meta[meta_index].ndim)
+                    meta[meta_index].copy_(to_meta(value).reshape(value.shape[extra:]))
         except Exception:
             alone = False
     if alone:
         assert isinstance(tensor, LazyTensor)
-        given = tensor._node, map_leaves(_to_node, index), _to_node(value)
-        tensor._node = Operation("set", given, {}, keeps_dtype=True)
+        args = tensor._node, map_leaves(_to_node, index), _to_node(value)
+        tensor._node = Operation("set", args, {}, keeps_dtype=True)
     else:
         materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
 
@@ -566,15 +566,15 @@ def check_same_size(images: Sequence[torch.Tensor], advice: str) -> None:
         )
 
 
-_OURS = frozenset(map(id, (LazyTensor, LazyImageTensor, ProxySample)))  # these types compare equal to torch's
+_LAZY_TYPES = frozenset(map(id, (LazyTensor, LazyImageTensor, ProxySample)))  # these types compare equal to torch's
 
 
 def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors in ``torch.utils.data.default_collate``."""
-    if _OURS.isdisjoint(map(id, map(type, batch))):  # the fast path of other datasets
+    if _LAZY_TYPES.isdisjoint(map(id, map(type, batch))):  # the fast path of other datasets
         plain: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
         return plain
-    if any(isinstance(each, ProxySample) for each in batch):  # of a pipeline or a folder
+    if any(isinstance(each, ProxySample) for each in batch):  # from a server or an ImageFolder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
     return stack_tensors(batch, collate_tensor_fn)
 

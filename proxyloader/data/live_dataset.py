@@ -1,6 +1,6 @@
 """LiveDataset: a translated view that shares its attributes with the user's dataset, for num_workers=0. Main process.
 
-A stock loader without workers reads the dataset itself. So changes to the dataset or its transform take effect in the
+A stock loader without workers uses the dataset itself. So changes to the dataset or its transform take effect with the
 next batch, and attributes that ``__getitem__`` sets on ``self`` persist.
 """
 
@@ -16,7 +16,7 @@ REPLACED = ("transform", "transforms", "loader", "load_bytes", "dataset", "datas
 
 
 class LiveDataset:
-    """Translates a dataset again for each batch. ``translate`` returns a translated copy of it, or itself."""
+    """Translates a dataset anew for each batch. ``translate`` returns a translated copy, or the dataset itself."""
 
     def __init__(self, dataset: Any, translate: Callable[[], Any]) -> None:
         self.dataset, self._translate = dataset, translate
@@ -27,8 +27,8 @@ class LiveDataset:
         return self._view(self.dataset, self._translate())
 
     def _view(self, dataset: Any, translated: Any) -> Any:
-        own = getattr(translated, "__dict__", {})
-        changed = {name: own[name] for name in REPLACED if name in own and own[name] is not vars(dataset).get(name)}
+        new = getattr(translated, "__dict__", {})
+        changed = {name: new[name] for name in REPLACED if name in new and new[name] is not vars(dataset).get(name)}
         if isinstance(dataset, Subset) and "dataset" in changed:
             changed["dataset"] = self._view(dataset.dataset, changed["dataset"])
         if isinstance(dataset, ConcatDataset) and "datasets" in changed:
@@ -58,7 +58,7 @@ def _create_view(dataset: Any, replaced: dict[str, Any]) -> Any:
     body: dict[str, Any] = {name: _create_property(dataset, name, replaced) for name in REPLACED}
     body |= {"__slots__": (), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
     body["__class__"] = property(lambda self: kind)
-    body["__reduce_ex__"] = lambda self, protocol: dataset.__reduce_ex__(protocol)  # copies are of the user's dataset
+    body["__reduce_ex__"] = lambda self, protocol: dataset.__reduce_ex__(protocol)  # copy the user's dataset
     metaclass: Any = type(kind)
     view: Any = object.__new__(metaclass(kind.__name__, (kind,), body))
     view.__dict__ = vars(dataset)

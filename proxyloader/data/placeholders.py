@@ -45,7 +45,7 @@ class ProxyInputs:
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in self.inputs)
-        return f"ProxyCall({shapes}{', ' + self.source if self.source else ''})"
+        return f"ProxyInputs({shapes}{', ' + self.source if self.source else ''})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProxyInputs, (self.server, self.inputs, self.source, self.names)
@@ -55,7 +55,7 @@ class ProxyInputBatch:
     """Inputs of one batch, shared by all outputs of the batch, so that an image and its mask come from the same run.
 
     Attributes:
-        done: outputs by row, while only some of several servers have produced theirs.
+        done: outputs by row, until all servers have produced theirs.
     """
 
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:
@@ -63,7 +63,7 @@ class ProxyInputBatch:
         self.done: dict[int, Sequence[torch.Tensor]] = {}
 
     def __repr__(self) -> str:
-        return f"ProxyRun({len(self.calls)} samples)"
+        return f"ProxyInputBatch({len(self.calls)} samples)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only for the queue of a stock DataLoader, where torch's shared memory is the fastest transport.
@@ -212,14 +212,14 @@ def check_same_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
     """Raise InputError if the arrays of an input differ in dtype or number of dimensions."""
     kinds = {(array.dtype.str, array.ndim) for array in arrays}
     if len(kinds) > 1:
-        found = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
+        described = ", ".join(sorted(f"{np.dtype(dtype)} with {ndim} dimensions" for dtype, ndim in kinds))
         raise InputError(
-            f"input {name!r} must have one dtype and number of dimensions per batch, got {found}", code="wrong-kind"
+            f"input {name!r} must have one dtype and number of dimensions per batch, got {described}", code="wrong-kind"
         )
 
 
 _LARGE = (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)
-"""Objects without placeholders inside, which a search does not copy."""
+"""Objects that contain no placeholders, and that a search should not copy."""
 
 _WITHOUT_PLACEHOLDERS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
 

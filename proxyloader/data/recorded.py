@@ -45,8 +45,8 @@ class Operation:
     def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False, keeps_dtype: bool = False) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs
         self.keeps_shape, self.keeps_dtype = keeps_shape, keeps_dtype
-        before = (each.depth for each in flatten((args, kwargs)) if isinstance(each, Operation))
-        self.depth: int = 1 + max(before, default=0)
+        depths = (each.depth for each in flatten((args, kwargs)) if isinstance(each, Operation))
+        self.depth: int = 1 + max(depths, default=0)
         self._materialized: Any = None
 
     def materialize(self) -> Any:
@@ -135,13 +135,13 @@ def flatten(value: Any) -> list[Any]:
     """Return everything inside lists, tuples and dicts, in order."""
     if not issubclass(type(value), (tuple, list, dict)):
         return [value]
-    found: list[Any] = []
+    leaves: list[Any] = []
     for each in value.values() if isinstance(value, dict) else value:
         if issubclass(type(each), (tuple, list, dict)):  # isinstance would also look at a LazyTensor's __class__
-            found += flatten(each)
+            leaves += flatten(each)
         else:
-            found.append(each)
-    return found
+            leaves.append(each)
+    return leaves
 
 
 def execute(name: str, args: Any, kwargs: Any, overwrite: bool = False) -> Any:
@@ -168,8 +168,8 @@ def get_operator(name: str) -> Any:
 def _get_in_place(name: str) -> Any:
     """Return the in-place variant of an operator; None if there is none."""
     namespace, packet, overload = name.split(".")
-    found = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_", None), overload, None)
-    return found if _is_pointwise_operator(name) else None
+    operator = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_", None), overload, None)
+    return operator if _is_pointwise_operator(name) else None
 
 
 def _is_pointwise_operator(name: str) -> bool:
@@ -194,11 +194,11 @@ def _is_pointwise(node: Any) -> bool:
 
 
 def _is_same_operation(first: Operation, node: Any) -> bool:
-    """Return whether a node is the same operation with the same arguments after the first."""
+    """Return whether a node is the same operation, with equal arguments after the first."""
     if not isinstance(node, Operation) or node.name != first.name:
         return False
-    rest, others = flatten((first.args[1:], first.kwargs)), flatten((node.args[1:], node.kwargs))
-    return len(rest) == len(others) and all(map(_is_equal, rest, others))
+    expected, actual = flatten((first.args[1:], first.kwargs)), flatten((node.args[1:], node.kwargs))
+    return len(expected) == len(actual) and all(map(_is_equal, expected, actual))
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -228,14 +228,12 @@ def requires_values(packet: str, tags: Any, args: Any) -> bool:
     """Return whether an operation, such as "add", needs values now, or has a different result on a GPU."""
     if _Tag.data_dependent_output in tags or _Tag.nondeterministic_seeded in tags or packet == "is_nonzero":
         return True
-    if _Tag.dynamic_output_shape in tags:  # except for integer indices
+    if _Tag.dynamic_output_shape in tags:  # allowed only for integer indices
         dtypes = {each.dtype for each in flatten(args[1:]) if isinstance(each, torch.Tensor)}
         return packet != "index" or not dtypes <= {torch.int64, torch.int32}
     if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
         return True  # torch rejects it, but not on the meta device
-    if packet in ("_conj", "_neg_view"):
-        return True  # these set a bit, which a LazyTensor does not have
-    return _depends_on_device(packet)
+    return packet in ("_conj", "_neg_view") or _depends_on_device(packet)  # a LazyTensor lacks the bits that these set
 
 
 @functools.cache
@@ -258,15 +256,15 @@ def infer_result(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     key = operator, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
     try:
-        found = _inferred.get(key)
+        result = _inferred.get(key)
     except TypeError:  # an argument is not hashable
         return operator(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
-    if found is None:
-        found = operator(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
+    if result is None:
+        result = operator(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
         if len(_inferred) >= MAX_CACHED:
             _inferred.clear()
-        _inferred[key] = found
-    return found
+        _inferred[key] = result
+    return result
 
 
 def _get_key(value: Any) -> Any:

@@ -73,12 +73,12 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
         self._cache_dir, self._cache_bytes = cache_dir, cache_bytes
         self._cache: Any = None
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        self._ahead: dict[int, bytes | Exception] = {}
+        self._fetched: dict[int, bytes | Exception] = {}
         _check_process(root)
         system = self._open_filesystem()
         prefix = system._strip_protocol(root).rstrip("/") + "/"
-        found = [(path.removeprefix(prefix), path, info) for path, info in system.find(prefix, detail=True).items()]
-        files = [each for each in sorted(found, key=lambda each: each[0]) if "/" in each[0]]
+        paths = [(path.removeprefix(prefix), path, info) for path, info in system.find(prefix, detail=True).items()]
+        files = [each for each in sorted(paths, key=lambda each: each[0]) if "/" in each[0]]
         self.classes = sorted({name.split("/")[0] for name, _, _ in files})
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
         files = [each for each in files if each[0].lower().endswith(IMG_EXTENSIONS)]
@@ -105,9 +105,9 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Any:
         """Return (image, label). ImageError: the file cannot be fetched or decoded."""
         url, target = self.samples[index]
-        if index not in self._ahead:
+        if index not in self._fetched:
             self.fetch_ahead([index])
-        image = _open(self._ahead[index], url)
+        image = _open(self._fetched[index], url)
         if self.transform is not None:
             image = self.transform(image)
         if self.target_transform is not None:
@@ -125,12 +125,12 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
         """
         _check_process(self.root)
         if len(indices) == 1:
-            self._ahead = {indices[0]: self._fetch(indices[0])}
+            self._fetched = {indices[0]: self._fetch(indices[0])}
             return
         process = os.getpid()
         if self._threads is None or self._threads[0] != process:  # threads do not survive a fork
             self._threads = process, ThreadPoolExecutor(self._connections, "proxyloader-fetch")
-        self._ahead = dict(zip(indices, self._threads[1].map(self._fetch, indices)))
+        self._fetched = dict(zip(indices, self._threads[1].map(self._fetch, indices)))
 
     def _fetch(self, index: int) -> bytes | Exception:
         """Return the content of a file, or the error of the last attempt."""
@@ -150,17 +150,17 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
                 time.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
             try:
                 return bytes(self._open_filesystem().cat_file(path))
-            except PERMANENT_ERRORS as missing:
-                return missing.with_traceback(None)
-            except Exception as failed:  # exceptions depend on the file system
-                error = failed.with_traceback(None)
-        return error
+            except PERMANENT_ERRORS as error:
+                return error.with_traceback(None)
+            except Exception as error:  # depends on the file system
+                last_error = error.with_traceback(None)
+        return last_error
 
     def _open_filesystem(self) -> Any:
         # fsspec caches one instance per process, and per thread if it is not asynchronous.
         options = self._storage_options
         if _get_package(self.root) == "s3fs":
-            # It opens only ten connections by default.
+            # s3fs opens only ten connections by default.
             config = {"max_pool_connections": self._connections} | (options.get("config_kwargs") or {})
             options = options | {"config_kwargs": config}
         return _import_fsspec().core.url_to_fs(self.root, **options)[0]
@@ -194,7 +194,7 @@ def _get_package(url: str) -> str:
     core = _import_fsspec().core
     try:
         return str(core.get_filesystem_class(core.split_protocol(url)[0]).__module__).split(".")[0]
-    except (ImportError, ValueError):  # fsspec raises it again, with advice, when it opens the URL
+    except (ImportError, ValueError):  # fsspec raises it again with advice when it opens the URL
         return ""
 
 

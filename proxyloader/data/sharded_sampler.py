@@ -88,7 +88,7 @@ class World:
         return cls(size, rank)
 
     @classmethod
-    def of(cls, num_shards: int | Auto, shard_id: int | Auto) -> World:
+    def resolve(cls, num_shards: int | Auto, shard_id: int | Auto) -> World:
         """Create a World, with "auto" replaced by the value from ``current``.
 
         Raises:
@@ -110,19 +110,19 @@ class World:
         detected = World.detect(with_slurm=False)
         if detected is not None and detected.num_shards != self.num_shards:
             raise ValueError(
-                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, which say {detected}. "
+                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, which define {detected}. "
                 "Use num_shards='auto'. If groups of processes should load the same samples, pass "
                 "sampler=ShardedSampler(dataset, num_shards, shard_id) to the DataLoader instead"
             )
 
 
-def _read_environment(name: str, least: int) -> int | None:
+def _read_environment(name: str, minimum: int) -> int | None:
     text = os.environ.get(name, "")
     if not text:
         return None
-    if not text.isdecimal() or int(text) < least:
+    if not text.isdecimal() or int(text) < minimum:
         raise ValueError(
-            f"the environment variable {name} must be an integer >= {least}, as set by torchrun or srun, got {text!r}"
+            f"the environment variable {name} must be an integer >= {minimum}, as set by torchrun or srun, got {text!r}"
         )
     return int(text)
 
@@ -188,7 +188,7 @@ class ShardedSampler(Sampler[int]):
         last_batch_policy: str | enum.Enum = LastBatchPolicy.PARTIAL,
         batch_size: int | None = None,
     ) -> None:
-        self.world = World.of(num_shards, shard_id)
+        self.world = World.resolve(num_shards, shard_id)
         self.last_batch_policy = LastBatchPolicy.of(last_batch_policy)
         check_int("seed", seed, 0)
         if batch_size is not None:
@@ -248,17 +248,16 @@ class ShardedSampler(Sampler[int]):
                 "sampler or loader after torch.distributed is initialized"
             )
         samples = len(self.data_source)
-        shuffled = (
-            torch.randperm(samples, generator=make_generator(self.seed, epoch, "shards")) if self.shuffle else None
-        )
-        order = torch.arange(samples) if shuffled is None else shuffled
-        for shards, each in taken:
+        order = torch.arange(samples)
+        if self.shuffle:
+            order = torch.randperm(samples, generator=make_generator(self.seed, epoch, "shards"))
+        for shards, count in taken:
             ranges = [_range(len(order), shards, shard) for shard in range(shards)]
-            order = torch.cat([order[first:end][each:] for first, end in ranges])
+            order = torch.cat([order[first:end][count:] for first, end in ranges])
         (first, end), length = _range(len(order), self.num_shards, self.shard_id), self._length(len(order))
         part: list[int] = order[first : max(end, first + 1)].tolist()  # an empty shard gets one sample to repeat
-        own = part[: min(length, end - first)]
-        return own + part[-1:] * (length - len(own))
+        indices = part[: min(length, end - first)]
+        return indices + part[-1:] * (length - len(indices))
 
     def __len__(self) -> int:
         """Return the number of indices in an entire epoch, including repeated and without dropped ones."""
@@ -283,7 +282,7 @@ class ShardedSampler(Sampler[int]):
 
     @property
     def shard_spec(self) -> dict[str, Any]:
-        """How samples are split into shards, the same in all processes. A checkpoint within an epoch depends on it."""
+        """How samples are split into shards, equal in all processes. A mid-epoch checkpoint depends on it."""
         full = self.last_batch_policy is not LastBatchPolicy.PARTIAL
         return {
             "num_shards": self.num_shards,
@@ -335,20 +334,20 @@ def build_sampler(
             f"num_shards requires a map-style dataset with a length, got {type(dataset).__name__}. Without num_shards, "
             "yield only the samples of this process, World.current(), from its __iter__ or from a sampler"
         )
-    name, given = ("batch_sampler", batch_sampler) if batch_sampler is not None else ("sampler", sampler)
-    if given is not None:
+    name, value = ("batch_sampler", batch_sampler) if batch_sampler is not None else ("sampler", sampler)
+    if value is not None:
         raise ValueError(
-            f"num_shards cannot be combined with {name}={type(given).__name__}, because it defines the order and "
+            f"num_shards cannot be combined with {name}={type(value).__name__}, because it defines the order and "
             f"splits all samples itself. Remove {name} (shuffle=True shuffles), or remove num_shards and let {name} "
             "yield the indices of this process. With Lightning, pass use_distributed_sampler=False"
         )
-    by_torch = "drop" if drop_last else "partial"
-    policy = LastBatchPolicy.of(by_torch if last_batch_policy is None else last_batch_policy)
+    default = "drop" if drop_last else "partial"
+    policy = LastBatchPolicy.of(default if last_batch_policy is None else last_batch_policy)
     if drop_last and policy is not LastBatchPolicy.DROP:
         raise ValueError(f"drop_last=True contradicts last_batch_policy={policy.value!r}. Remove one, or use 'drop'")
     shard: tuple[Any, ...] = dataclasses.astuple(num_shards) if isinstance(num_shards, World) else (num_shards,)
-    how: dict[str, Any] = {"shuffle": bool(shuffle), "seed": seed or 0, "last_batch_policy": policy}
-    sharded = ShardedSampler(dataset, *shard, batch_size=batch_size, **how)
+    options: dict[str, Any] = {"shuffle": bool(shuffle), "seed": seed or 0, "last_batch_policy": policy}
+    sharded = ShardedSampler(dataset, *shard, batch_size=batch_size, **options)
     sharded.world.check_processes()
     return sharded
 

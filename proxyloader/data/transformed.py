@@ -61,21 +61,21 @@ def _describe_caller() -> str:
     return ""
 
 
-_in_thread = threading.local()
+_thread_local = threading.local()
 
 
 def is_materializing() -> bool:
     """Return whether this thread is computing the pixels of an image, so that transforms must not be intercepted."""
-    return getattr(_in_thread, "is_on", False)
+    return getattr(_thread_local, "is_active", False)
 
 
 @contextlib.contextmanager
 def _materializing() -> Iterator[None]:
-    before, _in_thread.is_on = is_materializing(), True
+    previous, _thread_local.is_active = is_materializing(), True
     try:
         yield
     finally:
-        _in_thread.is_on = before
+        _thread_local.is_active = previous
 
 
 class TransformedImage(ProxyInputs):
@@ -135,7 +135,7 @@ class TransformedImage(ProxyInputs):
 
     @property
     def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
-        """Created only when a batch is packed, because that is faster."""
+        """The encoded file and the parameters, created only when a batch is packed, which is faster."""
         data = np.frombuffer(self.image.buffer, np.uint8)
         return (data, self.row.packed()) if self.row else (data,)
 
@@ -153,8 +153,8 @@ class TransformedImage(ProxyInputs):
         """Whether torchvision has computed the image."""
         return self._materialized is not None
 
-    def then(self, chain: Chain) -> TransformedImage:
-        """Call the last transforms of a chain, which samples their parameters."""
+    def apply(self, chain: Chain) -> TransformedImage:
+        """Apply the last transforms of a chain by sampling their parameters."""
         row, size = self.row.copy(), self.size
         states = get_rng_states(chain.draws_beside_torch) if chain.draws else None
         for step in chain.sampling_steps:
@@ -170,8 +170,8 @@ class TransformedImage(ProxyInputs):
         if self._materialized is None:
             assert self.decode is not None
             pixel_uses.add()
-            uses, image = pixel_uses.count, self.decode()
-            pixel_uses.count = uses  # decoding a PIL image counts as well
+            count, image = pixel_uses.count, self.decode()
+            pixel_uses.count = count  # decoding a PIL image also counts
             with _materializing():
                 for transforms, states in self.calls:
                     with contextlib.nullcontext() if states is None else use_rng_states(states):
@@ -182,5 +182,5 @@ class TransformedImage(ProxyInputs):
 
     def outputs(self) -> Sequence[Any]:
         """Return the tensors that ``materialize`` computes."""
-        made = self.materialize()
-        return made if isinstance(made, (list, tuple)) else (made,)
+        result = self.materialize()
+        return result if isinstance(result, (list, tuple)) else (result,)

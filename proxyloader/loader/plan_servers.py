@@ -43,11 +43,11 @@ class PlanServers:
         A dataset may create a transform with other arguments for each image or each epoch. Such plans do not recur, but
         each has a pipeline.
         """
-        used = {key for key, server in self.kept.items() if server.had_a_run}
+        used = {key for key, server in self.kept.items() if server.was_used}
         self._idle = (self._idle | self.found.keys()) - used
         self.found = {key: plan for key, plan in self.found.items() if key in used}
         for server in self.kept.values():
-            server.had_a_run = False
+            server.was_used = False
         return self.found
 
     def serve(self, plan: Plan, options: LoaderOptions) -> RunQueue:

@@ -191,16 +191,16 @@ def _pictures(engine: str, device: str) -> Iterator[Facts]:
     pipeline, device_id = None, None if engine == "cpu" else int(device)
     for number, (name, options) in enumerate(FORMATS.items()):
         # Two different images, as a failing decoder may return an earlier one. The sides differ, too.
-        files, expected = zip(*[jpeg_engines.known_picture(2 * number + k, (256, 192), **options) for k in range(2)])
+        files, expected = zip(*[jpeg_engines.make_test_image(2 * number + k, (256, 192), **options) for k in range(2)])
         facts: Facts = {"format": name, "bound": JPEG_BOUNDS[engine] if "JPEG" in name else 0, "error": ""}
         try:
-            pipeline = pipeline or jpeg_engines.decoder(device_id, float(engine == "engines"))
+            pipeline = pipeline or jpeg_engines.create_decoder(device_id, float(engine == "engines"))
             pipeline.build()
             # The engines use separate memory for single images and batches.
             decoded = [image for count in (1, 2) for image in jpeg_engines.decode(pipeline, [*files[:count]])]
             off = [np.abs(image - reference) for image, reference in zip(decoded, (expected[0], *expected))]
             facts["levels_off"] = int(max(map(np.max, off)))
-            facts["by_engines"] = bool(max(map(np.mean, off)) < jpeg_engines.MOST_LEVELS)
+            facts["by_engines"] = bool(max(map(np.mean, off)) < jpeg_engines.MAX_MEAN_ERROR)
         except (RuntimeError, MemoryError, ValueError) as error:  # ValueError: wrong shape
             text, pipeline = " ".join(str(error).split()), None
             facts["error"] = (text.partition("encountered: ")[2] or text)[:300]  # without the trace of the pipeline

@@ -143,7 +143,7 @@ class Packer:
             sends_pixels = images and (self.deferral.on_gpu or not used)
             # Results of transforms arrive on the GPU in all epochs, even if their values were used.
             is_for_gpu = self.deferral.on_gpu and pickler.is_computed
-            self.deferral.note(num_samples, bool(encoded or custom_bytes or sends_pixels or is_for_gpu), bool(used))
+            self.deferral.record(num_samples, bool(encoded or custom_bytes or sends_pixels or is_for_gpu), bool(used))
         return {
             "num_samples": num_samples,
             "gave_up": self.deferral is not None and not self.deferral.is_active,

@@ -1,7 +1,7 @@
 """Samples whose JPEGs passed the checks in an earlier epoch, in memory shared by the workers. Worker.
 
 Samples are recorded by index. If a dataset later opens other files for the same index, their scans are not searched for
-lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.of_jpeg``.
+lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.from_jpeg``.
 """
 
 from __future__ import annotations

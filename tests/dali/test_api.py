@@ -28,16 +28,18 @@ def test_a_pipeline_declares_its_kinds_of_input_and_can_be_rebuilt() -> None:
 
     pipeline = graph()
     pipeline.build()
-    declared = {source.name: executor.declared_kind(pipeline, source) for source in executor.external_sources(pipeline)}
+    declared = {
+        source.name: executor.get_declared_kind(pipeline, source) for source in executor.external_sources(pipeline)
+    }
     assert declared == {"b": ("<f4", 1), "a": (None, None)}
     for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume"):
-        assert name in vars(pipeline), name  # what take_apart sets
+        assert name in vars(pipeline), name  # what discard_executor sets
     for dtype in (np.float32, np.int16):  # DALI would hold on to the first
         for name in "ab":
             pipeline.feed_input(name, [np.zeros(2, np.float32 if name == "b" else dtype)] * 2)
         executor.run(pipeline)
         assert pipeline.outputs()[1].dtype == (types.FLOAT if dtype is np.float32 else types.INT16)
-        executor.take_apart(pipeline)
+        executor.discard_executor(pipeline)
 
 
 def test_a_rebuilt_pipeline_draws_from_its_seed() -> None:
@@ -48,7 +50,7 @@ def test_a_rebuilt_pipeline_draws_from_its_seed() -> None:
     assert api.is_pipeline_function(graph) and not api.is_pipeline_function(len)
     pipeline, found = graph(), []
     for _ in range(2):
-        executor.take_apart(pipeline)
+        executor.discard_executor(pipeline)
         found.append(np.array(pipeline.run()[0].as_tensor()))
     assert np.array_equal(*found)
 
@@ -61,5 +63,7 @@ def test_the_input_of_a_decoder_is_bytes_whatever_the_source_declares() -> None:
 
     pipeline = graph()
     pipeline.build()
-    declared = {source.name: executor.declared_kind(pipeline, source) for source in executor.external_sources(pipeline)}
+    declared = {
+        source.name: executor.get_declared_kind(pipeline, source) for source in executor.external_sources(pipeline)
+    }
     assert declared == {"images": ("|u1", 1), "others": (None, None)}

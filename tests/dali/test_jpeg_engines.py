@@ -26,8 +26,8 @@ on_gpu: Any = pipeline_def(batch_size=1, num_threads=1, device_id=0)
 
 
 def test_the_picture_is_told_from_what_another_decoder_makes_of_it() -> None:
-    assert jpeg_engines._levels_off(None) == 0
-    _, wanted = jpeg_engines.known_picture(quality=90)
+    assert jpeg_engines._measure_error(None) == 0
+    _, wanted = jpeg_engines.make_test_image(quality=90)
     assert np.abs(np.roll(wanted, 1, axis=0) - wanted).mean() > 10  # another picture would be seen
 
 
@@ -38,7 +38,7 @@ def test_a_worker_that_ends_during_the_trial_is_torchs_error(is_torchs: bool, mo
 
     monkeypatch.setattr(_executor, "run", run)
     with pytest.raises(RuntimeError, match="pid 7") if is_torchs else contextlib.nullcontext():
-        assert jpeg_engines._levels_off(None) == math.inf
+        assert jpeg_engines._measure_error(None) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left_which_i
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
     monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
-    monkeypatch.setattr(jpeg_engines, "_levels_off", levels_off)
+    monkeypatch.setattr(jpeg_engines, "_measure_error", levels_off)
     assert jpeg_engines.is_crowded(0) == crowded
-    assert not jpeg_engines.have_failed(pipeline)
+    assert not jpeg_engines.must_rebuild(pipeline)
     assert bool(gpu.tried) == tried
 
 
@@ -108,8 +108,8 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
 ) -> None:
     pipeline = decoder_of(given, operator, **inputs)
     before = words_of(pipeline)
-    assert _executor.paddings_on_engines(pipeline)
-    assert _executor.leave_engines_alone(pipeline) and not _executor.paddings_on_engines(pipeline)
+    assert _executor.get_engine_paddings(pipeline)
+    assert _executor.disable_engines(pipeline) and not _executor.get_engine_paddings(pipeline)
     after = words_of(pipeline)
     assert [line for line in after if line not in before] == ["hw_decoder_load: 0.000000"]
     assert [line for line in after if "hw_" not in line] == [line for line in before if "hw_" not in line]
@@ -117,11 +117,11 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
 
 def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jpeg_engines, "_engines", {0: "failing"})
-    assert not _executor.paddings_on_engines(decoder_of({"hw_decoder_load": 0}))
+    assert not _executor.get_engine_paddings(decoder_of({"hw_decoder_load": 0}))
     pipeline = decoder_of({"crop": [20, 20], "hw_decoder_load": 0.5}, "image_crop", crop_pos_x=1)
     with raises(PipelineError, code="no-engines"):
         jpeg_engines.build(pipeline)
-    assert _executor.paddings_on_engines(pipeline)
+    assert _executor.get_engine_paddings(pipeline)
 
 
 def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
@@ -131,7 +131,7 @@ def test_a_line_of_code_that_names_the_argument_is_not_taken_for_it() -> None:
 
     pipeline = graph()
     pipeline._build_graph()
-    assert _executor.paddings_on_engines(pipeline)
+    assert _executor.get_engine_paddings(pipeline)
 
 
 def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
@@ -143,7 +143,7 @@ def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
         return tuple(fn.decoders.image(encoded, device="mixed", hw_decoder_load=0.5) for _ in range(2))
 
     pipeline = graph()
-    assert _executor.leave_engines_alone(pipeline)
+    assert _executor.disable_engines(pipeline)
     told = [words_of(pipeline).count(line) for line in ("preserve_name: False", "hw_decoder_load: 0.000000")]
     assert told == [2, 2]
 
@@ -151,10 +151,10 @@ def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
 def test_a_pipeline_on_a_cpu_uses_none_and_stays_as_it_is() -> None:
     pipeline = build_pipeline(DECODED, PipelineOptions(1))
     executor = pipeline._pipe
-    assert not jpeg_engines.have_failed(pipeline)
-    assert _executor.leave_engines_alone(pipeline) and pipeline._pipe is executor is not None
+    assert not jpeg_engines.must_rebuild(pipeline)
+    assert _executor.disable_engines(pipeline) and pipeline._pipe is executor is not None
     pipeline = Pipeline.deserialize(pipeline.serialize())
-    assert not _executor.paddings_on_engines(pipeline) and _executor.leave_engines_alone(pipeline)
+    assert not _executor.get_engine_paddings(pipeline) and _executor.disable_engines(pipeline)
 
 
 class Executor:
@@ -183,7 +183,7 @@ class Gpu:
         if not pipeline._py_graph_built:
             pipeline._build_graph()
         pipeline._pipe, pipeline._built, pipeline._device_id = Executor(), True, 0
-        self.built.append(bool(_executor.paddings_on_engines(pipeline)))
+        self.built.append(bool(_executor.get_engine_paddings(pipeline)))
 
     def levels_off(self, device_id: int, padding: Any) -> float:
         self.tried.append(padding)
@@ -193,8 +193,8 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    mine = {"_engines": {}, "LOOK_EVERY_S": 0.0, "is_crowded": gpu.look, "_others_use": gpu.look}
-    for name, value in (mine | {"_levels_off": gpu.levels_off}).items():
+    mine = {"_engines": {}, "CHECK_INTERVAL_S": 0.0, "is_crowded": gpu.look, "_is_used_by_others": gpu.look}
+    for name, value in (mine | {"_measure_error": gpu.levels_off}).items():
         monkeypatch.setattr(jpeg_engines, name, value)
     monkeypatch.setattr(_executor, "build", gpu.build)
     return gpu
@@ -204,13 +204,13 @@ def test_when_it_has_become_crowded_each_pipeline_is_tried_once_before_its_next_
     first, second = decoder_of({}), decoder_of({"device_memory_padding": 1 << 20})
     for pipeline in (first, second):
         jpeg_engines.build(pipeline)
-    assert not jpeg_engines.have_failed(first) and gpu.tried == [] and gpu.built == [True, True]
+    assert not jpeg_engines.must_rebuild(first) and gpu.tried == [] and gpu.built == [True, True]
     gpu.is_crowded = True
     for _ in range(2):
-        assert not jpeg_engines.have_failed(first) and not jpeg_engines.have_failed(second)
+        assert not jpeg_engines.must_rebuild(first) and not jpeg_engines.must_rebuild(second)
     assert gpu.tried == [(), (("device_memory_padding", 1 << 20),)]
     gpu.has_engines = False  # others may use up what is left
-    assert not jpeg_engines.have_failed(first)
+    assert not jpeg_engines.must_rebuild(first)
 
 
 def test_what_was_not_tried_before_others_used_them_up_is_built_again(
@@ -221,25 +221,25 @@ def test_what_was_not_tried_before_others_used_them_up_is_built_again(
         jpeg_engines.build(pipeline)
     gpu.is_crowded, gpu.has_engines = True, False
     for pipeline in (tried, other):
-        assert all(jpeg_engines.have_failed(pipeline) for _ in range(2))
-        _executor.take_apart(pipeline)
+        assert all(jpeg_engines.must_rebuild(pipeline) for _ in range(2))
+        _executor.discard_executor(pipeline)
         jpeg_engines.build(pipeline)
-        assert not jpeg_engines.have_failed(pipeline)
+        assert not jpeg_engines.must_rebuild(pipeline)
     assert gpu.built == [True, True, False, False] and gpu.tried == [()]
     assert caplog.text.count("CUDA, which decodes more slowly") == 1
 
 
 def test_the_gpu_is_looked_at_once_a_second(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline, other, clock = decoder_of({}), decoder_of({}), [7.0]
-    monkeypatch.setattr(jpeg_engines, "LOOK_EVERY_S", 1.0)
+    monkeypatch.setattr(jpeg_engines, "CHECK_INTERVAL_S", 1.0)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     for each in (pipeline, other):
         jpeg_engines.build(each)
     gpu.looks = 0
     for clock[0], looks in ((7.0, 1), (7.5, 1), (7.9, 1), (8.0, 2), (9.1, 3)):
-        assert not jpeg_engines.have_failed(pipeline)
+        assert not jpeg_engines.must_rebuild(pipeline)
         assert gpu.looks == looks
-    assert not jpeg_engines.have_failed(other)
+    assert not jpeg_engines.must_rebuild(other)
     assert gpu.looks == 4
 
 
@@ -249,7 +249,7 @@ def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
     for pipeline in pipelines * 2:
         jpeg_engines.build(pipeline)
     assert gpu.tried == [()] * 3
-    _executor.take_apart(pipelines[0])
+    _executor.discard_executor(pipelines[0])
     jpeg_engines.build(pipelines[0])
     assert gpu.tried == [()] * 4 and gpu.built == [True] * 4
     jpeg_engines.build(decoder_of({"device_memory_padding": 1 << 20, "host_memory_padding": 0}))
@@ -277,7 +277,7 @@ def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
     assert gpu.built == [False, False, True, False] and gpu.tried == [()] * 2
     assert caplog.text.count("CUDA, which decodes more slowly") == 1
     jpeg_engines.build(before)  # it has its own
-    assert _executor.paddings_on_engines(before)
+    assert _executor.get_engine_paddings(before)
 
 
 def test_what_has_run_is_not_built_again_behind_its_users_back(gpu: Gpu) -> None:
@@ -295,9 +295,9 @@ def test_who_asks_whether_they_decode_tries_them_once(has_engines: bool, gpu: Gp
     gpu.has_engines = has_engines
     pipeline = decoder_of({})
     jpeg_engines.build(pipeline)
-    assert [jpeg_engines.are_used(0), jpeg_engines.are_used(0)] == [has_engines] * 2
+    assert [jpeg_engines.can_use(0), jpeg_engines.can_use(0)] == [has_engines] * 2
     assert gpu.tried == [()] and gpu.built == [True]
-    assert _executor.paddings_on_engines(pipeline) and not jpeg_engines.are_left_alone(0)
+    assert _executor.get_engine_paddings(pipeline) and not jpeg_engines.are_disabled(0)
 
 
 def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_then_on_does_without(
@@ -305,7 +305,7 @@ def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_the
 ) -> None:
     jpeg_engines.build(decoder_of({}))
     gpu.is_crowded, gpu.has_engines = True, False
-    assert not jpeg_engines.are_used(0) and jpeg_engines.are_left_alone(0) and gpu.tried == [()]
+    assert not jpeg_engines.can_use(0) and jpeg_engines.are_disabled(0) and gpu.tried == [()]
     assert caplog.text.count("CUDA, which decodes more slowly") == 1
     jpeg_engines.build(decoder_of({}))
     assert gpu.built == [True, False] and gpu.tried == [()]

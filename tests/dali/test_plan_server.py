@@ -74,7 +74,7 @@ def test_the_first_batch_decides_and_the_batches_are_the_same(asked: Asked, file
 
 
 def test_images_that_pillow_has_decoded_do_not_count(asked: Asked, files: list[np.ndarray]) -> None:
-    ppm = np.frombuffer(EncodedImage.by_pillow(files[0].tobytes()).data, np.uint8)
+    ppm = np.frombuffer(EncodedImage.decode_with_pillow(files[0].tobytes()).data, np.uint8)
     collected(new_server(), [files[0], ppm])
     collected(new_server(), [ppm, ppm])
     assert asked == [(mean_pixels_of(files[:1]), 0), (0, 0)]
@@ -164,7 +164,7 @@ def test_ctrl_c_while_it_is_built_again_or_run_is_made_good_with_the_next_batch(
         patched.setattr(plan_server, "build_pipeline", interrupted)
         server.submit([files])
     assert len(collected(server, files)) == 8 and server.pipeline is not before
-    server._in_step = False  # as Ctrl-C leaves it
+    server._in_sync = False  # as Ctrl-C leaves it
     collected(server, files[:1])
     before = server.pipeline
     assert len(collected(server, files)) == 8 and server.pipeline is not before

@@ -26,7 +26,7 @@ def header_of(data: bytes) -> JpegHeader:
 
 
 def stays_encoded(data: bytes) -> bool:
-    return EncodedImage.of_jpeg(data) is not None
+    return EncodedImage.from_jpeg(data) is not None
 
 
 def test_a_header_is_read_with_any_segments_before_the_frame_unless_it_is_truncated() -> None:

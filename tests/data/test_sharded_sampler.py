@@ -199,14 +199,14 @@ def test_invalid_numbers_are_refused(numbers: Any, message: str) -> None:
 
 def test_auto_detects_the_world_and_given_numbers_are_kept(tell: Tell) -> None:
     unknown = "num_shards=2 requires a rank, .* rank {} of {}. Use"
-    assert World.of("auto", "auto") == World.of(1, "auto") == World(1, 0)
+    assert World.resolve("auto", "auto") == World.resolve(1, "auto") == World(1, 0)
     with pytest.raises(ValueError, match=unknown.format(0, 1)):
-        World.of(2, "auto")
+        World.resolve(2, "auto")
     tell(4, 3)
-    assert World.of("auto", "auto") == World.of(4, "auto") == World(4, 3)
-    assert (World.of("auto", 1), World.of(7, 5)) == (World(4, 1), World(7, 5))
+    assert World.resolve("auto", "auto") == World.resolve(4, "auto") == World(4, 3)
+    assert (World.resolve("auto", 1), World.resolve(7, 5)) == (World(4, 1), World(7, 5))
     with pytest.raises(ValueError, match=unknown.format(3, 4)):
-        World.of(2, "auto")
+        World.resolve(2, "auto")
 
 
 # --- the sampler ------------------------------------------------------------------------------------------------------

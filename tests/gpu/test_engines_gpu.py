@@ -47,9 +47,9 @@ def decoder(number):
     return graph()
 
 def exhaust():
-    encoded, _ = jpeg_engines.known_picture(quality=90)
+    encoded, _ = jpeg_engines.make_test_image(quality=90)
     held, padding = [], (("device_memory_padding", 1 << 19),)
-    while len(held) % 8 or jpeg_engines._levels_off(0, padding) < jpeg_engines.MOST_LEVELS:
+    while len(held) % 8 or jpeg_engines._measure_error(0, padding) < jpeg_engines.MAX_MEAN_ERROR:
         assert len(held) < 100
         held.append(decoder(len(held)))
         held[-1].build()
@@ -65,7 +65,7 @@ dataset = Spelled(sys.argv[1], transform=transforms.PILToTensor())
 
 LATE = """
 # The others leave no room to start CUDA or its decoders.
-jpeg_engines._levels_off(0, engine_share=0.0)
+jpeg_engines._measure_error(0, engine_share=0.0)
 print("ready", flush=True)
 assert input() == "go"
 jpeg_engines.CROWDED_BYTES = 0
@@ -95,7 +95,7 @@ for batch in loader:
         image = image.permute(1, 2, 0).cpu().numpy()
         theirs = np.asarray(Image.open(dataset.samples[index][0]).convert("RGB"))
         off = np.abs(image.astype(int) - theirs).mean()
-        assert off < jpeg_engines.MOST_LEVELS, off  # so it was the engines
+        assert off < jpeg_engines.MAX_MEAN_ERROR, off  # so it was the engines
 assert len(batch) == 1  # which takes room of its own
 print("right")
 output, errors = late.communicate("go", timeout=120)
@@ -110,14 +110,14 @@ others = exhaust()
 jpeg_engines.CROWDED_BYTES = 0
 for images, indices in [*seen, *batches]:
     assert read_numbers(images, white=255) == indices.tolist()
-assert jpeg_engines.are_left_alone(0)
+assert jpeg_engines.are_disabled(0)
 print("right")
 """
 
 
 def test_who_decoded_is_seen_on_a_gpu_with_engines() -> None:
-    assert jpeg_engines._levels_off(0) < jpeg_engines.MOST_LEVELS / 2
-    assert jpeg_engines._levels_off(0, engine_share=0.0) > jpeg_engines.MOST_LEVELS * 2
+    assert jpeg_engines._measure_error(0) < jpeg_engines.MAX_MEAN_ERROR / 2
+    assert jpeg_engines._measure_error(0, engine_share=0.0) > jpeg_engines.MAX_MEAN_ERROR * 2
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where other processes use them up."""
     monkeypatch.setattr(jpeg_engines, "_engines", {})
     monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 0)
-    monkeypatch.setattr(jpeg_engines, "_levels_off", lambda device_id, padding: 1.0)
+    monkeypatch.setattr(jpeg_engines, "_measure_error", lambda device_id, padding: 1.0)
 
 
 def by_hand(**given: Any) -> Pipeline:
@@ -172,7 +172,7 @@ def test_a_users_pipeline_is_made_to_leave_them_alone(
             server = ProxyServer(pipeline)
         assert ("GPU 0 has no JPEG engines, or other processes have exhausted them" in caplog.text) == (time == 0)
         assert server.pipeline is pipeline and pipeline._pipe is not executor
-        assert not _executor.paddings_on_engines(pipeline)
+        assert not _executor.get_engine_paddings(pipeline)
         assert is_right(server, root)
 
 

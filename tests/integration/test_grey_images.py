@@ -123,7 +123,7 @@ def grey_photos(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def by_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxyloader.data.called_transforms._is_for_gpu", lambda: True)
+    monkeypatch.setattr("proxyloader.data.called_transforms._uses_gpu", lambda: True)
 
 
 Make = Callable[..., Grey]

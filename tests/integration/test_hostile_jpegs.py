@@ -200,7 +200,7 @@ def crop_by_pillow(dataset: CroppedByIndex, index: int) -> Pixels | None:
 
 def is_shown_otherwise(path: str) -> bool:
     """Without a marker out of place, a GPU shows damage inside a scan in its own way: docs/errors.md."""
-    return check_file(path).kind == "damaged" and EncodedImage.of_jpeg(Path(path).read_bytes()) is not None
+    return check_file(path).kind == "damaged" and EncodedImage.from_jpeg(Path(path).read_bytes()) is not None
 
 
 def compare_one_by_one(

@@ -138,8 +138,8 @@ def test_a_different_file_at_a_passed_index_is_still_checked_for_errors_of_pillo
     passed = PassedSamples(1)
     passed.add([0])
     with checking(passed, [0]):
-        assert EncodedImage.of_jpeg(sound) is not None
-        assert EncodedImage.of_jpeg(bad) is None and EncodedImage.of_jpeg(sound[:-40]) is None
+        assert EncodedImage.from_jpeg(sound) is not None
+        assert EncodedImage.from_jpeg(bad) is None and EncodedImage.from_jpeg(sound[:-40]) is None
 
 
 def test_custom_batches_replacements_and_images_outside_a_loader_are_checked(damaged_folder: ImageFolder) -> None:
