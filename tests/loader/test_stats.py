@@ -136,7 +136,7 @@ def test_times_are_those_of_the_loop_and_a_copy_counts_anew(photos: Path) -> Non
 def recorded(steps: list[Step]) -> LoaderStats:
     recorder = StatsRecorder("a dataset", 1)
     for step in steps:
-        recorder.add(PackedBatch(None, images_by=(0, 0, step.images), num_samples=step.images), step)
+        recorder.add(PackedBatch(None, image_counts=(0, 0, step.images), num_samples=step.images), step)
     return recorder.stats(batches_ahead=2, errors=1)
 
 
