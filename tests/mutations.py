@@ -278,7 +278,7 @@ workers outlive a trainer that was killed
     integration/test_processes.py integration/test_faults_loss.py
 # tools
 the doctor takes any pixels for right
-    tools/doctor.py:decoders | and each['levels_off'] <= each['bound'] =>
+    tools/doctor.py:decoders | and fact['levels_off'] <= fact['bound'] =>
     tools/test_doctor.py
 a diagnosis takes a disk that is waited for for a loader that computes
     tools/diagnose.py:find_bound | or (figures.waiting or 0) < 0.5 => or True

@@ -79,7 +79,7 @@ class LoaderStats:
             f"LoaderStats: {self.batches:,} batches, {self.images:,} images, {self.images_per_s:,.0f} images/s\n"
             f"  wait {self.wait_p50_ms:,.2f} ms in a step of {self.step_p50_ms:,.2f} ms (medians), "
             f"{self.wait_p99_ms:,.2f} ms at the 99th percentile; {self.batches_ahead} batches ahead\n"
-            f"  made by DALI {self.images_by_dali:,}, Pillow {self.images_by_pillow:,}, "
+            f"  produced by DALI {self.images_by_dali:,}, Pillow {self.images_by_pillow:,}, "
             f"workers {self.images_by_workers:,}; {self.bytes_read / 1e6:,.1f} MB read; {self.errors:,} errors"
         )
 
