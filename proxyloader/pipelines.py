@@ -125,13 +125,13 @@ def training(
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
     images = _augment(_decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
     images = fn.crop_mirror_normalize(images, mirror=mirror, **_normalize_arguments(mean, std, dtype, layout))
-    return _join_outputs(images, others, device)
+    return _join_outputs(images, labels, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -167,11 +167,11 @@ def validation(
     check_int("resize", resize, 1)
     if resize < size:
         raise ValueError(f"resize must be at least size, got resize={resize} and size={size}")
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_normalize_arguments(mean, std, dtype, layout))
-    return _join_outputs(images, others, device)
+    return _join_outputs(images, labels, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -205,12 +205,12 @@ def rotation(
         raise ValueError(f"degrees must be positive and finite, got {degrees}")
     if size is not None:
         check_int("size", size, 1, ", or None")
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     if size is not None:
         images = fn.resize(images, size=[size, size])
     angle = fn.random.uniform(range=(-degrees, degrees))
-    return _join_outputs(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
+    return _join_outputs(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), labels, device)
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
@@ -232,7 +232,7 @@ def _to_floats(values: Any) -> list[float]:
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[Any]]:
-    """Add the source to the graph, with ``READER_ARGUMENTS``. Return the encoded images and the other outputs."""
+    """Add the source to the graph, with ``READER_ARGUMENTS``. Return encoded images, and labels or other outputs."""
     if file_root is not None and source != "files":
         raise ValueError(f"file_root requires source='files', got source={source!r}")
     if source == "files":
@@ -246,8 +246,8 @@ def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[A
         source = from_workers
     elif not callable(source):
         raise ValueError(f"source must be 'files', 'proxy' or a function that adds a reader, got {source!r}")
-    encoded, *others = source()
-    return encoded, others
+    encoded, *labels = source()
+    return encoded, labels
 
 
 def _on_gpu(device: Device | None) -> bool:
@@ -266,10 +266,8 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
 
 
 def _decode_crop(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
-    """Decode, crop at random, resize.
-
-    Whichever is faster: a CPU decodes only the crop, a GPU the whole image (``benchmarks/results/parts.jsonl``).
-    """
+    """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image, as this is faster
+    (``benchmarks/results/parts.jsonl``)."""
     check_int("size", size, 1)
     _check_range("area", area, 1.0)
     _check_range("aspect_ratio", aspect_ratio, math.inf)
@@ -316,6 +314,6 @@ def _normalize_arguments(mean: Sequence[float], std: Sequence[float], dtype: Any
     return arguments | {"mean": means, "std": stds}
 
 
-def _join_outputs(images: Any, others: list[Any], device: Device | None) -> Any:
-    """Return the images and the other outputs of the reader on one device."""
-    return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images
+def _join_outputs(images: Any, labels: list[Any], device: Device | None) -> Any:
+    """Return the images and the labels on one device."""
+    return (images, *(label.gpu() if _on_gpu(device) else label for label in labels)) if labels else images

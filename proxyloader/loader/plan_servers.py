@@ -13,17 +13,12 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 
 class PlanServers:
-    """Builds, keeps and drops the run queues of a loader's plans. A run has at most ``run_size`` samples.
-
-    Attributes:
-        queues: run queues by the key of the plan.
-        discovered: plans that arrived with batches, as their transforms are not attributes of the dataset.
-    """
+    """The run queues of a loader's plans. A run has at most ``run_size`` samples."""
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self.queues: dict[str, RunQueue] = {}
-        self.discovered: dict[str, Plan] = {}
+        self.queues: dict[str, RunQueue] = {}  # by the key of the plan
+        self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
     def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:

@@ -68,9 +68,7 @@ def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
     if not options.on_gpu:
         compiled = collect_plans(dataset)
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
-            untranslated = wrap(
-                dataset, compile=wrap_untranslated
-            )  # transforms that the user compiled keep their plans
+            untranslated = wrap(dataset, compile=wrap_untranslated)  # transforms compiled by the user keep their plans
             reason = f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}"
             warning = f"torchvision transforms in the workers: {reason}"
             return Translated(untranslated, collect_plans(untranslated), reason=reason, warnings=(warning,))
@@ -231,4 +229,4 @@ class ImageCounts:
             if not self._on_gpu:
                 reasons.append("Without a GPU, they also produce those whose transforms are faster in torchvision")
             reasons.append("They also produce those whose transform no other image of the batch shares")
-        return ". ".join(["", *reasons, *(f"They also run everything up to {each}" for each in self.not_translated)])
+        return ". ".join(["", *reasons, *(f"They also run everything up to {part}" for part in self.not_translated)])

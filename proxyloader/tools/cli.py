@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _pattern_type(pattern: str, message: str, convert: Callable[[str], Any] = str) -> Callable[[str], Any]:
+def _pattern(pattern: str, message: str, convert: Callable[[str], Any] = str) -> Callable[[str], Any]:
     """Return an argument type that accepts text matching a pattern."""
 
     def parse(text: str) -> Any:
@@ -54,12 +54,10 @@ def _pattern_type(pattern: str, message: str, convert: Callable[[str], Any] = st
     return parse
 
 
-_size = _pattern_type(
-    r"\d+x\d+", "must be a size such as 500x375, got {!r}", lambda text: (*map(int, text.split("x")),)
-)
-_device = _pattern_type(r"cpu|cuda(:\d{1,2})?", "must be cuda, cuda:N or cpu, got {!r}")
-_non_negative = _pattern_type(r"\d+", "must be an integer >= 0, got {!r}", int)
-_positive = _pattern_type(r"\d*[1-9]\d*", "must be an integer >= 1, got {!r}", int)
+_size = _pattern(r"\d+x\d+", "must be a size such as 500x375, got {!r}", lambda text: (*map(int, text.split("x")),))
+_device = _pattern(r"cpu|cuda(:\d{1,2})?", "must be cuda, cuda:N or cpu, got {!r}")
+_non_negative = _pattern(r"\d+", "must be an integer >= 0, got {!r}", int)
+_positive = _pattern(r"\d*[1-9]\d*", "must be an integer >= 1, got {!r}", int)
 
 
 def _demo(parser: Parser) -> None:
@@ -93,9 +91,8 @@ def _diagnose(parser: Parser) -> None:
     and the speed with each loader.
 
     Options precede the script; arguments after it are passed to the script. The script trains for several hundred
-    steps, and must be a single process, without torchrun. To measure a loop in your own code, use
-    proxyloader.diagnosis(loader). Requires psutil, and matplotlib for plots: pip install 'proxyloader[bench]', or, in a
-    clone, pip install -e '.[bench]'.
+    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil,
+    and matplotlib for plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
@@ -220,7 +217,7 @@ def _make_dataset(parser: Parser) -> None:
     _option(parser, "--size", "WxH", _size, size_help, (500, 375))
     _option(parser, "--classes", "N", int, "number of classes", 10)
     _option(parser, "--seed", "N", int, "seed of all random numbers", 0)
-    _option(parser, "--progressive", "FRACTION", float, "fraction of progressive JPEGs, in [0, 1]", 0.0)
+    _option(parser, "--progressive", "FRACTION", float, "fraction of progressive JPEGs", 0.0)
     _option(parser, "--processes", "N", int, "number of processes (default: one per core, or fewer)")
 
 
@@ -306,17 +303,11 @@ def _parser() -> Parser:
 
 
 def _option(
-    parser: Any,
-    name: str,
-    metavar: str | None,
-    type: Callable[[str], Any],
-    text: str,
-    default: Any = None,
-    **kwargs: Any,
+    parser: Any, name: str, metavar: str | None, type: Callable[[str], Any], text: str, default: Any = None, **kw: Any
 ) -> None:
     """Declare an option. Its help ends with the default, unless there is none or the text describes it."""
     suffix = "" if default in (None, []) or "(default: " in text else "(default: %(default)s)"
-    parser.add_argument(name, metavar=metavar, type=type, default=default, help=f"{text} {suffix}".strip(), **kwargs)
+    parser.add_argument(name, metavar=metavar, type=type, default=default, help=f"{text} {suffix}".strip(), **kw)
 
 
 def _format_error(error: Exception) -> str:

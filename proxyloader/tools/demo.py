@@ -146,10 +146,8 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
     _print("", f"medians of {TIMED_EPOCHS} alternating epochs (slowest to fastest), after a warm-up epoch", "dim")
     _print("Labels", f"{'all equal' if labels_equal else 'NOT EQUAL'}; {count:,} images compared")
     mean, percentile, largest = worst.tolist()
-    differences = (
-        f"{mean:.2f} on average, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
-    )
-    _print("Pixels", f"differ by {differences} (worst batch)")
+    off = f"{mean:.2f} on average, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
+    _print("Pixels", f"differ by {off} (worst batch)")
     is_close = labels_equal and mean <= MAX_MEAN and percentile <= MAX_PERCENTILE
     if not is_close:
         bounds = f"equal labels, and at most {MAX_MEAN} on average and {MAX_PERCENTILE} at the 99.9th percentile"

@@ -279,9 +279,7 @@ def environment(machine: Machine) -> Iterator[Finding]:
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     is_low = not queues.isdecimal() or int(queues) < 8
     found = f"{queues}: the decoder and the model wait for each other" if is_low else queues
-    yield Finding(
-        "CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" if is_low else ""
-    )
+    yield Finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" * is_low)
 
 
 def gpus(machine: Machine) -> Iterator[Finding]:

@@ -157,15 +157,7 @@ def _explain_part(part: Part, operators: tuple[str, ...] | None, device_id: int 
     if part.refusal:
         return [Row(part.position, shown, refusal=part.refusal), *inside]
     if not inside:
-        return [
-            Row(
-                part.position,
-                shown,
-                _describe_draws(_iter_drawing_steps(part.steps)),
-                operators,
-                _closeness(part.steps),
-            )
-        ]
+        return [Row(part.position, shown, _describe_draws(_iter_draws(part.steps)), operators, _closeness(part.steps))]
     inherited = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
     own = None if operators is None else tuple(name for name in operators if name not in inherited)
     return [Row(part.position, shown, _describe_draws(part.steps), own, "as its parts"), *inside]
@@ -179,13 +171,13 @@ def _import_build() -> Any:
         return None
 
 
-def _iter_drawing_steps(steps: Branch) -> Iterator[Step]:
+def _iter_draws(steps: Branch) -> Iterator[Step]:
     """Iterate over steps like ``iter_steps``, except for the inner steps of one with constant parameters."""
     for step in steps:
         yield step
         for branch in (*getattr(step, "branches", ()), step.operations):
             if branch != (step,) and not isinstance(step, ConstantParams):
-                yield from _iter_drawing_steps(branch)
+                yield from _iter_draws(branch)
 
 
 def _describe_draws(steps: Iterable[Step]) -> str:
@@ -243,8 +235,8 @@ def find(name: str) -> Any:
 
 def _find_weights(name: str) -> Any:
     models = {model: torchvision.models.get_model_weights(model) for model in torchvision.models.list_models()}
-    weights = {f"{each.__name__}.{entry}": each[entry] for each in models.values() for entry in each.__members__}
-    defaults = {key: each.DEFAULT for model, each in models.items() for key in (model, each.__name__)}
+    weights = {f"{enum.__name__}.{entry}": enum[entry] for enum in models.values() for entry in enum.__members__}
+    defaults = {key: enum.DEFAULT for model, enum in models.items() for key in (model, enum.__name__)}
     if obj := (weights | defaults).get(name):
         return obj.transforms()
     hint = _suggest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])

@@ -84,12 +84,12 @@ class LoaderState:
     def copy(self) -> LoaderState:
         return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
-    def restore_or_record(self, generator: torch.Generator, moment: str) -> None:
+    def restore_or_record(self, generator: torch.Generator, stage: str) -> None:
         """Restore the state of a generator from the checkpoint, or record it."""
-        if self.resumes and moment in self.generator_states:
-            generator.set_state(self.generator_states[moment])
+        if self.resumes and stage in self.generator_states:
+            generator.set_state(self.generator_states[stage])
         else:
-            self.generator_states[moment] = generator.get_state()
+            self.generator_states[stage] = generator.get_state()
 
     def state_dict(
         self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
@@ -100,7 +100,7 @@ class LoaderState:
         """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED_FIELDS}
         for name in GENERATOR_FIELDS:  # as text, so that a state can be saved as JSON
-            state[name] = {moment: value.numpy().tobytes().hex() for moment, value in state[name].items()}
+            state[name] = {stage: value.numpy().tobytes().hex() for stage, value in state[name].items()}
         fingerprint = {"seed": seed, "dataset_length": dataset_length, "order": order, "num_workers": num_workers}
         return {"version": STATE_VERSION, **fingerprint, **state}
 
@@ -118,8 +118,8 @@ class LoaderState:
         # Copy the values, which change during the epoch, as the given state belongs to the user.
         values = {name: copy.copy(state[name]) for name in SAVED_FIELDS}
         for name in GENERATOR_FIELDS:
-            for moment, text in values[name].items():
-                values[name] = values[name] | {moment: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)}
+            for stage, text in values[name].items():
+                values[name] = values[name] | {stage: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)}
         values["worker_states"] = {int(worker): saved for worker, saved in values["worker_states"].items()}  # from JSON
         return cls(**values, resumes=True)
 

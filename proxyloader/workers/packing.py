@@ -136,7 +136,7 @@ class Packer:
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
-        others = samples - len(images) if pickler.is_computed else 0
+        computed_only = samples - len(images) if pickler.is_computed else 0
         if self.deferral is not None:
             # Sending pixels to a GPU pays off. On a CPU, it does not if the dataset's code has decoded and used them.
             sends_pixels = images and (self.deferral.on_gpu or not used)
@@ -147,7 +147,7 @@ class Packer:
             "num_samples": num_samples,
             "has_fallen_back": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
-            "image_counts": (encoded, len(images) - encoded, max(used, others)),
+            "image_counts": (encoded, len(images) - encoded, max(used, computed_only)),
             "bytes_read": sum(jpegs_bytes) + sum(custom_bytes),
             "decode_reason": why,
         }

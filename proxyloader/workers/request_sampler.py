@@ -252,27 +252,27 @@ class RequestSampler:
             loader_state.sampler_state = sampler_state(sampler)
 
     @contextlib.contextmanager
-    def _controlled_generators(self, loader_state: LoaderState, moment: str) -> Iterator[None]:
+    def _controlled_generators(self, loader_state: LoaderState, stage: str) -> Iterator[None]:
         sampler = self._inner_sampler
         generator = sampler_generator(sampler)
         if generator is not None:
-            with _controlled_sampler_generator(generator, loader_state, moment):
+            with _controlled_sampler_generator(generator, loader_state, stage):
                 yield
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_lock:
-                sampler.generator = make_generator(self._seed, loader_state.epoch, "order", moment)
+                sampler.generator = make_generator(self._seed, loader_state.epoch, "order", stage)
                 try:
                     yield
                 finally:
                     sampler.generator = None
         elif self._seed is not None:
             with preserve_rng():
-                seed_generators(self._seed, loader_state.epoch, "order", moment)
+                seed_generators(self._seed, loader_state.epoch, "order", stage)
                 yield
-        elif loader_state.resumes and moment in loader_state.random_states:
-            is_between_epochs = moment == "iter" and "next" not in loader_state.random_states
+        elif loader_state.resumes and stage in loader_state.random_states:
+            is_between_epochs = stage == "iter" and "next" not in loader_state.random_states
             with preserve_rng():
-                torch.set_rng_state(loader_state.random_states[moment])
+                torch.set_rng_state(loader_state.random_states[stage])
                 yield
                 if is_between_epochs:
                     if loader_state.new_workers:
@@ -282,11 +282,11 @@ class RequestSampler:
             # state. Unless it advances as well, it would draw the same order for the next epoch.
             if is_between_epochs:
                 self._must_advance_default = True
-            elif moment == "next" and self._must_advance_default:
+            elif stage == "next" and self._must_advance_default:
                 self._must_advance_default = False
                 draw_seed()
         else:
-            loader_state.random_states[moment] = torch.get_rng_state()
+            loader_state.random_states[stage] = torch.get_rng_state()
             yield
 
 
@@ -298,11 +298,11 @@ def sampler_generator(sampler: Any) -> torch.Generator | None:
 
 
 @contextlib.contextmanager
-def _controlled_sampler_generator(generator: torch.Generator, loader_state: LoaderState, moment: str) -> Iterator[None]:
+def _controlled_sampler_generator(generator: torch.Generator, loader_state: LoaderState, stage: str) -> Iterator[None]:
     states = loader_state.generator_states
-    loader_state.restore_or_record(generator, moment)
+    loader_state.restore_or_record(generator, stage)
     yield
-    if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
+    if loader_state.resumes and stage == "iter" and "next" not in states:  # a state between epochs
         if loader_state.new_workers:
             del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
         else:
@@ -321,16 +321,16 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
     return state
 
 
-def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
+def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, stage: str) -> None:
     """Record the generator states that determine the order of an epoch without batches so far, unless recorded before.
 
-    ``moment`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
+    ``stage`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
     """
     generator = sampler_generator(sampler)
     if generator is not None:
-        loader_state.generator_states.setdefault(moment, generator.get_state())
+        loader_state.generator_states.setdefault(stage, generator.get_state())
     elif seed is None:
-        loader_state.random_states.setdefault(moment, torch.get_rng_state())
+        loader_state.random_states.setdefault(stage, torch.get_rng_state())
 
 
 def draw_seed() -> None:

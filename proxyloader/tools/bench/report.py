@@ -73,8 +73,8 @@ def check_comparable(earlier: Record, record: Record, names: Sequence[str]) -> N
     """Raise ValueError if two records have different settings, or share too few of the cases ``names``."""
     before = {"size": "imagenet", "method": 1} | earlier  # for old records
     before["machine"], record = earlier["machine"]["gpu"], record | {"machine": record["machine"]["gpu"]}
-    if others := [name for name in record if name not in MAY_DIFFER and before.get(name) != record[name]]:
-        pairs = "; ".join(f"{name} {before.get(name)}, now {record[name]}" for name in others)
+    if differing := [name for name in record if name not in MAY_DIFFER and before.get(name) != record[name]]:
+        pairs = "; ".join(f"{name} {before.get(name)}, now {record[name]}" for name in differing)
         raise ValueError(f"the record to compare with has different settings: {pairs}. Use the same options")
     common = {name for name, case in earlier["cases"].items() if "images_per_s" in case and name in names}
     if OURS not in common or len(common) == 1:
