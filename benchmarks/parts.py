@@ -47,7 +47,7 @@ from proxyloader.data.lazy_tensor import get_sample
 from proxyloader.data.transformed import TransformedImage
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import DATASETS
-from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, machine, transform_with
+from proxyloader.tools.bench.config import AUGMENTATIONS, CROP_PX, MEAN, STD, machine, make_transform
 from proxyloader.transforms.plan import Plan
 from proxyloader.transforms.random_numbers import drawing_ahead
 from proxyloader.workers.arena import Arena
@@ -111,7 +111,7 @@ def datasets(root: str) -> dict[str, float]:
         ),
     }
     kinds = {"ImageFolder": lambda root, t: wrap(ImageFolder(root, t)), **DATASETS}
-    for of, transform in {"": transform_with(), ", transforms.v2": _of_v2()}.items():
+    for of, transform in {"": make_transform(), ", transforms.v2": _of_v2()}.items():
         for name, kind in kinds.items():
             try:
                 fetcher = _fetcher_of(kind(root, transform), PassedSamples(len(paths)))
@@ -137,7 +137,7 @@ def _of_v2() -> v2.Compose:
 def road(root: str) -> dict[str, float]:
     """A worker's whole batch, and what the training process does with it before DALI takes over."""
     keep_freed_memory()
-    dataset = wrap(ImageFolder(root, transform_with()))
+    dataset = wrap(ImageFolder(root, make_transform()))
     arena = Arena(2, len(dataset) << 20)
     packer = Packer(default_collate, arena, len(dataset))
     passed = PassedSamples(len(dataset))
@@ -165,7 +165,7 @@ def road(root: str) -> dict[str, float]:
     for ticket in submitted:
         server.collect(ticket)
     for name in AUGMENTATIONS:
-        plan = compile_transforms(transform_with(name)).plan
+        plan = compile_transforms(make_transform(name)).plan
         costs[f"worker: draws alone, {name}"] = drawing(plan, len(dataset))
     return costs
 
@@ -187,7 +187,7 @@ def drawing(plan: Plan, images: int, context: Callable[[], Any] = contextlib.nul
 
 def crops(root: str) -> dict[str, float]:
     """Decoding on one CPU thread: the crop alone, as the loader does it, and the whole image, then the crop."""
-    dataset = wrap(ImageFolder(root, transform_with()))
+    dataset = wrap(ImageFolder(root, make_transform()))
     torch.manual_seed(0)
     calls = [get_sample(dataset[index][0]).call for index in range(len(dataset))]
     inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
@@ -372,7 +372,7 @@ def engine_shares(
     costs = {}
     for size in sizes:
         folder = Path(f"{root}-{size[0]}x{size[1]}")
-        dataset = wrap(ImageFolder(make_dataset(folder, images=images, size=size), transform_with()))
+        dataset = wrap(ImageFolder(make_dataset(folder, images=images, size=size), make_transform()))
         torch.manual_seed(0)
         calls = [get_sample(dataset[index][0]).call for index in range(images)]
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]

@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from proxyloader import DataLoader, pipelines
 from proxyloader.make_dataset import FORMAT, make_dataset
-from proxyloader.tools.bench.config import machine, transform_with
+from proxyloader.tools.bench.config import machine, make_transform
 
 Rounds = dict[str, list[float]]
 """Images per second, ``alone`` and ``together``, in each round."""
@@ -79,7 +79,7 @@ def start(args: argparse.Namespace) -> int:
 
 def first_epochs(args: argparse.Namespace) -> list[list[float]]:
     """Images per second of each process in each of three epochs, behind its first batch."""
-    folder = ImageFolder(str(root_of(args)), transform_with())
+    folder = ImageFolder(str(root_of(args)), make_transform())
     sampler = DistributedSampler(folder)
     workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
     device = None if args.device == "cuda" else "cpu"
@@ -99,7 +99,7 @@ def first_epochs(args: argparse.Namespace) -> list[list[float]]:
 
 def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
     """A loader as a training script has it; a loop over it is one over this process's share."""
-    images: ConcatDataset[Any] = ConcatDataset(args.passes * [ImageFolder(str(root_of(args)), transform_with())])
+    images: ConcatDataset[Any] = ConcatDataset(args.passes * [ImageFolder(str(root_of(args)), make_transform())])
     return DataLoader(
         images,
         args.batch_size,

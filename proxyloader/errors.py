@@ -1,20 +1,20 @@
 """Exceptions that proxyloader raises.
 
     ProxyLoaderError
-    ├── UnsupportedTransformError (ValueError)   a transform cannot be translated, with translate="all"
+    ├── UnsupportedTransformError (ValueError)   translate="all", but a transform cannot be translated
     ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
     │   ├── MissingImageError (FileNotFoundError)
     │   ├── ForeignImageError (PIL.UnidentifiedImageError)
     │   └── LargeImageError (PIL.Image.DecompressionBombError)
-    ├── InputError (ValueError)                  DALI does not accept an input of the proxy
-    ├── PipelineError (RuntimeError)             DALI failed on a batch of sound images
+    ├── InputError (ValueError)                  an input does not match the pipeline or the batch
+    ├── PipelineError (RuntimeError)             a DALI pipeline failed or cannot be used
     └── MissingDaliError (ImportError)           DALI is required, but not installed
 
-Each class corresponds to one decision of a caller. The second base class, in parentheses, is what torchvision, Pillow,
-torch or DALI raise in the same situation, so existing ``except`` clauses still work. The subclasses of ImageError are
-in ``data/bad_samples.py``, as this module does not require Pillow.
+Callers may handle each class differently. The second base class, in parentheses, is what torchvision, Pillow, torch or
+DALI raise in the same situation, so existing ``except`` clauses still work. The subclasses of ImageError are in
+``data/bad_samples.py``, as this module does not require Pillow.
 
-Messages may change between versions; codes and fields do not. All survive the way from a worker to the main process.
+Messages may change between versions; codes and attributes do not. All exceptions can be pickled.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ E = TypeVar("E", bound="ProxyLoaderError")
 
 
 class ProxyLoaderError(Exception):
-    """Base class of all exceptions of proxyloader.
+    """Base class of all exceptions that proxyloader raises.
 
     Attributes:
-        CODES: the codes of the class with their meanings. The first is the default.
+        CODES: codes of the class and their meanings. The first is the default.
         code: one of the codes. It is stable, unlike the message.
     """
 
@@ -44,7 +44,7 @@ class ProxyLoaderError(Exception):
         self.code = code or next(iter(self.CODES))
 
     def at(self: E, where: str, **fields: Any) -> E:
-        """Return a copy of the error with ``where`` in front of its message, and with the given fields replaced."""
+        """Return a copy of the error with its message prefixed by ``where`` and the given attributes replaced."""
         located = copy.copy(self)
         located.args = (f"{where}: {self}",)
         for name, value in fields.items():
@@ -53,13 +53,13 @@ class ProxyLoaderError(Exception):
 
 
 class UnsupportedTransformError(ProxyLoaderError, ValueError):
-    """A torchvision transform, or a use of one, that cannot be translated.
+    """A transform, or the way it is used, that cannot be translated.
 
     Attributes:
-        position: position of the part, such as ``transform.transforms[2]``; "" if the error is not about a part.
-        transform: class of the part, such as ``v2.Resize``; "" if the error is not about a part.
-        argument: name of the unsupported argument; "" if the error is not about an argument.
-        reason: the reason and an alternative, without the rest of the message.
+        position: position of the unsupported part, such as ``transform.transforms[2]``, or "".
+        transform: class of this part, such as ``v2.Resize``, or "".
+        argument: name of the unsupported argument, or "".
+        reason: the reason and an alternative, without the position.
     """
 
     CODES = {
@@ -80,13 +80,13 @@ class UnsupportedTransformError(ProxyLoaderError, ValueError):
 
 
 class ImageError(ProxyLoaderError, OSError):
-    """An image that Pillow cannot read, either: missing, empty, truncated, too large, or not an image.
+    """An image that not even Pillow can read: missing, empty, truncated, too large, or not an image.
 
     Attributes:
         index: index of the sample in the dataset; None if unknown.
         path: path of the file; "" if there is none.
-        reason: what is wrong, without the rest of the message.
-        errno: error number if the system could not read the file; otherwise None.
+        reason: the reason, without the index and the path.
+        errno: error number if the operating system could not read the file; otherwise None.
     """
 
     CODES = {
@@ -112,12 +112,12 @@ class ImageError(ProxyLoaderError, OSError):
 
     @property
     def filename(self) -> str | None:
-        """Path of a file that the system could not read; otherwise None, as in errors of Pillow."""
+        """Path if the operating system could not read the file; otherwise None, as in Pillow's errors."""
         return self.path or None if self.errno is not None else None
 
     @property
     def strerror(self) -> str | None:  # type: ignore[override]
-        """Message of the system for ``errno``, or None."""
+        """Description of ``errno``, or None."""
         return None if self.errno is None else os.strerror(self.errno)
 
     def __reduce__(self) -> tuple[Any, ...]:

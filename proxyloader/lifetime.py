@@ -1,22 +1,23 @@
-"""Lifetime of threads, pipelines and workers across ``os.fork()``, Ctrl-C and the end of the interpreter.
+"""Lifetime of threads, pipelines and workers across ``os.fork()``, Ctrl-C and interpreter exit.
 
 NOTE [ Shutdown order ]
-**Fork.** Only the forking thread exists in a child. Locks held by other threads stay locked, and waiting for a thread
+**Fork.** Only the forking thread survives in a child. Locks held by other threads stay locked, and joining a thread
 never returns. So a fork waits until DALI is idle: each watched queue collects its runs and blocks new ones, and a short
-sleep lets DALI release its inputs. Forks of several threads take turns. The fork also waits for a draw from torch's
-default generator, which a worker seeds first. The child must not destroy an inherited pipeline, as that joins threads.
-Therefore pipelines are leaked there (``dali/executor.py``), and the garbage collector, which is disabled during the
-fork, never visits objects older than the fork.
+sleep lets DALI release its inputs. Threads fork one at a time. A fork also waits until no other thread holds the lock
+of torch's default generator, which a worker seeds first. The child must not destroy an inherited pipeline, as that
+joins threads. It therefore leaks pipelines (``dali/executor.py``), and its garbage collector, which is disabled during
+the fork, never visits objects older than the fork.
 
-**Ctrl-C.** Python ignores exceptions in the functions that it calls around a fork, and a partial import of DALI cannot
-be repaired. SIGINT is delivered after either.
+**Ctrl-C.** Python ignores exceptions in fork handlers, and a partial import of DALI cannot be repaired. Both therefore
+defer SIGINT until they are done.
 
-**Exit.** Python calls ``atexit`` functions, latest first, then clears modules one by one and destroys what is left. An
-object cannot know which modules are gone by then, so no ``__del__`` of this package does anything at that point.
-Instead pipelines are ended first and workers second, immediately before multiprocessing ends the workers of torch's
-loader. Exit handlers that a script registers after importing torch run earlier and can still load batches, as with
-torch. Handlers registered before run later. They find no workers, as with torch, and a loader without workers builds
-its pipeline again. DALI's own exit handler could run before those of the script, and is unregistered.
+**Exit.** Python calls ``atexit`` functions in reverse order, then clears modules one by one and destroys the remaining
+objects. A finalizer cannot know which modules are gone by then, so no ``__del__`` of this package does anything at that
+point. Instead, an exit handler shuts down pipelines first and workers second, immediately before multiprocessing
+terminates the workers of torch's loader. Exit handlers that a script registers after importing torch run earlier and
+can still load batches, as with torch. Handlers registered before run later. They find no workers, as with torch, and a
+loader without workers rebuilds its pipeline. DALI's own exit handler might run before those of the script, so it is
+unregistered.
 
 Python stops a daemon thread when it next requests the GIL. Inside DALI that aborts the process. So the exit waits for
 threads inside DALI, and a thread that is about to enter DALI blocks until the process is gone.
@@ -48,113 +49,112 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 EXIT_PRIORITY = 100
-"""Priority of the exit handler among multiprocessing's finalizers. Those of queues and pools are lower."""
+"""Priority of the exit handler among multiprocessing's finalizers, above those of queues and pools."""
 
-END_S = 1.0
-"""Seconds that the exit waits for threads inside DALI, and for workers to end."""
+EXIT_TIMEOUT_S = 1.0
+"""Time that the exit waits for threads inside DALI, and for workers to terminate."""
 
 POLL_S = 0.001
 RELEASE_S = 0.002
 SIGNAL_DELAY_S = 0.1
 
-
-# All of these belong to the process, because forks, signals and the exit do.
-_servers: weakref.WeakSet[Any] = weakref.WeakSet()
+# Process-wide, like forks, signals and the exit:
+_queues: weakref.WeakSet[Any] = weakref.WeakSet()
 _leaked_in_child: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.RLock()  # held from before a fork until after it
 _starting = threading.RLock()  # held while a ``ForkProcess`` starts
-_preparation = threading.local()  # ``undo``: what undoes this thread's preparation of the fork in progress
-_ends: list[Callable[[], None]] = []
-_inside: set[object] = set()  # one token for each thread inside DALI, except the main thread
-_is_ending = False
+_preparation = threading.local()  # ``cleanup``: undoes what this thread did to prepare the current fork
+_exit_functions: list[Callable[[], None]] = []
+_dali_threads: set[object] = set()  # a token for each thread inside DALI, except the main thread
+_is_exiting = False
 
 
 def watch(queue: Any) -> None:
     """Pause a ``RunQueue`` before each fork, and resume it afterwards in both processes.
 
-    Its ``forget_in_child`` is called in the child, and its ``end`` at exit, before its pipeline ends.
+    The child calls its ``forget_in_child``, and the exit handler its ``end``, before its pipeline is shut down.
     """
-    _servers.add(queue)
+    _queues.add(queue)
 
 
-def watched() -> list[Any]:
+def watched_queues() -> list[Any]:
     while True:
-        with contextlib.suppress(RuntimeError):  # another thread has added one in the meantime
-            return list(_servers)
+        with contextlib.suppress(RuntimeError):  # another thread has added one
+            return list(_queues)
 
 
-def leak_in_child(thing: Any) -> None:
+def leak_in_child(obj: Any) -> None:
     """Never destroy this object in a forked child. Destroying a CUDA event there, for example, aborts the process."""
-    _leaked_in_child.add(thing)
+    _leaked_in_child.add(obj)
 
 
-def leak(thing: Any) -> None:
-    """Add a reference that is never released, so that the object is not destroyed even when the interpreter ends."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+def leak(obj: Any) -> None:
+    """Add a reference that is never released, so that the object is never destroyed, not even at exit."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(obj))
 
 
 # --- forks -----------------------------------------------------------------------------------------------------------
 
 
 def _before_fork() -> None:
-    undo = _preparation.undo = contextlib.ExitStack()
-    undo.enter_context(interrupts_deferred())
-    undo.enter_context(_forking)
+    cleanup = _preparation.cleanup = contextlib.ExitStack()
+    cleanup.enter_context(defer_interrupts())
+    cleanup.enter_context(_forking)
     if gc.isenabled():
         gc.disable()
-        undo.callback(gc.enable)
+        cleanup.callback(gc.enable)
     was_busy = False
-    for server in watched():
+    for queue in watched_queues():
         try:
-            was_busy |= server.pause()
-            undo.callback(server.resume)
+            was_busy |= queue.pause()
+            cleanup.callback(queue.resume)
         except Exception as error:
-            log.warning("failed to pause %r before a fork: %r", server, error)
+            log.warning("failed to pause %r before a fork: %r", queue, error)
             was_busy = True
     if was_busy:
         time.sleep(RELEASE_S)
-    torch.get_rng_state()  # waits for a draw; last, because other threads may draw during the sleep
+    torch.get_rng_state()  # waits for the lock; last, because other threads may draw during the sleep
 
 
-def _undo_preparation() -> None:
-    _preparation.undo.close()
+def _clean_up_after_fork() -> None:
+    _preparation.cleanup.close()
 
 
 def _after_fork_in_child() -> None:
     global _forking, _starting
-    if _servers:
+    if _queues:
         gc.freeze()
-        at_exit(gc.unfreeze)  # otherwise C extensions that report leaked objects at exit would list all of them
-    for thing in list(_leaked_in_child):
-        leak(thing)
-    for server in watched():
-        server.forget_in_child()
-    _undo_preparation()  # may drop the last reference to a server that another thread released during the fork
+        at_exit(gc.unfreeze)  # otherwise C extensions that report leaks at exit would list all objects
+    for obj in list(_leaked_in_child):
+        leak(obj)
+    for queue in watched_queues():
+        queue.forget_in_child()
+    _clean_up_after_fork()  # may drop the last reference to a queue that another thread released during the fork
     _forking, _starting = threading.RLock(), threading.RLock()  # ``ForkProcess.start`` still holds the latter
-    # torch seeds CUDA's generators in a worker, too. Another thread may have been starting CUDA.
+    # torch also seeds CUDA's generators in a worker. Another thread may have been initializing CUDA.
     torch.cuda._initialization_lock = threading.Lock()
-    _register_exit()  # multiprocessing runs a finalizer only in the process that registered it
+    _register_exit_handler()  # multiprocessing runs a finalizer only in the process that registered it
 
 
 class ForkProcess(multiprocessing.context.ForkProcess):
-    """A forked process that is not started while another thread forks.
+    """A forked process that does not start while another thread forks.
 
     Some libraries, such as filelock 4, a dependency of torch, do not allow two threads to fork at the same time.
-    Locking in ``_before_fork`` would be too late, because their check runs before it. But ``_forking`` must not be held
-    here: a library that is imported later, such as h5py, takes its own lock at each fork before ``_before_fork`` is
-    called. Another forking thread could then hold that lock and wait for ``_forking``, while this thread waits for that
+    Locking in ``_before_fork`` would be too late, because their check runs before it. But holding ``_forking`` here
+    could deadlock: a library imported later, such as h5py, acquires its own lock at each fork before ``_before_fork``
+    runs. Another forking thread could then hold that lock and wait for ``_forking``, while this thread waits for that
     lock.
     """
 
     def start(self) -> None:
         with _starting:
             with _forking:
-                pass  # until no other thread forks
+                pass  # wait until no other thread forks
             super().start()
 
     def run(self) -> None:
-        # At exit, a process joins the threads of each ThreadPoolExecutor. A process forked by such a thread would join
-        # itself and exit with status 1, which torch reports as a lost worker.
+        # At exit, a process joins the threads of each ThreadPoolExecutor. A process forked by such a thread would
+        # join itself and exit with status 1, which torch reports as a dead worker.
         concurrent.futures.thread._threads_queues.pop(threading.current_thread(), None)  # type: ignore[attr-defined]
         super().run()
 
@@ -164,20 +164,20 @@ class ForkContext(multiprocessing.context.ForkContext):
 
 
 def serialize_forks(context: Any) -> Any:
-    """Return a ``multiprocessing_context`` that forks workers one at a time, or the given one if it does not fork.
+    """Return a context that forks workers one at a time, or ``context`` itself if it does not fork.
 
     None stands for Python's default.
     """
-    given = multiprocessing.get_context() if context is None else context
-    plain = type(given) in (multiprocessing.context.ForkContext, multiprocessing.context.DefaultContext)
-    return ForkContext() if plain and given.get_start_method() == "fork" else context
+    resolved = multiprocessing.get_context() if context is None else context
+    is_stock = type(resolved) in (multiprocessing.context.ForkContext, multiprocessing.context.DefaultContext)
+    return ForkContext() if is_stock and resolved.get_start_method() == "fork" else context
 
 
-class cached_property(functools.cached_property[T]):  # named as Python's
+class cached_property(functools.cached_property[T]):
     """Python's ``cached_property`` without the lock.
 
-    Before Python 3.12 all objects of a class share it, and a child waits for it forever if another thread was computing
-    the property of any of them at the fork.
+    Before Python 3.12, all instances of a class share it, and a child deadlocks if another thread was computing the
+    property of any of them at the fork.
     """
 
     def __init__(self, func: Callable[[Any], T]) -> None:
@@ -189,8 +189,8 @@ class cached_property(functools.cached_property[T]):  # named as Python's
 
 
 @contextlib.contextmanager
-def interrupts_deferred() -> Iterator[None]:
-    """Deliver SIGINT shortly after the body. Do nothing in other threads than the main one, which get no signals."""
+def defer_interrupts() -> Iterator[None]:
+    """Defer SIGINT until shortly after the body. Only the main thread receives signals; in others, do nothing."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGINT) is None:
         yield
@@ -201,50 +201,50 @@ def interrupts_deferred() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-        if received and os.getpid() == process:  # delayed, as Python would still ignore it right after a fork
+        if received and os.getpid() == process:  # Python would still ignore it right after a fork
             threading.Timer(SIGNAL_DELAY_S, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
 
 
-# --- the end of the interpreter --------------------------------------------------------------------------------------
+# --- exit ------------------------------------------------------------------------------------------------------------
 
 
-def at_exit(end: Callable[[], None]) -> Callable[[], None]:
-    """Register a function to be called when the interpreter ends. The latest is called first."""
-    _ends.append(end)
-    return end
+def at_exit(function: Callable[[], None]) -> Callable[[], None]:
+    """Register a function to be called at exit, in reverse order of registration."""
+    _exit_functions.append(function)
+    return function
 
 
 @contextlib.contextmanager
 def before_exit() -> Iterator[None]:
-    """Context whose body either finishes before the interpreter ends or is not entered."""
+    """Delay the exit until the body is done, or block forever if the exit has begun."""
     if threading.current_thread() is threading.main_thread():
         yield
         return
     token = object()
-    _inside.add(token)  # added before _is_ending is read: in the other order, the exit could start in between
+    _dali_threads.add(token)  # before reading _is_exiting; otherwise the exit could begin in between
     try:
-        while _is_ending:
-            _inside.discard(token)
-            time.sleep(END_S)
+        while _is_exiting:
+            _dali_threads.discard(token)
+            time.sleep(EXIT_TIMEOUT_S)
         yield
     finally:
-        _inside.discard(token)
+        _dali_threads.discard(token)
 
 
-def _end_all() -> None:
-    global _is_ending
-    _is_ending = True
-    until_s = time.monotonic() + END_S
-    while _inside and time.monotonic() < until_s:
+def _run_exit_functions() -> None:
+    global _is_exiting
+    _is_exiting = True
+    deadline_s = time.monotonic() + EXIT_TIMEOUT_S
+    while _dali_threads and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    for end in reversed(_ends):
-        end()
+    for function in reversed(_exit_functions):
+        function()
 
 
-def _register_exit() -> None:
-    _inside.clear()  # in a forked child, they are threads of the parent
-    Finalize(None, _end_all, exitpriority=EXIT_PRIORITY)
+def _register_exit_handler() -> None:
+    _dali_threads.clear()  # in a forked child, these are threads of the parent
+    Finalize(None, _run_exit_functions, exitpriority=EXIT_PRIORITY)
 
 
-_register_exit()
-os.register_at_fork(before=_before_fork, after_in_parent=_undo_preparation, after_in_child=_after_fork_in_child)
+_register_exit_handler()
+os.register_at_fork(before=_before_fork, after_in_parent=_clean_up_after_fork, after_in_child=_after_fork_in_child)

@@ -1,4 +1,4 @@
-"""Synthetic photos: an ImageFolder of JPEGs with the appearance and file size of photos."""
+"""Create an ImageFolder of synthetic JPEGs that look, compress and decode like photos."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from .tools.processes import ProgressBar, in_processes
 __all__ = ["make_dataset", "photograph"]
 
 FORMAT = 3  # incremented when the same arguments yield different files
-MANIFEST, UNFINISHED = "dataset.json", "dataset.json.part"
-SMALLEST_SIDE_PX = 8
+MANIFEST, PARTIAL_MANIFEST = "dataset.json", "dataset.json.part"
+MIN_SIDE_PX = 8
 
 
 def make_dataset(
@@ -40,8 +40,8 @@ def make_dataset(
     """Write a dataset for ``torchvision.datasets.ImageFolder``: ``root/class_000/img_000000.jpg`` and so on.
 
     A complete dataset is left unchanged, and an interrupted one is completed. The same arguments and versions of NumPy
-    and Pillow give the same bytes, for any number of processes. A dataset with more ``images`` starts with the same
-    files. A network learns the classes in a few epochs.
+    and Pillow produce the same bytes, for any number of processes. A dataset with more ``images`` starts with the same
+    files. A network can learn the classes in a few epochs.
 
     With several processes, scripts need ``if __name__ == "__main__":``, as with ``multiprocessing``.
 
@@ -62,10 +62,10 @@ def make_dataset(
         ValueError: an argument is out of range.
         FileExistsError: ``root`` contains other files, or a dataset with other arguments.
     """
-    for name, value, least in (("images", images, 1), ("classes", classes, 1), ("seed", seed, 0)):
-        check_int(name, value, least)
-    if len(size) != 2 or min(size) < SMALLEST_SIDE_PX:
-        raise ValueError(f"size must be (width, height) with sides >= {SMALLEST_SIDE_PX}, got {tuple(size)}")
+    for name, value, minimum in (("images", images, 1), ("classes", classes, 1), ("seed", seed, 0)):
+        check_int(name, value, minimum)
+    if len(size) != 2 or min(size) < MIN_SIDE_PX:
+        raise ValueError(f"size must be (width, height) with sides >= {MIN_SIDE_PX}, got {tuple(size)}")
     if not 0 <= progressive <= 1:
         raise ValueError(f"progressive must be in [0, 1], got {progressive}")
     if processes is not None:
@@ -77,17 +77,17 @@ def make_dataset(
         return root
     root.mkdir(parents=True, exist_ok=True)
     manifest = json.dumps(expected, indent=2).encode() + b"\n"
-    _write(root / UNFINISHED, manifest)
+    _write(root / PARTIAL_MANIFEST, manifest)
     for label in range(min(classes, images)):  # ImageFolder rejects empty folders
         (root / f"class_{label:03d}").mkdir(exist_ok=True)
-    # Starting a process takes a second, the time to write about 24 megapixels.
+    # Starting a process takes a second, as long as writing about 24 megapixels.
     processes = processes or min(usable_cores(), math.ceil(images * max(math.prod(size), 180_000) / 24e6))
     write = partial(_write_photograph, root, size, classes, seed, progressive)
     with ProgressBar(total=images, desc=root.name, unit="image", disable=None if progress else True) as bar:
         for _ in in_processes(str(root), write, range(images), processes, chunk_size=8):
             bar.update()
     _write(root / MANIFEST, manifest)
-    (root / UNFINISHED).unlink(missing_ok=True)
+    (root / PARTIAL_MANIFEST).unlink(missing_ok=True)
     return root
 
 
@@ -95,19 +95,19 @@ def _is_complete(root: Path, expected: dict[str, Any]) -> bool:
     """Return whether the dataset is complete. Raise FileExistsError if ``root`` contains something else."""
     if root.exists() and not root.is_dir():
         raise FileExistsError(f"{root} is a file; choose another folder")
-    for name in (MANIFEST, UNFINISHED):
+    for name in (MANIFEST, PARTIAL_MANIFEST):
         try:
-            found = json.loads((root / name).read_bytes())
+            actual = json.loads((root / name).read_bytes())
         except (FileNotFoundError, ValueError):
             continue
-        if found == expected:
+        if actual == expected:
             return name == MANIFEST
-        if isinstance(found, dict) and found.get("made_by") == expected["made_by"]:
-            keys = [key for key in expected if found.get(key) != expected[key]]
-            theirs, ours = (", ".join(f"{key}={each.get(key)}" for key in keys) for each in (found, expected))
-            raise FileExistsError(f"{root} contains a dataset with {theirs}, not {ours}; choose another folder")
-    # Another process that has just started here may have written a temporary file.
-    names = sorted(path.name for path in root.iterdir() if UNFINISHED not in path.name) if root.exists() else []
+        if isinstance(actual, dict) and actual.get("made_by") == expected["made_by"]:
+            keys = [key for key in expected if actual.get(key) != expected[key]]
+            old, new = (", ".join(f"{key}={dataset.get(key)}" for key in keys) for dataset in (actual, expected))
+            raise FileExistsError(f"{root} contains a dataset with {old}, not {new}; choose another folder")
+    # A concurrent process may have just written a temporary file.
+    names = sorted(path.name for path in root.iterdir() if PARTIAL_MANIFEST not in path.name) if root.exists() else []
     if names:
         raise FileExistsError(f"{root} contains other files ({', '.join(names[:3])}); choose another folder")
     return False
@@ -126,7 +126,7 @@ def _write_photograph(
     elif 0.75 <= kind < 0.85:
         width = height = (width + height) // 2
     elif kind >= 0.85:
-        width, height = (max(SMALLEST_SIDE_PX, round(side * rng.uniform(0.9, 1.1))) for side in size)
+        width, height = (max(MIN_SIDE_PX, round(side * rng.uniform(0.9, 1.1))) for side in size)
     file = io.BytesIO()
     image = photograph(number, size=(width, height), classes=classes, seed=seed)
     image.save(file, "JPEG", quality=QUALITY, subsampling="4:2:0", progressive=rng.random() < progressive)
@@ -134,7 +134,7 @@ def _write_photograph(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Write a file atomically, so that every file is complete."""
+    """Write a file atomically."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         temporary.write_bytes(data)
@@ -175,7 +175,7 @@ def photograph(
         outline = center + radii * np.stack([np.cos(angles), np.sin(angles)], 1) * rng.uniform(0.8, 1.2, (12, 1))
         ImageDraw.Draw(mask).polygon([(x, y) for x, y in outline.tolist()], 255)
         mask = mask.filter(ImageFilter.BoxBlur(short * rng.uniform(0.002, 0.02)))
-        surface = _striped(rng, size, label, classes) if shows_class else _color(rng)
+        surface = _stripes(rng, size, label, classes) if shows_class else _color(rng)
         picture.paste(surface, None, mask)
         roughness.paste(int(rng.integers(8, 46)), None, mask)
     pixels = np.asarray(picture, np.float32)
@@ -193,16 +193,16 @@ def _color(rng: np.random.Generator) -> tuple[int, int, int]:
     return int(red), int(green), int(blue)
 
 
-def _striped(rng: np.random.Generator, size: tuple[int, int], label: int, classes: int) -> Image.Image:
+def _stripes(rng: np.random.Generator, size: tuple[int, int], label: int, classes: int) -> Image.Image:
     """Return stripes that encode a class. Classes with similar hues get very different directions."""
     hue = int(255 * (label / classes + rng.normal(0, 0.1) / max(classes, 6))) % 256
     angle = math.pi * (label * (math.sqrt(5) - 1) / 2 % 1) + rng.normal(0, 0.06)
     x, y = np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32)[:, None]
-    along = (x * math.cos(angle) + y * math.sin(angle)) / min(size)
-    stripes = np.sin(2 * math.pi * rng.uniform(5, 10) * along) * rng.uniform(10, 30) + rng.uniform(110, 190)
+    distance = (x * math.cos(angle) + y * math.sin(angle)) / min(size)
+    stripes = np.sin(2 * math.pi * rng.uniform(5, 10) * distance) * rng.uniform(10, 30) + rng.uniform(110, 190)
     value = Image.fromarray(stripes.astype(np.uint8))
-    flat = [Image.new("L", size, each) for each in (hue, int(rng.integers(90, 160)))]
-    return Image.merge("HSV", [*flat, value]).convert("RGB")
+    hue_saturation = [Image.new("L", size, level) for level in (hue, int(rng.integers(90, 160)))]
+    return Image.merge("HSV", [*hue_saturation, value]).convert("RGB")
 
 
 def _window(texture: NDArray[np.float32], rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float32]:
@@ -214,7 +214,7 @@ def _window(texture: NDArray[np.float32], rng: np.random.Generator, size: tuple[
 
 @lru_cache(maxsize=2)
 def _textures(seed: int) -> list[NDArray[np.float32]]:
-    """Return a seamless texture with the spectrum of photos, amplitude about 1 / frequency, and sensor noise."""
+    """Return two seamless textures: one with the spectrum of photos, about 1 / frequency, and sensor noise."""
     rng, textures = np.random.default_rng((seed, 0, 2)), []
     frequency = np.hypot(np.fft.fftfreq(TEXTURE_PX)[:, None], np.fft.rfftfreq(TEXTURE_PX)) * TEXTURE_PX
     for power in (1.15, 0.1):

@@ -4,7 +4,7 @@
     iterator = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True)
     server = ProxyServer(pipelines.training(source="proxy", batch_size=256, num_threads=4, device_id=0))
 
-The functions are decorated with ``@pipeline_def``. In addition to their own arguments, they take those of
+The functions are decorated with ``@pipeline_def``. In addition to their own arguments, they accept those of
 ``nvidia.dali.Pipeline``, such as ``batch_size``, ``num_threads``, ``device_id``, ``seed`` and ``prefetch_queue_depth``.
 DALI draws the random numbers: the same seed gives the same crops and flips, but not torchvision's. Main process only.
 """
@@ -42,7 +42,7 @@ MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
-"""Files, workers of a ``ProxyServer``, or a function that adds a reader to the graph and returns its outputs."""
+"""DALI's file reader, the workers of a ``ProxyServer``, or a function that adds a reader and returns its outputs."""
 
 Device = Literal["cpu", "gpu", "mixed"]
 
@@ -50,7 +50,7 @@ READER_ARGUMENTS = ("random_shuffle", "shard_id", "num_shards", "pad_last_batch"
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
-MAX_TRANSLATION = 150 / 331  # share of the image size, as in torchvision
+MAX_TRANSLATION = 150 / 331  # fraction of the image size, as in torchvision
 
 AUGMENTATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "autoaugment": ("auto_augment", {"max_translate_rel": MAX_TRANSLATION}),
@@ -66,16 +66,16 @@ def from_workers() -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Raise the original error of a pipeline function, which DALI wraps if conditionals are enabled."""
+def _unwrap_errors() -> Iterator[None]:
+    """Re-raise the original error of a pipeline function, which DALI wraps if conditionals are enabled."""
     try:
         yield
     except Exception as error:
-        plain = without_conversion(error)
-        raise plain from plain.__cause__
+        original = without_conversion(error)
+        raise original from original.__cause__
 
 
-@_plain_errors()
+@_unwrap_errors()
 @pipeline_def(exec_dynamic=True, enable_conditionals=True)  # type: ignore[untyped-decorator,unused-ignore]
 def training(
     source: Source = "files",
@@ -106,15 +106,15 @@ def training(
         file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard: arguments of
             ``fn.readers.file``.
         size: height and width of the returned images, in pixels.
-        area: (minimum, maximum) area of the crop, as a share of the area of the image.
+        area: (minimum, maximum) area of the crop, as a fraction of the image area.
         aspect_ratio: (minimum, maximum) ratio of width to height of the crop.
         flip: probability of a horizontal flip.
         augmentation: DALI's "autoaugment", "randaugment" or "trivialaugment", applied to the resized image; or None.
         mean, std: mean and standard deviation of each channel, in levels of 255. Ignored if ``dtype`` is uint8.
-        dtype: "float32", "float16" or "uint8", or the dtype of torch.
+        dtype: "float32", "float16" or "uint8", or the torch dtype.
         layout: "CHW" or "HWC".
         device: "cpu" or "gpu"; "mixed" means "gpu". None: "gpu" if the pipeline has a ``device_id``.
-        hw_decoder_load: share of JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any.
+        hw_decoder_load: fraction of the JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any.
 
     Returns:
         Images, (3, size, size) or (size, size, 3), on ``device``. With files, also labels, (1,) integers.
@@ -125,13 +125,13 @@ def training(
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
     images = _augment(_decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
-    images = fn.crop_mirror_normalize(images, mirror=mirror, **_format(mean, std, dtype, layout))
-    return _with_outputs(images, others, device)
+    images = fn.crop_mirror_normalize(images, mirror=mirror, **_normalize_arguments(mean, std, dtype, layout))
+    return _join_outputs(images, labels, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -155,23 +155,23 @@ def validation(
 ) -> Any:
     """Decode, resize the shorter side, center crop, normalize.
 
-    The result matches torchvision's ``Resize`` and ``CenterCrop``, on a CPU within one level of 255. If the length of a
-    resized side or the start of the crop is rounded, the crop may be shifted by one pixel relative to torchvision's.
+    The result matches torchvision's ``Resize`` and ``CenterCrop``, on a CPU within one level of 255. Where the resized
+    side or the crop offset must be rounded, the crop may be shifted by one pixel relative to torchvision's.
 
     Args:
         resize: length of the shorter side before the center crop, in pixels.
 
-    Other arguments, return values and errors are as in ``training``.
+    See ``training`` for other arguments, return values and errors.
     """
     check_int("size", size, 1)
     check_int("resize", resize, 1)
     if resize < size:
         raise ValueError(f"resize must be at least size, got resize={resize} and size={size}")
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
-    images = fn.crop_mirror_normalize(images, crop=(size, size), **_format(mean, std, dtype, layout))
-    return _with_outputs(images, others, device)
+    images = fn.crop_mirror_normalize(images, crop=(size, size), **_normalize_arguments(mean, std, dtype, layout))
+    return _join_outputs(images, labels, device)
 
 
 @pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
@@ -194,9 +194,9 @@ def rotation(
     Args:
         degrees: maximum rotation in either direction, in degrees.
         size: height and width to which images are resized before the rotation, in pixels, so that they can be batched.
-            None: images are not resized, and are enlarged to keep all of their corners.
+            None: images are not resized, and the canvas is enlarged to keep all corners.
 
-    Other arguments are as in ``training``.
+    See ``training`` for other arguments.
 
     Returns:
         Images, (height, width, 3) uint8. With files, also labels, (1,) integers.
@@ -205,22 +205,22 @@ def rotation(
         raise ValueError(f"degrees must be positive and finite, got {degrees}")
     if size is not None:
         check_int("size", size, 1, ", or None")
-    encoded, others = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     if size is not None:
         images = fn.resize(images, size=[size, size])
     angle = fn.random.uniform(range=(-degrees, degrees))
-    return _with_outputs(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), others, device)
+    return _join_outputs(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), labels, device)
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _check_range(name: str, limits: Any, maximum: float) -> None:
-    if len(_numbers(limits)) != 2 or not 0 < limits[0] <= limits[1] <= maximum:
+    if len(_to_floats(limits)) != 2 or not 0 < limits[0] <= limits[1] <= maximum:
         upper = "" if math.isinf(maximum) else f" <= {maximum}"
         raise ValueError(f"{name} must be (min, max) with 0 < min <= max{upper}, got {limits!r}")
 
 
-def _numbers(values: Any) -> list[float]:
+def _to_floats(values: Any) -> list[float]:
     """Convert a sequence of finite numbers to floats; return [] for anything else."""
     if not isinstance(values, (tuple, list, np.ndarray, torch.Tensor)):
         return []
@@ -232,7 +232,7 @@ def _numbers(values: Any) -> list[float]:
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[Any]]:
-    """Add the source to the graph, with ``READER_ARGUMENTS``. Return the encoded images and its other outputs."""
+    """Add the source to the graph, with ``READER_ARGUMENTS``. Return encoded images, and labels or other outputs."""
     if file_root is not None and source != "files":
         raise ValueError(f"file_root requires source='files', got source={source!r}")
     if source == "files":
@@ -246,8 +246,8 @@ def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[A
         source = from_workers
     elif not callable(source):
         raise ValueError(f"source must be 'files', 'proxy' or a function that adds a reader, got {source!r}")
-    encoded, *others = source()
-    return encoded, others
+    encoded, *labels = source()
+    return encoded, labels
 
 
 def _on_gpu(device: Device | None) -> bool:
@@ -266,7 +266,7 @@ def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> di
 
 
 def _decode_crop(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
-    """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image, which is faster on each
+    """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image, as this is faster
     (``benchmarks/results/parts.jsonl``)."""
     check_int("size", size, 1)
     _check_range("area", area, 1.0)
@@ -288,32 +288,32 @@ def _augment(images: Any, augmentation: str | None, size: int) -> Any:
     function, settings = AUGMENTATIONS[augmentation]
     if "max_translate_rel" in settings:
         settings = {**settings, "shape": (size, size)}
-    # DALI's policies use deprecated operator names, and its warnings bypass the filters.
+    # DALI's policies use deprecated operator names, and DALI's warnings bypass the filters.
     with warnings.catch_warnings(record=True) as caught:
         images = automatic_augmentation(function)(images, **settings)
-    for each in caught:
-        if not issubclass(each.category, DeprecationWarning):
-            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
+    for warning in caught:
+        if not issubclass(warning.category, DeprecationWarning):
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     return images
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
-def _format(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
+def _normalize_arguments(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
     """Return the arguments of ``crop_mirror_normalize``."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     if layout not in ("CHW", "HWC"):
         raise ValueError(f"layout must be 'CHW' or 'HWC', got {layout!r}")
-    chosen = {"dtype": DTYPES[name], "output_layout": layout}
+    arguments = {"dtype": DTYPES[name], "output_layout": layout}
     if name == "uint8":
-        return chosen
-    means, stds = _numbers(mean), _numbers(std)
+        return arguments
+    means, stds = _to_floats(mean), _to_floats(std)
     if len(means) not in (1, 3) or len(stds) != len(means) or min(stds) <= 0:
         raise ValueError(f"mean and std must have 1 or 3 values, std positive, got mean={mean!r} and std={std!r}")
-    return chosen | {"mean": means, "std": stds}
+    return arguments | {"mean": means, "std": stds}
 
 
-def _with_outputs(images: Any, others: list[Any], device: Device | None) -> Any:
-    """Return the images and the other outputs of the reader, on the same device."""
-    return (images, *(other.gpu() if _on_gpu(device) else other for other in others)) if others else images
+def _join_outputs(images: Any, labels: list[Any], device: Device | None) -> Any:
+    """Return the images and the labels on one device."""
+    return (images, *(label.gpu() if _on_gpu(device) else label for label in labels)) if labels else images

@@ -136,7 +136,7 @@ a default dtype that changes later is not seen
     data/called_transforms.py:_find_transformed | torch.get_default_dtype() is not torch.float32 => False
     integration/test_called_transforms.py
 pixels that a failed batch used are another loader's
-    workers/worker.py:PackedDataset._packed | self._packer.begin_batch() => pass
+    workers/worker.py:PackedDataset._pack | self._packer.begin_batch() => pass
     loader/test_backend.py
 CUDA decodes large photographs where there are few cores, too
     dali/operators/graph.py:PipelineOptions.for_files_of | and cores >= MANY_CORES =>
@@ -151,7 +151,7 @@ an image is made by the settings that its transform has later
     transforms/chain.py:Chain.then | _frozen_copy(transform) => transform
     integration/test_called_transforms.py
 an operation writes over an image that something else uses, too
-    workers/packing.py:_ContentPickler._is_used_once | self._uses[output.output, run] == 1 => True
+    workers/packing.py:_ContentPickler._is_used_once | self._use_counts[output.output, run] == 1 => True
     data/test_lazy_tensor.py
 a change in place does not reach the views of a tensor
     data/lazy_tensor.py:_is_unshared | all((other is first for other in _aliases(first))) => True
@@ -179,28 +179,28 @@ the last batch, a smaller one, is lost
     workers/request_sampler.py:RequestSampler._batches | sampler.drop_last => True
     integration/test_torch_contract.py
 the first request is drawn twice from a sampler
-    workers/request_sampler.py:RequestSampler._drawn | (remaining, => (iter(self._sampler),
+    workers/request_sampler.py:RequestSampler._issue | (remaining, => (iter(self._sampler),
     integration/test_torch_contract.py workers/test_request_sampler.py
 all epochs have the order of the first
-    workers/loader_state.py:LoaderState.following | self.epoch + 1 => self.epoch
+    workers/loader_state.py:LoaderState.next_epoch | self.epoch + 1 => self.epoch
     integration/test_reproduction.py
 a batch of a Subset is read from other places of its folder
     workers/fetch_folder.py:_resolve_indices | [dataset.indices[index] for index in indices] => indices
     workers/test_fetch_folder.py
 a batch whose transform fails leaves other numbers to the next one
-    workers/fetch_folder.py:FolderFetcher.__call__ | set_rng_states(before) => pass
+    workers/fetch_folder.py:FolderFetcher.__call__ | set_rng_states(states) => pass
     workers/test_fetch_folder.py
 a folder whose dataset changes the class of a sample is read without it
-    workers/fetch_folder.py:_is_known | (folder.target_transform is None) and =>
+    workers/fetch_folder.py:_is_stock_folder | (folder.target_transform is None) and =>
     workers/test_fetch_folder.py
 numbers that were drawn ahead are drawn again
     transforms/random_numbers.py:NumbersAhead.end | self._drawn(self._at, 0.0, 1.0) => pass
     transforms/test_random_numbers.py
 all samples of an epoch are given the same random numbers
-    workers/fetch.py:Fetcher._seeds | , _plain(index) =>
+    workers/fetch.py:Fetcher._sample_seeder | , _to_int(index) =>
     integration/test_reproduction.py
 a resumed epoch begins a batch too early
-    workers/request_sampler.py:RequestSampler.handed_out | += self => += (loader_state.samples > 0) * self
+    workers/request_sampler.py:RequestSampler.record_return | += self => += (loader_state.samples > 0) * self
     integration/test_reproduction.py integration/test_states.py
 a resumed stream begins at its start
     loader/feed.py:Feed.__init__ | loader_state.batches if => 0 if
@@ -209,10 +209,10 @@ a state of another seed is taken
     workers/loader_state.py:_check_saved | state['seed'] != seed => state['seed'] == 'another'
     workers/test_request_sampler.py
 after a break the next order is drawn from a generator that is too far ahead
-    workers/draws_ahead.py:RequestsAhead.undo | self._states[0] => self._states[-1]
+    workers/draw_rollback.py:SamplerDraws.roll_back | self._states[0] => self._states[-1]
     integration/test_torch_contract.py
 Ctrl-C while DALI is imported leaves a part of it, with which no loader works
-    dali/api.py: | with interrupts_deferred(): => if interrupts_deferred:
+    dali/api.py: | with defer_interrupts(): => if defer_interrupts:
     test_lifetime.py
 # the way of a batch
 what a dataset keeps of a batch stays in the memory of the next one
@@ -231,7 +231,7 @@ behind a small first batch the engines decode a few images of each batch, and CU
     dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_plan_server.py
 the images of a batch are turned round, and its labels are not
-    workers/packing.py:_ContentPickler._place_batch | list(calls) => list(reversed(calls))
+    workers/packing.py:_ContentPickler._assign_batch | list(calls) => list(reversed(calls))
     integration/test_same_batches.py integration/test_faults_structure.py
 an image that is used twice takes the next one's place
     workers/packing.py:_ContentPickler._assign_row | (run, len(self.runs[run])) => (run, len(self.runs[run]) - 1)
@@ -240,16 +240,16 @@ the newest batch under way is handed out first
     loader/feed.py:Feed.next | self._in_flight.popleft() => self._in_flight.pop()
     integration/test_same_batches.py integration/test_faults_epochs.py
 a slot is lost where a loop is left early
-    loader/feed.py:Feed.close | self.give_back_slot(in_flight) => pass
+    loader/feed.py:Feed.close | self.release_slot(in_flight) => pass
     integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py
 a slot is lost with a batch that nobody asks for any more
-    workers/request_sampler.py:RequestSampler.forget_unanswered | self._arena.give_back(request.slot) => pass
+    workers/request_sampler.py:RequestSampler.discard_pending | self._arena.release(request.slot) => pass
     workers/test_request_sampler.py
 a slot is written to while DALI still reads it
-    workers/arena.py:Arena.give_back | and (reader is None or reader.inputs_released()) =>
+    workers/arena.py:Arena.release | and (reader is None or reader.inputs_released()) =>
     workers/test_arena.py integration
 the user's collate_fn draws other numbers each time
-    loader/assembly.py:BatchAssembler._collated | fetcher.seed_batch(batch.request) => pass
+    loader/assembly.py:BatchAssembler._collate | fetcher.seed_batch(batch.request) => pass
     integration/test_mixing.py integration/test_reproduction.py
 what was left out of a batch is not told
     loader/assembly.py:BatchAssembler.assemble | batch.unreadable => ()
@@ -258,27 +258,27 @@ an error names the sample before
     loader/recovery.py:BatchRecovery.errors | indices[row] => indices[row - 1]
     integration/test_unreadable.py integration/test_faults_input.py loader
 a change of the dataset in mid-epoch is not seen
-    loader/feed.py:Feed._take_from_workers | self.pool.fetcher.look_again() => pass
+    loader/feed.py:Feed._receive | self.pool.fetcher.refresh() => pass
     integration/test_torch_contract.py integration/test_live_datasets.py loader
 workers go on behind what they drew for a loop that was left
-    workers/draws_ahead.py:RequestsAhead.begin | self.void += (range(self.needed, number),) => pass
+    workers/draw_rollback.py:SamplerDraws.begin | self.discarded += (range(self.first_excess, number),) => pass
     integration/test_torch_contract.py
 a worker goes back to where it was before the last request that was not needed
-    workers/draws_ahead.py:WorkerDraws.settle | enumerate(self._before) => reversed(list(enumerate(self._before)))
+    workers/draw_rollback.py:WorkerDraws.rewind | enumerate(self._history) => reversed(list(enumerate(self._history)))
     integration/test_torch_contract.py
 # stopping
 a loop that was interrupted goes on as if nothing had been
     loader/iterator.py:LoaderIterator.__next__ | self._pool.broken = True => False
     integration/test_stopping.py
 a loop goes on with the batches of an epoch that has ended
-    loader/iterator.py:LoaderIterator.close | self._was_interrupted = until_next_epoch => self._was_interrupted = False
+    loader/iterator.py:LoaderIterator.close | self._was_interrupted = invalidate => self._was_interrupted = False
     integration/test_interrupted_lines.py
 workers outlive a trainer that was killed
-    workers/worker.py:_end_with_parent | while os.getppid() == parent_pid and => while True or
+    workers/worker.py:_exit_with_parent | while os.getppid() == parent_pid and => while True or
     integration/test_processes.py integration/test_faults_loss.py
 # tools
 the doctor takes any pixels for right
-    tools/doctor.py:decoders | and each['levels_off'] <= each['bound'] =>
+    tools/doctor.py:decoders | and fact['levels_off'] <= fact['bound'] =>
     tools/test_doctor.py
 a diagnosis takes a disk that is waited for for a loader that computes
     tools/diagnose.py:find_bound | or (figures.waiting or 0) < 0.5 => or True

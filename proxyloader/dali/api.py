@@ -17,9 +17,9 @@ import re
 from typing import Any
 
 from ..errors import MissingDaliError
-from ..lifetime import interrupts_deferred
+from ..lifetime import defer_interrupts
 
-with interrupts_deferred():  # an interrupted import of DALI cannot be repeated in this process
+with defer_interrupts():  # an interrupted import of DALI cannot be repeated in this process
     try:
         from nvidia.dali import OperatorConcurrency as OperatorConcurrency
         from nvidia.dali import Pipeline as Pipeline

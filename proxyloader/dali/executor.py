@@ -341,7 +341,7 @@ def _forget_all_in_child() -> None:
 
 @at_exit
 def _end_pipelines() -> None:
-    for server in lifetime.watched():
+    for server in lifetime.watched_queues():
         server.end()
     for pipeline in _all_pipelines():
         pipeline._shutdown()

@@ -1,4 +1,4 @@
-"""PreparedLoader, and the patch of Accelerate that builds it in place of torch's loader. Main process.
+"""PreparedLoader, and a patch that makes Accelerate build it in place of torch's loader. Main process.
 
 NOTE [ Loaders prepared by Accelerate ]
 ``Accelerator.prepare`` does not keep a loader. It copies a fixed list of attributes, shards the batch sampler for this
@@ -6,8 +6,8 @@ process, and builds a torch loader from them; so does ``skip_first_batches``. Th
 Its value is a function that builds a loader of this package with the arguments of the original one, and Accelerate
 calls it in place of torch's class. Other loaders are built as before.
 
-The patch is applied when a loader of this package is created while Accelerate is imported, and when ``prepare`` asks a
-loader whether it is already prepared. Programs without Accelerate are not affected.
+A loader of this package applies the patch if Accelerate is imported when the loader is created, or when ``prepare``
+checks whether the loader is already prepared. Programs without Accelerate are not affected.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BUILD = "_proxyloader_build"  # the attribute with the function that builds a loader
+BUILD = "_proxyloader_build"  # name of the added attribute
 
 TORCHDATA_STATE = {"_sampler_iter_yielded": 0, "_num_yielded": 0, "_index_sampler_state": None}
-"""Entries of torchdata's states that Accelerate decreases, with values that it does not decrease."""
+"""Entries of torchdata's states that Accelerate decrements, with values that it leaves unchanged."""
 
 NO_STATE = (
     "a prepared loader has a state_dict only with "
@@ -40,7 +40,7 @@ NO_STATE = (
 )
 
 
-def keep_loaders() -> bool:
+def patch_accelerate() -> bool:
     """Patch Accelerate, and return whether this succeeded."""
     module = sys.modules.get("accelerate.data_loader")
     names = getattr(module, "_PYTORCH_DATALOADER_KWARGS", None)
@@ -55,7 +55,7 @@ def keep_loaders() -> bool:
 
 
 @functools.cache
-def warn_of_torchs_loader() -> None:
+def warn_loader_replaced() -> None:
     log.warning(
         "Accelerate %s replaces this loader with a torch loader, so DALI is not used. Do not prepare the loader: set "
         "num_shards='auto' and move the batches to accelerator.device",
@@ -64,7 +64,7 @@ def warn_of_torchs_loader() -> None:
 
 
 def _patch_class(stock_class: Any) -> Callable[..., Any]:
-    """Return the function that Accelerate calls in place of torch's class."""
+    """Return a function for Accelerate to call in place of torch's class."""
 
     @functools.wraps(stock_class, updated=())
     def build(*args: Any, _proxyloader_build: Any = None, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ def _patch_class(stock_class: Any) -> Callable[..., Any]:
 
 
 def _patch_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
-    """Return a constructor of Accelerate's loaders that passes the new object to the function that builds ours."""
+    """Return a constructor of Accelerate's loaders that passes the new object to our build function."""
 
     @functools.wraps(init)
     def patched(
@@ -95,7 +95,7 @@ def _patch_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
 
 
 def _supports_state(arguments: dict[str, Any], processes: int) -> bool:
-    """Return whether Accelerate's states of a loader are correct. ``processes`` receive batches of the first one."""
+    """Return whether Accelerate can save a correct state. ``processes`` share the batches of the first one."""
     if not arguments.get("in_order", True) and arguments["num_workers"] > 1:
         reason = "with in_order=False the remaining batches are unknown. Use in_order=True"
     elif processes > 1:
@@ -118,44 +118,44 @@ def _check_sharding(batch_sampler: Any, processes: int) -> None:
 
 
 class PreparedLoader(DataLoader[T]):
-    """A DataLoader that a loader of Accelerate wraps."""
+    """A DataLoader wrapped by a loader of Accelerate."""
 
     _prepared_by: weakref.ref[Any] | None = None
-    """Loader of Accelerate that wraps this one and counts the epochs."""
+    """The wrapping loader, which counts the epochs."""
 
     _has_state = True
 
     @classmethod
-    def built_from(
+    def from_loader(
         cls, loader: Any, dataset: Any, *, prepared_by: Any = None, has_state: bool = True, **arguments: Any
     ) -> PreparedLoader[Any]:
         """Build a loader at the same epoch, with the options of ``loader`` that torch's loaders lack.
 
         Args:
-            prepared_by: loader of Accelerate that wraps it, if any.
+            prepared_by: the wrapping loader of Accelerate, if any.
             has_state: whether Accelerate may save its state.
             arguments: arguments of torch's loader.
         """
-        own = {name: getattr(loader, name) for name in OPTION_NAMES}
-        built = cls(dataset, **arguments, **own)
-        built._begin(loader._upcoming.copied())
-        built._has_state = has_state
+        options = {name: getattr(loader, name) for name in OPTION_NAMES}
+        prepared = cls(dataset, **arguments, **options)
+        prepared._set_next_state(loader._next_state.copy())
+        prepared._has_state = has_state
         if hasattr(type(prepared_by), "set_epoch"):
-            built._prepared_by = weakref.ref(prepared_by)  # avoids a cycle, which would keep the workers alive
-        return built
+            prepared._prepared_by = weakref.ref(prepared_by)  # avoids a cycle, which would keep the workers alive
+        return prepared
 
     def __iter__(self) -> Any:
         wrapper = self._wrapper
-        if wrapper is not None and not self._upcoming.resumes:
+        if wrapper is not None and not self._next_state.resumes:
             self.set_epoch(wrapper.iteration)
         elif wrapper is not None:
-            wrapper.set_epoch(self._upcoming.epoch)
+            wrapper.set_epoch(self._next_state.epoch)
         return super().__iter__()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         if self._wrapper is not None:
-            self._wrapper.set_epoch(self._upcoming.epoch)  # which also sets that of the samplers
+            self._wrapper.set_epoch(self._next_state.epoch)  # which also sets that of the samplers
 
     @property
     def _wrapper(self) -> Any:
@@ -163,7 +163,7 @@ class PreparedLoader(DataLoader[T]):
 
     @property
     def state_dict(self) -> Callable[[], dict[str, Any]]:
-        # Accelerate calls it at each batch, if it exists.
+        # Accelerate calls it for each batch, if it exists.
         if not self._has_state:
             raise AttributeError(NO_STATE)
         return lambda: super(PreparedLoader, self).state_dict() | TORCHDATA_STATE
@@ -171,7 +171,7 @@ class PreparedLoader(DataLoader[T]):
     @property
     def dl_state_dict(self) -> dict[str, Any]:
         # Accelerate sets this attribute on its own loader if that has a state, and returns it from ``state_dict``. Only
-        # Accelerate knows the state, as it fetches one batch in advance.
+        # Accelerate knows the position, as it fetches one batch in advance.
         raise AttributeError(NO_STATE)
 
     def __getstate__(self) -> dict[str, Any]:

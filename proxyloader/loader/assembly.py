@@ -1,4 +1,4 @@
-"""BatchAssembler: combine a packed batch and the outputs of its runs into the user's batch. Main process."""
+"""BatchAssembler: combines a packed batch and the outputs of its runs into the final batch. Main process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..workers.packing import ContentUnpickler
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
 from .recovery import BatchRecovery, RecoveredBatch
-from .stats import WAIT, row
+from .stats import WAIT, profile_row
 from .strategy import ImageCounts
 
 if TYPE_CHECKING:  # importing it imports DALI
@@ -35,12 +35,12 @@ RESIZE_IN_GRAPH = (
 )
 """Advice for images of different sizes from a hand-written pipeline."""
 
-NOTHING = object()
-"""Sentinel for a batch in which no sample could be read."""
+SKIPPED_BATCH = object()
+"""Sentinel for a batch without readable samples."""
 
 
 class BatchAssembler:
-    """Turns batches in flight into the batches of the training loop."""
+    """Converts in-flight batches to the batches of the training loop."""
 
     def __init__(
         self,
@@ -59,42 +59,42 @@ class BatchAssembler:
         self._recovery = BatchRecovery(feed.servers, feed.pool, options)
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
-        """Return the batch, or ``NOTHING`` if it has no readable sample.
+        """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample.
 
         Raises:
-            Exception: the error of this batch: from the worker, from the dataset, or an ImageError.
+            Exception: the error of this batch, from the worker or the dataset, or an ImageError.
         """
         batch = in_flight.batch
         if batch is not None:
-            # In a batch that has failed, no sample is skipped or replaced.
+            # A failed batch skips or replaces no samples.
             self._errors.add(batch.unreadable, self._on_error if in_flight.error is None else "raise")
         if in_flight.error is not None:
             error, in_flight.error = in_flight.error, None
             try:
                 raise error
             finally:
-                del error  # the traceback keeps this frame alive
+                del error  # its traceback references this frame
         assert batch is not None
         if batch.is_empty:
-            return NOTHING
+            return SKIPPED_BATCH
         self._counts.add(batch)
         if not batch.runs and not batch.is_computed:
             content = self._format.convert_batch(batch.content)
             if not self._options.translate:
                 return tree_map(self._to_device, content)
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
-        found = [self._collect(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
-        outputs = [each for each in found if not isinstance(each, PipelineError)]
-        if len(outputs) < len(found):
-            recovered = self._recovery.recover(batch, found)
-            if recovered.lost:
-                return self._drop_lost(batch, recovered)
+        results = [self._collect(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
+        outputs = [result for result in results if not isinstance(result, PipelineError)]
+        if len(outputs) < len(results):
+            recovered = self._recovery.recover(batch, results)
+            if recovered.failures:
+                return self._handle_failures(batch, recovered)
             outputs = recovered.outputs
         is_custom = any(run.server not in self._pool.plans for run in batch.runs)
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if is_custom else RESIZE)
-        content = ContentUnpickler(batch.content, resolve, self._pin, batch.kept, self._options.image_device).load()
+        content = ContentUnpickler(batch.content, resolve, self._pin, batch.objects, self._options.image_device).load()
         if not batch.collated:
-            return self._collated(batch, content)
+            return self._collate(batch, content)
         return self._format.convert_batch(content) if batch.is_computed else content
 
     def warn_if_idle(self, batch: PackedBatch | None) -> None:
@@ -128,49 +128,49 @@ class BatchAssembler:
 
     def _collect(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:
-            with row(WAIT):
+            with profile_row(WAIT):
                 outputs = self._servers[run.server].collect(pipeline_run)
             return self._format.convert_outputs(outputs)
         except PipelineError as error:
-            return error.with_traceback(None)  # the traceback would keep this frame alive
+            return error.with_traceback(None)  # the traceback would reference this frame
 
-    def _drop_lost(self, batch: PackedBatch, recovered: RecoveredBatch) -> Any:
-        """Return the batch without the samples of lost images, or with replacements, depending on ``on_error``."""
+    def _handle_failures(self, batch: PackedBatch, recovered: RecoveredBatch) -> Any:
+        """Raise, skip or replace the samples whose images DALI failed on, depending on ``on_error``."""
         if self._on_error == "raise":
             errors = self._recovery.errors(batch, recovered)
-            lost = [UnreadableSample.from_error(error.index, error) for error in errors]
-            self._errors.add(lost, self._on_error)
-            raise lost[0].error("; ".join(map(str, errors)), errors[0].code)
+            unreadable = [UnreadableSample.from_error(error.index, error) for error in errors]
+            self._errors.add(unreadable, self._on_error)
+            raise unreadable[0].error("; ".join(map(str, errors)), errors[0].code)
         try:
             samples, unreadable = self._recovery.samples(batch, recovered)
-        except ImageError as error:  # a sample has no replacement
+        except ImageError as error:  # a replacement is missing
             self._errors.add([UnreadableSample.from_error(error.index, error)], "raise")
             raise
         self._errors.add(unreadable, self._on_error)
-        return self._collated(batch, samples if batch.batched else samples[0]) if samples else NOTHING
+        return self._collate(batch, samples if batch.batched else samples[0]) if samples else SKIPPED_BATCH
 
-    def _collated(self, batch: PackedBatch, samples: Any) -> Any:
-        """Call the user's collate_fn on decoded samples, under the seed of the batch if the loader has a seed."""
+    def _collate(self, batch: PackedBatch, samples: Any) -> Any:
+        """Call the user's collate_fn on decoded samples, seeded for the batch if the loader has a seed."""
         fetcher = self._pool.fetcher
-        with fetcher.generators():
+        with fetcher.preserve_generators():
             if batch.request is not None:
                 fetcher.seed_batch(batch.request)
             return self._format.convert_batch(self._collate_fn(samples))
 
 
-def _resolve(outputs: list[Outputs], advice: str, output: int, place: Any) -> Any:
-    """Return the tensor of a reference to an output.
+def _resolve(outputs: list[Outputs], advice: str, output: int, rows: Any) -> Any:
+    """Return the tensor that a reference to an output stands for.
 
-    ``place`` is a run, for its whole output; (run, row), for one row; or a list of these, for rows to be stacked.
+    ``rows`` is a run, for its whole output; (run, row), for one row; or a list of these, for rows to be stacked.
     """
-    if isinstance(place, tuple):
-        run, row = place
+    if isinstance(rows, tuple):
+        run, row = rows
         return outputs[run][output][row]
-    if isinstance(place, int):
-        images: Any = outputs[place][output]
+    if isinstance(rows, int):
+        images: Any = outputs[rows][output]
         if isinstance(images, torch.Tensor):
             return images
     else:
-        images = [outputs[run][output][row] for run, row in place]
+        images = [outputs[run][output][row] for run, row in rows]
     check_same_size(images, advice)
     return stack(images)

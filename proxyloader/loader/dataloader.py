@@ -1,4 +1,4 @@
-"""DataLoader: the public class. Main process."""
+"""DataLoader, the public class. Main process."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NEW_WORKERS = (
+FORK_WARNING = (
     "each epoch forks new workers, after which this process copies each page of memory that it writes to, including "
     "DALI's. Short epochs may therefore take longer than with torch's loader. Set persistent_workers=True"
 )
-SHORT_S = 60.0
-"""Maximum duration of a first epoch after which ``NEW_WORKERS`` is logged."""
+SHORT_EPOCH_S = 60.0
+"""Maximum duration of a first epoch for which ``FORK_WARNING`` is logged."""
 
 
 class _IsPrepared:
     """Descriptor that is False until Accelerate sets the attribute. Only Accelerate is expected to read it."""
 
-    def __get__(self, loader: Any, kind: Any) -> bool:
+    def __get__(self, loader: Any, owner: Any) -> bool:
         if loader is not None and "accelerate" in sys.modules:
-            from .accelerate import keep_loaders, warn_of_torchs_loader
+            from .accelerate import patch_accelerate, warn_loader_replaced
 
-            if not keep_loaders():
-                warn_of_torchs_loader()
+            if not patch_accelerate():
+                warn_loader_replaced()
         return False
 
 
@@ -68,18 +68,18 @@ class DataLoader(CheckpointedLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
 
     It accepts every argument of torch's loader, by position and by keyword, with the same meaning and defaults. Worker
-    processes read files, draw random numbers and collate. The main process decodes and transforms. Under the same seed,
-    the batches have the order, labels and crops of the stock loader.
+    processes read files, draw random numbers and collate. The main process decodes and transforms. With the same seed,
+    the batches have the same order, labels and crops as those of the stock loader.
 
-    Images are returned as tensors (N, C, H, W) on ``device``, floating-point or uint8 depending on the transform. The
-    same holds for results that the dataset or a ``collate_fn`` computes from them. Labels and other data are returned
-    as by torch's loader. A dataset without images is loaded as by torch.
+    Images are returned as tensors (N, C, H, W) on ``device``, floating-point or uint8 depending on the transform, and
+    so are tensors that the dataset or a ``collate_fn`` computes from them. Labels and other data are returned as by
+    torch's loader. torch loads datasets without images.
 
     Args:
         dataset: the dataset. JPEGs that its ``__getitem__`` reads with ``Image.open`` or ``torchvision.io`` are decoded
-            later. DALI performs the supported transforms of torchvision and timm, wherever they are called; the tensors
-            that they return are computed later. Code that uses pixels or values gets those of the stock loader. The
-            loader uses a copy of the dataset with another ``.transform``; see ``proxyloader.wrap``.
+            lazily. DALI performs the supported transforms of torchvision and timm, wherever they are called, and they
+            return lazy tensors. Code that uses pixels or values gets those of the stock loader. The loader uses a copy
+            of the dataset with another ``.transform``; see ``proxyloader.wrap``.
         collate_fn: as in torch. It runs in the worker, or in the main process for samples of a ``server``.
         num_workers: as in torch. With 0, images are decoded in the calling thread.
         device: device of the images. Default: the current CUDA device if there is one, else the CPU. In a script under
@@ -89,16 +89,16 @@ class DataLoader(CheckpointedLoader[T]):
             ``images.to(dtype)``, but cheaper.
         memory_format: memory format of image batches, ``torch.contiguous_format`` or ``torch.channels_last``.
             Equivalent to ``images.to(memory_format=...)``, but cheaper. In batches from torchvision in the workers or a
-            ``collate_fn``, and among the outputs of a ``server``, every four-dimensional tensor counts as images:
-            ``dtype`` applies to those that are floating-point, and ``torch.channels_last`` to all.
+            ``collate_fn``, and in the outputs of a ``server``, every four-dimensional tensor counts as images:
+            ``dtype`` applies to floating-point ones, and ``torch.channels_last`` to all.
         server: the ``ProxyServer`` of a hand-written pipeline, whose ``server.proxy`` the dataset calls.
         seed: makes the order and the random numbers of each sample a function of (seed, epoch, index) alone, so that
             they are the same for any number of workers, any start method, and after ``load_state_dict``. A
             ``generator``, or a sampler that has one, still determines the order. Default: torch's generators, as in the
             stock loader.
         on_error: what to do with an unreadable sample. "raise" raises an ImageError at its batch. "skip" omits the
-            sample and its label. "replace" uses the next readable sample of the dataset. ``loader.errors`` lists these
-            samples.
+            sample and its label. "replace" uses the next readable sample of the dataset. ``loader.errors`` lists the
+            unreadable samples.
         check_scans: search JPEGs for lost blocks in the worker before a GPU decodes them for the first time, and let
             Pillow decode damaged files. If False, a damaged image may show parts of other images. ``proxyloader
             verify`` checks all files of a dataset completely.
@@ -107,7 +107,7 @@ class DataLoader(CheckpointedLoader[T]):
             slows down the first epoch, a warning names the transform. "all" raises at construction if a part of the
             dataset's ``.transform`` is unsupported, and at the sample if DALI does not accept an input. False lets
             torch load the dataset without DALI. Four-dimensional tensors then count as images and are returned on
-            ``device``. ``dtype``, ``memory_format``, ``seed``, ``on_error`` and states work as with DALI.
+            ``device``. ``dtype``, ``memory_format``, ``seed``, ``on_error`` and checkpoints work as with DALI.
         num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
             ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
             each process loads the whole dataset, as in torch. With ``shuffle=True``, the order depends only on the
@@ -115,40 +115,40 @@ class DataLoader(CheckpointedLoader[T]):
         last_batch_policy: what to do with the last batch of a shard: a ``LastBatchPolicy`` of this package or of DALI,
             or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
             processes may have one more batch than others.
-        prefetch: maximum number of decoded batches that wait for the training loop. As in torch, ``prefetch_factor``
-            counts the batches of each worker, which are not decoded yet.
+        prefetch: maximum number of batches decoded in advance. As in torch, ``prefetch_factor`` is the number of
+            batches that each worker loads in advance, which are not decoded yet.
         num_threads: number of DALI's CPU threads, at most 1024. "auto": on the CPU, the number of cores of this process
             plus one; on a GPU, at most 4.
-        hw_decoder_load: share of the JPEGs, in [0, 1], that the JPEG engines of the GPU decode, if it has any. "auto":
-            all of them. If this and ``num_threads`` are "auto", this process has 12 or more cores, and the JPEGs of the
-            first batch have 1.2 million or more pixels on average, the share is 0.65, with up to 16 threads. There are
-            also up to 16 threads if one in 50 JPEGs is progressive, as CUDA decodes these.
-        torch_arguments: arguments that only later versions of torch's loader accept. Type checkers report them, like
+        hw_decoder_load: fraction of the JPEGs, in [0, 1], that the GPU's JPEG engines decode, if it has any. "auto": 1.
+            If this and ``num_threads`` are "auto", this process has 12 or more cores, and the JPEGs of the first batch
+            have 1.2 million or more pixels on average, it is 0.65, with up to 16 threads. Up to 16 threads are also
+            used if one in 50 JPEGs is progressive, as CUDA decodes these.
+        torch_arguments: arguments that only newer versions of torch's loader accept. Type checkers report them, like
             misspelled names.
 
     Raises:
         UnsupportedTransformError: a part of ``.transform`` is unsupported, and ``translate`` is "all". The error names
             its position and class.
-        ImageError: an image cannot be read. Raised by the loop at the batch of the image, with the dataset index and
+        ImageError: an image cannot be read. ``next()`` raises it at the batch of the image, with the dataset index and
             the file. The loop may continue with the next batch.
         TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
     """
 
     _pool: WorkerPool | None = None
 
-    _running: weakref.ref[LoaderIterator] | None = None
-    """The iterator over persistent workers. As in torch, ``iter()`` restarts it and returns the same object."""
+    _active_iterator: weakref.ref[LoaderIterator] | None = None
+    """The iterator over persistent workers, which ``iter()`` restarts and returns, as in torch."""
 
     _process: int
     _begin_lock: threading.RLock
-    """Held while an iteration acquires its epoch and its workers. Threads may share a loader."""
+    """Held while ``iter()`` claims the epoch and the workers. Threads may share a loader."""
 
     _counts: ImageCounts
     _recorder: StatsRecorder
     _servers: PlanServers
 
     _logged: frozenset[str] = frozenset()
-    """Warnings logged for this loader."""
+    """Warnings that this loader has logged."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class DataLoader(CheckpointedLoader[T]):
         )
         self._torch_arguments = torch_arguments
         # Libraries rebuild a loader from its public attributes, with their own sampler. So each public attribute is an
-        # argument, and arguments that only define the sampler, such as num_shards, are no attributes.
+        # argument, and arguments that only define the sampler, such as num_shards, are not stored.
         self.device = device
         self.dtype = dtype
         self.memory_format = memory_format
@@ -238,14 +238,14 @@ class DataLoader(CheckpointedLoader[T]):
         check_device_exists(device)
         self._errors = UnreadableSamples()
         self._next_epoch, self._loader_state = LoaderState(), None
-        self._passed: PassedSamples | None = None
-        self._transforms: list[Any] = []  # of the dataset in the last epoch
+        self._passed_samples: PassedSamples | None = None
+        self._transforms: list[Any] = []  # the dataset's transforms in the last epoch
         vars(self).update(_new_process_state(self) | self._new_counts())
         if "accelerate" in sys.modules:
-            from .accelerate import keep_loaders
+            from .accelerate import patch_accelerate
 
-            keep_loaders()
-        self._log_translation(self._translate())  # raises for an unsupported transform now, not in the first epoch
+            patch_accelerate()
+        self._log_translation(self._translate())  # reports unsupported transforms at construction
 
     _is_accelerate_prepared = _IsPrepared()
 
@@ -254,7 +254,7 @@ class DataLoader(CheckpointedLoader[T]):
         """Return a function that builds a loader like this one. See NOTE [ Loaders prepared by Accelerate ]."""
         from .accelerate import PreparedLoader
 
-        return functools.partial(PreparedLoader.built_from, self)
+        return functools.partial(PreparedLoader.from_loader, self)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTION_NAMES and "_options" in vars(self):  # a trainer sets loader.device, for example
@@ -263,7 +263,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def _iterator(self) -> Any:
-        """torch's iterator over persistent workers, or None. Trainers end the workers through it and set it to None."""
+        """torch's iterator over persistent workers, or None. Trainers shut down its workers and set it to None."""
         return None if self._pool is None else self._pool.workers._iterator
 
     @_iterator.setter
@@ -272,30 +272,30 @@ class DataLoader(CheckpointedLoader[T]):
             self._pool.shut_down(None)
 
     def __iter__(self) -> Any:
-        if self._process != os.getpid():  # a copy, whose state belongs to another process
+        if self._process != os.getpid():  # a copy from another process
             vars(self).update(_new_process_state(self))
         with self._begin_lock:
-            loader_state = self._upcoming
-            iterator = self._running() if self._running is not None else None
+            loader_state = self._next_state
+            iterator = self._active_iterator() if self._active_iterator is not None else None
             if iterator is not None:
-                iterator.close(until_next_epoch=True)
-            pool = self._pool_for_epoch(loader_state)
-            start_state = loader_state.copied()
-            self._next_epoch = loader_state.following()  # another thread may begin this epoch in the meantime
+                iterator.close(invalidate=True)
+            pool = self._prepare_pool(loader_state)
+            start_state = loader_state.copy()
+            self._next_epoch = loader_state.next_epoch()
         iterator = LoaderIterator(self._recorder) if iterator is None else iterator
         try:
             self._begin_epoch(iterator, pool, loader_state)
         except BaseException:
-            self._begin(start_state)  # the next iteration tries this epoch again
+            self._set_next_state(start_state)  # the next iteration retries this epoch
             raise
         self._loader_state = loader_state
-        self._running = weakref.ref(iterator) if self.persistent_workers else None
+        self._active_iterator = weakref.ref(iterator) if self.persistent_workers else None
         return iterator
 
     def _begin_epoch(self, iterator: LoaderIterator, pool: WorkerPool, loader_state: LoaderState) -> None:
         batches: Any = None
         try:
-            # Workers start while the pipelines are built. They are forked before DALI starts threads.
+            # Workers start while the pipelines are built. They fork before DALI starts threads.
             try:
                 batches = self._start(pool, loader_state)
             except RuntimeError as error:
@@ -303,7 +303,7 @@ class DataLoader(CheckpointedLoader[T]):
                     raise
                 log.warning("a persistent worker was lost (%s); starting new ones", str(error))
                 pool.broken = True
-                pool = self._pool_for_epoch(loader_state)
+                pool = self._prepare_pool(loader_state)
                 batches = self._start(pool, loader_state)
             options, feed, assembler = self._options, None, None
             servers = self._servers.begin_epoch(pool.plans, options)
@@ -319,7 +319,7 @@ class DataLoader(CheckpointedLoader[T]):
 
     def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
         pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # for torch's warning
-        return pool.start(loader_state, self.seed, self.generator, self._generator_of_seeds)
+        return pool.start(loader_state, self.seed, self.generator, self._seed_generator)
 
     @property
     def errors(self) -> UnreadableSamples:
@@ -328,101 +328,101 @@ class DataLoader(CheckpointedLoader[T]):
 
     @property
     def backend(self) -> str:
-        """A description of what loads the images.
+        """What loads the images: "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason.
 
-        It is "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason. Transforms that are not stored
-        in an attribute of the dataset are known after the first batch.
+        Transforms that are not stored in an attribute of the dataset are known after the first batch.
         """
-        found = self._translate()
-        plans = (found.plans | self._servers.found).values()
-        return describe_backend(found, plans, self._options, self._loader_state is not None, self._counts)
+        translated = self._translate()
+        plans = (translated.plans | self._servers.discovered).values()
+        return describe_backend(translated, plans, self._options, self._loader_state is not None, self._counts)
 
     def stats(self) -> LoaderStats:
         """Return counts since the loader was created, and the times of its last 1,000 batches.
 
-        It may be called at any time, in any thread. A copy of a loader starts from zero.
+        Can be called at any time, from any thread. A copy of a loader starts from zero.
         """
         pool = self._pool
-        iterator = None if pool is None or pool.user is None else pool.user()
-        return self._recorder.stats(0 if iterator is None else iterator.batches_ahead, len(self._errors))
+        feed = None if pool is None or pool.feed is None else pool.feed()
+        return self._recorder.stats(0 if feed is None else feed.batches_ahead, len(self._errors))
 
     def __repr__(self) -> str:
         return f"<proxyloader.DataLoader of {describe_dataset(self.dataset)}: {self.backend}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy starts without workers and pipelines, at the same epoch, and counts its epochs itself.
-        fresh = {"_loader_state": None, "_passed": None, "_errors": UnreadableSamples()}
+        # A copy starts without workers and pipelines, at the same epoch.
+        fresh = {"_loader_state": None, "_passed_samples": None, "_errors": UnreadableSamples()}
         fresh |= {"_next_epoch": LoaderState(self._next_epoch.epoch)} | self._new_counts()
         unbound = {"_process": 0, "_begin_lock": None}  # a lock cannot be pickled
         return self.__dict__ | _new_process_state(self) | fresh | unbound
 
-    def _pool_for_epoch(self, loader_state: LoaderState) -> WorkerPool:
-        pool, counts, before = self._pool, self._counts, self._loader_state
-        found_plans = self._servers.drop_unused()
+    def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
+        pool, counts, previous = self._pool, self._counts, self._loader_state
+        discovered = self._servers.drop_unused()
         if pool is not None and pool.requests is not None:
-            pool.requests.undo_draws_ahead()
-        # New workers load the states of a checkpoint. A stream of torch's own batches cannot skip to its position.
-        is_torch_stream = pool is not None and pool.source is None
+            pool.requests.roll_back_draws()
+        # Only new workers load the states of a checkpoint. A stream of torch's own batches cannot skip to its position.
+        is_torch_stream = pool is not None and pool.worker_dataset is None
         needs_new = loader_state.resumes and (is_torch_stream or bool(loader_state.worker_states))
         if pool is not None and self.persistent_workers and not (pool.broken or needs_new):
-            if not loader_state.resumes and before is not None:
-                loader_state.worker_states = self._states_at_end(before)
-            # After an epoch that was left early, workers may have draws to undo, which they learn from requests.
-            has_draws_to_undo = not pool.uses_torch_batches and (before is None or not before.finished)
-            if pool.requests is not None and pool.source is not None:  # workers that answer requests and indices
-                uses_torch_batches = not has_draws_to_undo and self._uses_torch_batches(False, loader_state)
+            if not loader_state.resumes and previous is not None:
+                loader_state.worker_states = self._states_at_end(previous)
+            # After an epoch that was left early, requests tell workers which draws to roll back.
+            must_roll_back = not pool.uses_torch_batches and (previous is None or not previous.finished)
+            if pool.requests is not None and pool.worker_dataset is not None:  # workers accept requests and indices
+                uses_torch_batches = not must_roll_back and self._uses_torch_batches(False, loader_state)
                 pool.uses_torch_batches = pool.requests.yields_indices = uses_torch_batches
-            return pool  # its workers keep their dataset
+            return pool  # persistent workers keep their dataset
         translate, options = self._translate, self._options
-        found = translate()
-        self._log_translation(found)
+        translated = translate()
+        self._log_translation(translated)
         transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
         counts.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
-        if self._uses_torch_batches(found.never_uses_dali and not found.plans, loader_state):
-            self._pool = WorkerPool.build_torch(self, found)
+        if self._uses_torch_batches(translated.never_uses_dali and not translated.plans, loader_state):
+            self._pool = WorkerPool.build_torch(self, translated)
             return self._pool
         live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
         arena = pool.reusable_arena() if pool is not None else None
         if not (options.check_scans and options.on_gpu):
-            self._passed = None
-        elif self._passed is None:
-            self._passed = PassedSamples(get_length(found.dataset) or 0)
-        found = found._replace(dataset=found.dataset if live is None else live(), plans=found.plans | found_plans)
+            self._passed_samples = None
+        elif self._passed_samples is None:
+            self._passed_samples = PassedSamples(get_length(translated.dataset) or 0)
+        dataset = translated.dataset if live is None else live()
+        translated = translated._replace(dataset=dataset, plans=translated.plans | discovered)
         deferral = None
-        if options.server is None:  # it starts in the state in which an epoch with the same transforms has ended
-            gave_up = counts.has_fallen_back
-            deferral = Deferral(options.on_gpu, not gave_up, gave_up and counts.has_images)
-        self._pool = WorkerPool.build(self, found, arena, self._passed, loader_state, live, deferral)
+        if options.server is None:  # continue as an earlier epoch with the same transforms has ended
+            has_fallen_back = counts.has_fallen_back
+            deferral = Deferral(options.on_gpu, not has_fallen_back, has_fallen_back and counts.has_images)
+        self._pool = WorkerPool.build(self, translated, arena, self._passed_samples, loader_state, live, deferral)
         return self._pool
 
-    def _uses_torch_batches(self, has_nothing: bool, loader_state: LoaderState) -> bool:
+    def _uses_torch_batches(self, never_uses_dali: bool, loader_state: LoaderState) -> bool:
         """Return whether torch's own loader produces the batches of the next epoch.
 
-        ``has_nothing``: whether the dataset is known to have nothing for DALI. Workers may also have found that out.
+        ``never_uses_dali``: whether the dataset is known to have no images for DALI. Workers may also have noticed.
         """
         options, counts = self._options, self._counts
-        has_nothing |= counts.has_fallen_back and not counts.has_images
-        kind = type(unwrap_batch_sampler(self._own_sampler))  # the states of other samplers are recorded at each batch
+        never_uses_dali |= counts.has_fallen_back and not counts.has_images
+        sampler_type = type(unwrap_batch_sampler(self._user_sampler))  # other samplers' states are recorded per batch
         return (
-            has_nothing
+            never_uses_dali
             and (options.server, options.seed, options.on_error) == (None, None, "raise")
             and options.format.is_default
             and not (loader_state.resumes or is_stateful(self.dataset))
-            and (kind is ShardedSampler or kind.__module__.startswith("torch.utils.data"))
+            and (sampler_type is ShardedSampler or sampler_type.__module__.startswith("torch.utils.data"))
         )
 
     def _new_counts(self) -> dict[str, Any]:
-        """Return the counting attributes, at zero."""
+        """Return the attributes that count images and batches, reset."""
         return {
             "_counts": ImageCounts(self.dataset, self._options.on_gpu),
             "_recorder": StatsRecorder(describe_dataset(self.dataset), self.num_workers),
         }
 
-    def _log_translation(self, found: Translated) -> None:
-        """Log what makes the dataset slower than necessary."""
-        self._counts.not_translated, self._counts.reason = found.not_translated, found.reason
-        for warning in found.warnings:
+    def _log_translation(self, translated: Translated) -> None:
+        """Log the warnings of a translation, and keep its reasons for later ones."""
+        self._counts.not_translated, self._counts.reason = translated.not_translated, translated.reason
+        for warning in translated.warnings:
             self._warn(warning)
 
     def _warn(self, warning: str) -> None:
@@ -432,25 +432,25 @@ class DataLoader(CheckpointedLoader[T]):
         self._logged |= {warning}
 
     def _log_epoch(self) -> None:
-        """Log what loads the images in the first epoch, and in the second one whether new workers slow it down."""
+        """Log what loads the images in the first epoch; later, warn if forking new workers slows down epochs."""
         if self._loader_state is None:
-            log.info("%s", repr(self))  # not the loader itself, which a record of the log would keep
-            self._began_s = time.monotonic()
+            log.info("%s", repr(self))  # a log record must not reference the loader
+            self._first_epoch_s = time.monotonic()
             return
         context: Any = self.multiprocessing_context or multiprocessing
         is_forked = self.num_workers > 0 and not self.persistent_workers and context.get_start_method() == "fork"
-        is_short = time.monotonic() - self._began_s < SHORT_S
-        if is_forked and is_short and self._servers.kept and not self._options.on_gpu:
-            self._warn(NEW_WORKERS)
+        is_short = time.monotonic() - self._first_epoch_s < SHORT_EPOCH_S
+        if is_forked and is_short and self._servers.queues and not self._options.on_gpu:
+            self._warn(FORK_WARNING)
 
     @property
     def _translate(self) -> Callable[[], Translated]:
-        """Return a function that returns the dataset of the workers."""
-        # It must not reference this loader, as an iterator may outlive the loader.
+        """Return a function that translates the dataset for the workers."""
+        # It must not reference this loader, which an iterator may outlive.
         return functools.partial(translate_dataset, self.dataset, self._options)
 
 
 def _new_process_state(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the attributes of a loader that has no workers and no pipelines in this process yet."""
+    """Return the attributes of a loader without workers and pipelines in this process."""
     process = {"_process": os.getpid(), "_begin_lock": threading.RLock()}
-    return {"_pool": None, "_servers": PlanServers(run_size(loader)), "_running": None} | process
+    return {"_pool": None, "_servers": PlanServers(run_size(loader)), "_active_iterator": None} | process

@@ -1,10 +1,10 @@
-"""Feed: moves packed batches from the workers to DALI, ahead of the training loop. Main process.
+"""Feed: passes packed batches from the workers to DALI, ahead of the training loop. Main process.
 
 NOTE [ No feeder thread ]
-All work is done in ``next()``, in the iterating thread. It takes batches that are ready in the workers until
-``prefetch`` + 1 are in flight, then collects and returns the oldest. The others continue in DALI's threads while the
-model trains. ``next()`` waits for a worker only if nothing is in flight, and for DALI only for the oldest batch. So the
-sampler and torch's generators are used in the same thread as by a stock loader, and an error stays with its batch.
+All work is done in ``next()``, in the iterating thread. It receives batches that workers have ready until ``prefetch +
+1`` are in flight, then collects and returns the oldest. DALI's threads process the others while the model trains.
+``next()`` waits for a worker only if no batch is in flight, and for DALI only for the oldest batch. So the sampler and
+torch's generators are used in the same thread as with a stock loader, and an error stays with its batch.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
 from ..workers.pool import WorkerPool
-from .stats import SUBMIT, row
+from .stats import SUBMIT, profile_row
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run_queue import PipelineRun, RunQueue
@@ -35,11 +35,11 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A batch between the workers and the training loop.
+    """A batch that the training loop has not received yet.
 
     Attributes:
         batch: the batch from the worker; None if an error occurred before it arrived.
-        pipeline_runs: the DALI runs started for ``batch.runs``, in their order.
+        pipeline_runs: the DALI runs submitted for ``batch.runs``, in their order.
         error: the error of the batch, or None.
     """
 
@@ -56,18 +56,18 @@ class InFlightBatch:
 
 
 class Feed:
-    """The batches of an epoch between the workers and the training loop.
+    """Receives the batches of an epoch from the workers, and submits their runs to DALI.
 
     Args:
         batches: torch's iterator over the workers of the pool.
-        servers: run queues by key. Those of plans that arrive with a batch are added.
+        servers: run queues by key. Queues of plans that arrive with a batch are added.
         serve: returns the run queue of a plan.
-        loader_state: the position in the epoch at which it starts.
-        prefetch: maximum number of decoded batches that wait.
+        loader_state: the position in the epoch at which to start.
+        prefetch: maximum number of decoded batches in advance.
 
     Attributes:
-        process: ID of the process that created it; 0 if its construction failed.
-        worker_wait_s: time that ``next`` has waited for the workers since the iterator reset it, in seconds.
+        process: ID of the process that created it; 0 if the constructor failed.
+        worker_wait_s: time that ``next`` has waited for workers since the iterator reset it, in seconds.
         worker_processes: the worker processes of torch's iterator.
         truncated: whether a worker was lost, so that no batches follow its error.
     """
@@ -86,56 +86,56 @@ class Feed:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
         self.pool, self.servers, self._serve = pool, servers, serve
-        # Without workers, decoding ahead gains nothing and would draw random numbers too early. With a deterministic
-        # server, no run is started ahead, as leaving the loop early must not change what later runs draw.
-        runs_ahead = pool.workers.num_workers and servers and not any(each.deterministic for each in servers.values())
-        self._ahead = prefetch if runs_ahead else 0
+        # Without workers, prefetching gains nothing and would draw random numbers too early. With a deterministic
+        # server, it is disabled, as leaving the loop early must not change what later runs draw.
+        prefetches = pool.workers.num_workers and servers and not any(queue.deterministic for queue in servers.values())
+        self._prefetch = prefetch if prefetches else 0
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded,
-        # unless the dataset or its iterators have restored their states.
+        # unless the dataset or its iterators restore their states.
         self._skip_batches = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
         self.worker_wait_s, self.truncated = 0.0, False
         self.worker_processes: Sequence[Any] = getattr(batches, "_workers", ())
         self.process = os.getpid()
-        pool.user = weakref.ref(self)
+        pool.feed = weakref.ref(self)
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # module globals may be gone
         if not is_finalizing():
             self.close()
 
     def close(self) -> None:
-        """Cancel the batches in flight and release the workers. ``__del__`` calls this."""
-        if self.process == os.getpid():  # a forked child has copies, with locks that may never be released
+        """Cancel the batches in flight and release the workers."""
+        if self.process == os.getpid():  # the locks of a forked copy may never be released
             while self._in_flight:
                 in_flight = self._in_flight.popleft()
                 for pipeline_run in in_flight.pipeline_runs:
                     pipeline_run.cancel()
-                self.give_back_slot(in_flight)
-            if self.pool.requests is not None and self.pool.user is not None and self.pool.user() in (self, None):
-                self.pool.requests.undo_draws_ahead()
+                self.release_slot(in_flight)
+            if self.pool.requests is not None and self.pool.feed is not None and self.pool.feed() in (self, None):
+                self.pool.requests.roll_back_draws()
         self._batches = None
 
     @property
     def batches_ahead(self) -> int:
-        """Number of batches that wait for the loop, decoded or still in DALI."""
+        """Number of batches that are decoded or in DALI, and not yet returned."""
         return len(self._in_flight)
 
     def next(self) -> InFlightBatch | None:
-        """Take batches from the workers, and return the oldest one in flight, or None at the end of the epoch."""
-        while self._batches is not None and (not self._in_flight or self._can_take_more()):
-            self._take_from_workers()
+        """Receive batches from the workers, and return the oldest one in flight; None at the end of the epoch."""
+        while self._batches is not None and (not self._in_flight or self._can_receive()):
+            self._receive()
         return self._in_flight.popleft() if self._in_flight else None
 
-    def give_back_slot(self, in_flight: InFlightBatch) -> None:
+    def release_slot(self, in_flight: InFlightBatch) -> None:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
-            self.pool.arena.give_back(in_flight.batch.request.slot, in_flight)
+            self.pool.arena.release(in_flight.batch.request.slot, in_flight)
 
-    def _can_take_more(self) -> bool:
+    def _can_receive(self) -> bool:
         requests = self.pool.requests
-        has_room = len(self._in_flight) <= self._ahead and self._in_flight[-1].error is None
+        has_room = len(self._in_flight) <= self._prefetch and self._in_flight[-1].error is None
         return has_room and (requests is None or requests.has_ready_batch(self.pool.workers.in_order))
 
-    def _take_from_workers(self) -> None:
-        """Take the next batch from the workers, and start its runs."""
+    def _receive(self) -> None:
+        """Receive the next batch from the workers, and submit its runs."""
         assert self._batches is not None
         in_flight, requests, deferral = InFlightBatch(), self.pool.requests, self.pool.deferral
         try:
@@ -143,10 +143,10 @@ class Feed:
                 while self._skip_batches:
                     self._skip_batches -= 1
                     next(self._batches)
-                self.pool.fetcher.look_again()
-                asked_s = time.monotonic()
+                self.pool.fetcher.refresh()
+                start_s = time.monotonic()
                 message: Any = next(self._batches)
-                self.worker_wait_s += time.monotonic() - asked_s
+                self.worker_wait_s += time.monotonic() - start_s
         except StopIteration:
             self._batches = None
             return
@@ -156,32 +156,32 @@ class Feed:
             if getattr(self._batches, "lost", False):
                 self.truncated, self._batches = True, None
         else:
-            in_loader_worker = isinstance(message, BatchMessage)
-            request = requests.answered(message.number if in_loader_worker else None) if requests is not None else None
-            in_flight.batch = PackedBatch(request)  # its slot is given back even if the next lines fail
+            is_packed = isinstance(message, BatchMessage)
+            request = None if requests is None else requests.pop_request(message.number if is_packed else None)
+            in_flight.batch = PackedBatch(request)  # releases its slot even if the next lines fail
             try:
-                if in_loader_worker:
+                if is_packed:
                     batch = message.open(request, self.pool.arena)
-                else:  # sent the way torch sends it
+                else:  # a batch as torch sends it
                     batch_size = self.pool.workers.batch_size or 1
-                    size = infer_size(message, batch_size) if request is None else len(request.each())
-                    batch = PackedBatch(request, content=message, num_samples=size, gave_up=True)
+                    size = infer_size(message, batch_size) if request is None else len(request.index_list())
+                    batch = PackedBatch(request, content=message, num_samples=size, has_fallen_back=True)
                 in_flight.batch = batch
                 if batch.failure is not None:
                     in_flight.error = batch.failure.exception()
-                # Plans of transforms that are not stored in an attribute of the dataset arrive with a batch.
+                # Plans of transforms that are not attributes of the dataset arrive with a batch.
                 self.pool.plans.update({plan.key: plan for plan in batch.plans})
                 for run in batch.runs:
                     plan = self.pool.plans.get(run.server)
                     if plan is not None and plan.key not in self.servers:
                         self.servers[plan.key] = self._serve(plan)
                 if in_flight.error is None:
-                    self._start(in_flight, batch)
+                    self._submit(in_flight, batch)
             except Exception as error:
                 in_flight.error = error
         self._in_flight.append(in_flight)
 
-    def _start(self, in_flight: InFlightBatch, batch: PackedBatch) -> None:
+    def _submit(self, in_flight: InFlightBatch, batch: PackedBatch) -> None:
         for run in batch.runs:
             if run.server not in self.servers:
                 raise InputError(
@@ -189,7 +189,7 @@ class Feed:
                     "proxy the dataset calls: DataLoader(dataset, server=server)",
                     code="foreign-server",
                 )
-            with row(SUBMIT):
+            with profile_row(SUBMIT):
                 inputs = batch.inputs(run, self.pool.arena)
                 in_flight.pipeline_runs.append(self.servers[run.server].submit(inputs))
 

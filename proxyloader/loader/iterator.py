@@ -1,4 +1,4 @@
-"""LoaderIterator: the finished batches of an epoch in order. Main process."""
+"""LoaderIterator: iterates over the finished batches of an epoch. Main process."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from typing import Any
 
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
-from .assembly import NOTHING, BatchAssembler
+from .assembly import SKIPPED_BATCH, BatchAssembler
 from .feed import Feed, InFlightBatch, infer_size
-from .stats import TAKE, StatsRecorder, Step, row
+from .stats import TAKE, StatsRecorder, Step, profile_row
 
 TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
-"""Attributes of torch's iterator by which scripts check that its workers and its thread have ended."""
-
+"""Attributes of torch's iterator by which scripts check that its workers and its thread have exited."""
 
 _step = functools.partial(tuple.__new__, Step)
-"""``Step._make`` without its check of the length."""
+"""``Step._make`` without its length check."""
 
 
 class LoaderIterator:
-    """The iterator of a DataLoader, whose batches ``recorder`` counts."""
+    """The iterator of a DataLoader. ``recorder`` counts its batches."""
 
     def __init__(self, recorder: StatsRecorder) -> None:
         self._recorder = recorder
-        self._turn = threading.RLock()  # threads that share the iterator take turns
+        self._lock = threading.RLock()  # threads may share the iterator
         self._feed: Feed | None = None  # None: the batches are those of torch's iterator
 
     def begin(
@@ -42,17 +41,17 @@ class LoaderIterator:
 
         Without a feed and an assembler, the batches of torch's iterator are returned and counted.
         """
-        with self._turn:
+        with self._lock:
             self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
             self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
-            self._take: Any = batches.__next__ if feed is None else None
+            self._torch_next: Any = batches.__next__ if feed is None else None
             self._sizes = pool.requests.sizes if pool.requests is not None else ()
             kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
             self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
             batches._profile_name = self._profile_name if feed is None else TAKE
-            vars(self).update({name: each for name, each in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
-            self._nothing_yet = not loader_state.batches
-            self._returned_s = monotonic()
+            vars(self).update({name: value for name, value in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
+            self._has_batches = loader_state.batches > 0
+            self._last_return_s = monotonic()
             self._was_interrupted = False
 
     def __iter__(self) -> LoaderIterator:
@@ -64,15 +63,15 @@ class LoaderIterator:
     def __len__(self) -> int:
         return len(self._pool.workers._index_sampler)  # as in torch, with a TypeError for an IterableDataset
 
-    def close(self, until_next_epoch: bool = False) -> None:
+    def close(self, invalidate: bool = False) -> None:
         """Cancel the batches in flight and release the workers, as dropping the iterator does.
 
-        ``until_next_epoch``: raise from ``next()`` until another epoch has begun.
+        ``invalidate``: make ``next()`` raise until another epoch begins.
         """
-        with self._turn:
+        with self._lock:
             if self._feed is not None:
                 self._feed.close()
-                self._was_interrupted = until_next_epoch
+                self._was_interrupted = invalidate
 
     def __next__(self) -> Any:
         feed = self._feed
@@ -80,7 +79,7 @@ class LoaderIterator:
             return self._next_torch_batch()
         if feed.process != os.getpid():
             raise RuntimeError("the iterator belongs to the parent of this forked process; create a new one here")
-        with self._turn, row(self._profile_name):
+        with self._lock, profile_row(self._profile_name):
             if self._was_interrupted:
                 raise RuntimeError(
                     "the iterator was interrupted (KeyboardInterrupt, SystemExit) while fetching a batch, which may "
@@ -95,65 +94,65 @@ class LoaderIterator:
     def _next(self, feed: Feed) -> Any:
         assembler = self._assembler
         assert assembler is not None
-        asked_s, feed.worker_wait_s = monotonic(), 0.0
-        loop_s, batch = asked_s - self._returned_s, NOTHING
-        while batch is NOTHING:
+        start_s, feed.worker_wait_s = monotonic(), 0.0
+        loop_s, batch = start_s - self._last_return_s, SKIPPED_BATCH
+        while batch is SKIPPED_BATCH:
             in_flight = feed.next()
             if in_flight is None:
                 if not feed.truncated:
                     self._loader_state.finished = True
-                    had_nothing, self._nothing_yet = self._nothing_yet, False
-                    assembler.end_epoch(has_batches=not had_nothing)
+                    had_batches, self._has_batches = self._has_batches, True
+                    assembler.end_epoch(had_batches)
                 raise StopIteration
             try:
-                self._note_progress(in_flight)
-                if self._nothing_yet and in_flight.error is None:
+                self._record_progress(in_flight)
+                if not self._has_batches and in_flight.error is None:
                     assembler.warn_if_idle(in_flight.batch)
                 batch = assembler.assemble(in_flight)
             finally:
-                feed.give_back_slot(in_flight)
-        self._nothing_yet = False
-        self._returned_s = monotonic()
+                feed.release_slot(in_flight)
+        self._has_batches = True
+        self._last_return_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None
-        packed, wait_s = in_flight.batch, self._returned_s - asked_s
+        packed, wait_s = in_flight.batch, self._last_return_s - start_s
         step = Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples, packed.bytes_read)
         self._recorder.add(packed, step)
         return batch
 
-    def _note_progress(self, in_flight: InFlightBatch) -> None:
+    def _record_progress(self, in_flight: InFlightBatch) -> None:
         if self._pool.requests is None:
             self._loader_state.batches += 1
         elif in_flight.batch is not None and in_flight.batch.request is not None:
-            self._pool.requests.handed_out(in_flight.batch.request, self._loader_state)
+            self._pool.requests.record_return(in_flight.batch.request, self._loader_state)
         if in_flight.batch is not None and in_flight.batch.worker_state is not None:
             self._loader_state.worker_states[in_flight.batch.worker] = in_flight.batch.worker_state
             self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
 
     def _next_torch_batch(self) -> Any:
         # Hot path: for batches of a few numbers, every line adds measurable overhead.
-        asked_s = monotonic()
+        start_s = monotonic()
         try:
-            batch = self._take()
+            batch = self._torch_next()
         except StopIteration:
             self._loader_state.finished = True
             raise
         except Exception:
             self._pool.broken |= getattr(self._batches, "failed", False)
-            self._count()  # the next batch is the one after the failed one
+            self._advance()  # past the failed batch
             raise
-        size = self._count() or infer_size(batch, self._pool.workers.batch_size or 1)
+        size = self._advance() or infer_size(batch, self._pool.workers.batch_size or 1)
         now_s = monotonic()
-        wait_s = now_s - asked_s
-        self._recorder.add_step(_step((asked_s - self._returned_s, wait_s, wait_s, size, 0)), size)
-        self._returned_s = now_s
+        wait_s = now_s - start_s
+        self._recorder.add_step(_step((start_s - self._last_return_s, wait_s, wait_s, size, 0)), size)
+        self._last_return_s = now_s
         return batch
 
-    def _count(self) -> int:
-        """Advance the state of the epoch by one of torch's batches. Return its number of samples; 0 if unknown."""
+    def _advance(self) -> int:
+        """Advance the epoch's state by one of torch's batches. Return its number of samples; 0 if unknown."""
         state = self._loader_state
         state.batches += 1
         if not self._sizes:
             return 0
-        size, places = self._sizes.popleft()
-        state.samples += places
+        size, positions = self._sizes.popleft()
+        state.samples += positions
         return size

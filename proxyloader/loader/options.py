@@ -1,4 +1,4 @@
-"""LoaderOptions: the validated arguments of DataLoader that torch's lacks. Main process."""
+"""LoaderOptions: the validated arguments that DataLoader adds to torch's. Main process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_THREADS = 1024
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """The arguments that ``DataLoader`` adds to torch's. Invalid ones raise ValueError or TypeError."""
+    """The arguments that ``DataLoader`` adds to torch's. Raises ValueError or TypeError for invalid ones."""
 
     device: str | int | torch.device | None
     dtype: torch.dtype | None
@@ -47,9 +47,9 @@ class LoaderOptions:
             raise ValueError(f"translate must be True, False or 'all', got {self.translate!r}")
         if not isinstance(self.check_scans, bool):
             raise ValueError(f"check_scans must be True or False, got {self.check_scans!r}")
-        share = self.hw_decoder_load
-        if share != "auto" and not (isinstance(share, (int, float)) and 0 <= share <= 1):
-            raise ValueError(f"hw_decoder_load must be in [0, 1] or 'auto', got {share!r}")
+        load = self.hw_decoder_load
+        if load != "auto" and not (isinstance(load, (int, float)) and 0 <= load <= 1):
+            raise ValueError(f"hw_decoder_load must be in [0, 1] or 'auto', got {load!r}")
         check_device(self.device)
         OutputFormat(self.dtype, self.memory_format)
         if self.server is not None and not hasattr(self.server, "runs"):
@@ -57,7 +57,7 @@ class LoaderOptions:
 
     @classmethod
     def from_loader(cls, loader: Any, **changed: Any) -> LoaderOptions:
-        """Create the options from the attributes of a loader, with those ``changed`` replaced."""
+        """Create the options from a loader's attributes, with the ``changed`` ones replaced."""
         options = cls(**{name: getattr(loader, name) for name in OPTION_NAMES} | changed)
         if options.on_error == "replace" and isinstance(loader.dataset, IterableDataset):
             raise ValueError(
@@ -77,7 +77,7 @@ class LoaderOptions:
 
     @property
     def image_device(self) -> torch.device:
-        """The device of the images. Initializes CUDA. Raises ValueError if the device does not exist."""
+        """The device of the images. Initializes CUDA, and raises ValueError if the device does not exist."""
         ordinal = cuda_ordinal(self.device)
         return torch.device("cpu") if ordinal is None else torch.device("cuda", ordinal)
 

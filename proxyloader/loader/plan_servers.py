@@ -1,4 +1,4 @@
-"""PlanServers: the servers of a loader's plans, kept across epochs. Main process."""
+"""PlanServers: the run queues of a loader's plans, reused across epochs. Main process."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 
 class PlanServers:
-    """The servers of the plans of a loader, by the key of the plan. A run has at most ``run_size`` samples."""
+    """The run queues of a loader's plans. A run has at most ``run_size`` samples."""
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self.kept: dict[str, RunQueue] = {}
-        self.found: dict[str, Plan] = {}  # arrived with batches: their transforms are no attribute of the dataset
-        self._idle: set[str] = set()  # found plans without a batch in the last epoch; served with their next batch
+        self.queues: dict[str, RunQueue] = {}  # by the key of the plan
+        self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
+        self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
     def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
-        """Return the servers of an epoch by key, including the server that the user passed."""
-        given = {} if options.server is None else {options.server.runs.key: options.server.runs}
+        """Return the run queues of an epoch by key, including that of the user's server."""
+        user_queue = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans and options.device is not None:
-            cuda_ordinal(options.device)  # raises if there is no such device
+            cuda_ordinal(options.device)  # raises if the device does not exist
         self._idle &= plans.keys()
-        wanted = {key: plan for key, plan in plans.items() if key not in self._idle}
-        # Drop pipelines before building others, as both may not fit into the memory of the GPU.
-        self.kept = {key: server for key, server in self.kept.items() if key in wanted}
-        for key, plan in wanted.items():
-            if key not in self.kept:
-                self.kept[key] = self._build(plan, options)
-        return self.kept | given
+        active = {key: plan for key, plan in plans.items() if key not in self._idle}
+        # Drop pipelines before building others, as both may not fit into GPU memory.
+        self.queues = {key: queue for key, queue in self.queues.items() if key in active}
+        for key, plan in active.items():
+            if key not in self.queues:
+                self.queues[key] = self._build(plan, options)
+        return self.queues | user_queue
 
     def drop_unused(self) -> dict[str, Plan]:
-        """Forget the found plans that had no batch since the last call. Return the others.
+        """Forget discovered plans without a batch since the last call. Return the others.
 
-        A dataset may create a transform with other arguments for each image or each epoch. Such plans do not recur, but
+        A dataset may create a transform with different arguments for each image or epoch. Such plans do not recur, but
         each has a pipeline.
         """
-        used = {key for key, server in self.kept.items() if server.was_used}
-        self._idle = (self._idle | self.found.keys()) - used
-        self.found = {key: plan for key, plan in self.found.items() if key in used}
-        for server in self.kept.values():
-            server.was_used = False
-        return self.found
+        used = {key for key, queue in self.queues.items() if queue.was_used}
+        self._idle = (self._idle | self.discovered.keys()) - used
+        self.discovered = {key: plan for key, plan in self.discovered.items() if key in used}
+        for queue in self.queues.values():
+            queue.was_used = False
+        return self.discovered
 
     def serve(self, plan: Plan, options: LoaderOptions) -> RunQueue:
-        """Return the server of a plan that arrived with a batch, and keep the plan for later epochs."""
+        """Return the run queue of a plan that arrived with a batch, and keep the plan for later epochs."""
         options.format.check(plan)
         self._idle.discard(plan.key)
-        self.found[plan.key] = plan
-        server = self.kept[plan.key] = self.kept.get(plan.key) or self._build(plan, options)
-        return server
+        self.discovered[plan.key] = plan
+        queue = self.queues[plan.key] = self.queues.get(plan.key) or self._build(plan, options)
+        return queue
 
     def _build(self, plan: Plan, options: LoaderOptions) -> RunQueue:
         from ..dali.build import PipelineOptions

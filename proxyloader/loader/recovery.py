@@ -1,4 +1,4 @@
-"""Error recovery: find the images that made DALI fail, and run the others again. Main process."""
+"""Error recovery: find the images that DALI fails on, and rerun the others. Main process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..dali.output_format import stack_or_list
 from ..data.bad_samples import UnreadableSample
 from ..data.encoded_image import EncodedImage
 from ..errors import ImageError, PipelineError
-from ..workers.fetch import MAX_TRIES, no_replacement
+from ..workers.fetch import MAX_ATTEMPTS, no_replacement
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler, Packer
 from ..workers.pool import WorkerPool
@@ -34,23 +34,23 @@ class RecoveredBatch:
     """A batch whose failed runs were repeated.
 
     Attributes:
-        outputs: the outputs of each run, in the order of the runs. The rows of lost images hold arbitrary values.
-        lost: the error of each lost image, by (run, row).
+        outputs: the outputs of each run, in the order of the runs. The rows of failed images hold arbitrary values.
+        failures: the error of each failed image, by (run, row).
     """
 
     outputs: list[Outputs] = field(default_factory=list)
-    lost: dict[tuple[int, int], ImageError] = field(default_factory=dict)
+    failures: dict[tuple[int, int], ImageError] = field(default_factory=dict)
 
-    def resolve(self, output: int, place: tuple[int, int]) -> torch.Tensor:
-        """Return the image of a reference in a sample, or raise the error of a lost image."""
-        if place in self.lost:
-            raise self.lost[place]
-        run, row = place
+    def resolve(self, output: int, run_row: tuple[int, int]) -> torch.Tensor:
+        """Return the image that a reference in a sample stands for, or raise its error."""
+        if run_row in self.failures:
+            raise self.failures[run_row]
+        run, row = run_row
         return self.outputs[run][output][row]
 
 
 class BatchRecovery:
-    """Finds the images that made a run fail and repeats the run without them."""
+    """Finds the images that a run fails on, and repeats the run without them."""
 
     def __init__(self, servers: Mapping[str, RunQueue], pool: WorkerPool, options: LoaderOptions) -> None:
         self._servers, self._pool, self._options = servers, pool, options
@@ -65,16 +65,14 @@ class BatchRecovery:
         recovered = RecoveredBatch()
         for number, (run, outputs) in enumerate(zip(batch.runs, results)):
             if isinstance(outputs, PipelineError):
-                outputs, lost = self._run_again(batch, run, outputs)
-                recovered.lost.update({(number, row): error for row, error in lost.items()})
+                outputs, failures = self._rerun(batch, run, outputs)
+                recovered.failures.update({(number, row): error for row, error in failures.items()})
             recovered.outputs.append(self._options.format.convert_outputs(outputs))
         return recovered
 
-    def _run_again(
-        self, batch: PackedBatch, run: PackedRun, error: PipelineError
-    ) -> tuple[Outputs, dict[int, ImageError]]:
+    def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:
         if not self._servers[run.server].pipeline.exec_dynamic:
-            outputs = self._run(batch, run)  # DALI's old executor also fails the batches that follow a bad one
+            outputs = self._run(batch, run)  # in DALI's old executor, the batches after a bad one fail as well
             if not isinstance(outputs, PipelineError):
                 return outputs, {}
         if run.server in self._pool.plans:
@@ -85,85 +83,84 @@ class BatchRecovery:
         raise error.at(f"{_describe_batch(batch)} ({advice})", indices=batch.sample_indices) from error
 
     def errors(self, batch: PackedBatch, recovered: RecoveredBatch) -> list[ImageError]:
-        """Return the error of each lost image, with the index of its sample if that is known."""
+        """Return the error of each failed image, with the index of its sample if known."""
         indices = batch.sample_indices
         if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
-            return [error.at(_describe_batch(batch)) for error in recovered.lost.values()]
-        lost = [(indices[row], error) for (_, row), error in recovered.lost.items()]
-        return [error.at(f"dataset[{index}]", index=index) for index, error in lost]
+            return [error.at(_describe_batch(batch)) for error in recovered.failures.values()]
+        failures = [(indices[row], error) for (_, row), error in recovered.failures.items()]
+        return [error.at(f"dataset[{index}]", index=index) for index, error in failures]
 
     def samples(self, batch: PackedBatch, recovered: RecoveredBatch) -> tuple[list[Any], list[UnreadableSample]]:
         """Return the readable samples of the batch, and the unreadable ones.
 
-        Samples with a lost image are skipped, or replaced if ``on_error`` is "replace". The last sample of a batch
-        without a readable one is also replaced if the fetcher keeps its batches. ImageError: a replacement is missing.
+        Samples with a failed image are skipped, or replaced if ``on_error`` is "replace". The last sample of a batch
+        without readable ones is also replaced if the fetcher fills batches. ImageError: a replacement is missing.
         """
         samples: list[Any] = []
         unreadable: list[UnreadableSample] = []
         indices = batch.sample_indices or [None] * len(batch.samples)
-        for place, (index, data) in enumerate(zip(indices, batch.samples), 1):
+        for number, (index, data) in enumerate(zip(indices, batch.samples), 1):
             try:
                 samples.append(self._unpickle(data, recovered, batch))
             except ImageError as error:
-                error.__traceback__ = None  # the traceback would keep this frame alive
+                error.__traceback__ = None  # the traceback would reference this frame
                 unreadable.append(UnreadableSample.from_error(index, error))
-                is_last = index is not None and not samples and place == len(indices)
-                is_kept = is_last and self._pool.fetcher.keeps_batches
-                if self._options.on_error == "replace" or is_kept:
+                is_empty = index is not None and not samples and number == len(indices)
+                if self._options.on_error == "replace" or (is_empty and self._pool.fetcher.fills_batches):
                     samples.append(self._find_replacement(batch, index, unreadable))
         return samples, unreadable
 
     def _unpickle(self, data: bytes, recovered: RecoveredBatch, batch: PackedBatch) -> Any:
-        return ContentUnpickler(data, recovered.resolve, kept=batch.kept, device=self._options.image_device).load()
+        device = self._options.image_device
+        return ContentUnpickler(data, recovered.resolve, objects=batch.objects, device=device).load()
 
     def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         images, *rest = map(list, batch.inputs(run, self._pool.arena))
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             decoded: list[Any] = list(pool.map(_decode, images, run.sources))
-        lost = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
-        sound = next((row for row in range(len(decoded)) if row not in lost), None)
-        if sound is None or (lost and self._options.on_error == "raise"):
-            return [], lost
-        for row in lost:  # the run requires an input in each row
-            for part in (decoded, *rest):
-                part[row] = part[sound]
+        failures = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
+        good_row = next((row for row in range(len(decoded)) if row not in failures), None)
+        if good_row is None or (failures and self._options.on_error == "raise"):
+            return [], failures
+        for row in failures:  # the run requires an input in each row
+            for column in (decoded, *rest):
+                column[row] = column[good_row]
         server = self._servers[run.server]
-        return server.collect(server.submit([decoded, *map(_stack_arrays, rest)])), lost
+        return server.collect(server.submit([decoded, *map(_stack_arrays, rest)])), failures
 
     def _run_one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        """Run each sample of a hand-written pipeline alone to find those on which it fails."""
+        """Run each sample of a hand-written pipeline alone to find those that it fails on."""
         server, inputs = self._servers[run.server], batch.inputs(run, self._pool.arena)
         rows: list[Outputs] = []
-        lost: dict[int, ImageError] = {}
+        failures: dict[int, ImageError] = {}
         for row, source in enumerate(run.sources):
             try:
-                rows.append(server.collect(server.submit([[part[row]] for part in inputs])))
+                rows.append(server.collect(server.submit([[column[row]] for column in inputs])))
             except PipelineError as error:
                 reason = f"the pipeline fails on it: {_describe_failure(error.__cause__ or error)}"
-                lost[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
+                failures[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
                 rows.append([])
         count = max(map(len, rows))
-        return [stack_or_list([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], lost
+        return [stack_or_list([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], failures
 
     def _find_replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
-        lost = index
-        tries = min(MAX_TRIES, len(self._pool.fetcher.dataset) - 1)
-        for _ in range(tries):
+        candidate, attempts = index, min(MAX_ATTEMPTS, len(self._pool.fetcher.dataset) - 1)
+        for _ in range(attempts):
             with preserve_rng():
-                index, sample = self._pool.fetcher.next_readable(index, epoch, unreadable)
-            alone = Packer(list, None, run_size=1)([sample])
-            if not alone.runs and not alone.is_computed:
+                candidate, sample = self._pool.fetcher.next_readable(candidate, epoch, unreadable)
+            single = Packer(list, None, run_size=1)([sample])
+            if not single.runs and not single.is_computed:
                 return sample
-            recovered = self.recover(alone, [self._run(alone, run) for run in alone.runs])
-            if not recovered.lost:
-                return self._unpickle(alone.content, recovered, alone)[0]
-            unreadable.extend(UnreadableSample.from_error(index, error) for error in recovered.lost.values())
-        raise no_replacement(lost, unreadable, tries)
+            recovered = self.recover(single, [self._run(single, run) for run in single.runs])
+            if not recovered.failures:
+                return self._unpickle(single.content, recovered, single)[0]
+            unreadable.extend(UnreadableSample.from_error(candidate, error) for error in recovered.failures.values())
+        raise no_replacement(index, unreadable, attempts)
 
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
-        server.pause()  # with DALI's old executor, a bad batch also fails the batches in flight with it
+        server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
         try:
             return server.collect(server.submit(batch.inputs(run, self._pool.arena)))
         except PipelineError as error:
@@ -179,8 +176,8 @@ def _describe_batch(batch: PackedBatch) -> str:
 
 def _describe_failure(error: BaseException) -> str:
     """Return the failed operator and its error in one line, or DALI's message if it names no operator."""
-    found = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
-    return ": ".join(found.groups()) if found is not None else str(error)
+    match = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
+    return ": ".join(match.groups()) if match is not None else str(error)
 
 
 def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:
@@ -188,7 +185,7 @@ def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageE
         decoded = EncodedImage(image.tobytes(), 0, 0, source).decoded()
         return np.frombuffer(EncodedImage.from_pil(decoded, source).data, np.uint8)
     except ImageError as error:
-        return error.with_traceback(None)  # the traceback would keep this frame alive
+        return error.with_traceback(None)  # the traceback would reference this frame
 
 
 def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:

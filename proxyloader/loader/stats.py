@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WINDOW_BATCHES = 1000  # number of recent batches whose times are kept
-STARVED_STEPS = 100  # consecutive steps with more waiting than work that cause a warning
-MIN_LOOP_S = 0.001  # a loop that is faster does no work that could be delayed
+STARVED_STEPS = 100  # consecutive steps with more waiting than work that trigger the warning
+MIN_LOOP_S = 0.001  # a faster loop does no work that could be delayed
 
 METRICS = {
     "batches": ("batches_total", "Batches returned to the loop."),
@@ -37,12 +37,12 @@ METRICS = {
     "bytes_read": ("read_bytes_total", "Bytes of the encoded images passed to DALI."),
     "errors": ("errors_total", "Samples that could not be read."),
 }
-"""Prometheus name and description of each number. Names of counters end in "_total"."""
+"""Prometheus name and help text of each metric. Names of counters end in "_total"."""
 
 
 @dataclass(frozen=True, repr=False)
 class LoaderStats:
-    """Counts since a loader was created or copied, and times of its last 1,000 batches. ``print`` shows all of them.
+    """Counts since a loader was created or copied, and times of its last 1,000 batches. ``print`` shows all fields.
 
     Attributes:
         batches: number of batches returned to the loop.
@@ -79,25 +79,25 @@ class LoaderStats:
             f"LoaderStats: {self.batches:,} batches, {self.images:,} images, {self.images_per_s:,.0f} images/s\n"
             f"  wait {self.wait_p50_ms:,.2f} ms in a step of {self.step_p50_ms:,.2f} ms (medians), "
             f"{self.wait_p99_ms:,.2f} ms at the 99th percentile; {self.batches_ahead} batches ahead\n"
-            f"  made by DALI {self.images_by_dali:,}, Pillow {self.images_by_pillow:,}, "
+            f"  produced by DALI {self.images_by_dali:,}, Pillow {self.images_by_pillow:,}, "
             f"workers {self.images_by_workers:,}; {self.bytes_read / 1e6:,.1f} MB read; {self.errors:,} errors"
         )
 
     def as_dict(self) -> dict[str, float]:
-        """Return the numbers by name, for example for TensorBoard's ``add_scalar``."""
+        """Return all fields by name, for example for TensorBoard's ``add_scalar``."""
         return asdict(self)
 
     def prometheus(self, **labels: str) -> str:
-        """Return the numbers in Prometheus's text format, in seconds and bytes.
+        """Return all metrics in Prometheus's text format, in seconds and bytes.
 
         Args:
-            labels: labels that distinguish loaders, such as ``loader="train", rank="0"``.
+            labels: labels that identify the loader, such as ``loader="train", rank="0"``.
         """
         pairs = ",".join(f"{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in labels.items())
         lines = []
         for field, value in self.as_dict().items():
-            name, text = METRICS[field]
-            lines.append(f"# HELP proxyloader_{name} {text}")
+            name, help_text = METRICS[field]
+            lines.append(f"# HELP proxyloader_{name} {help_text}")
             lines.append(f"# TYPE proxyloader_{name} {'counter' if name.endswith('_total') else 'gauge'}")
             value = value / 1000 if field.endswith("_ms") else value
             lines.append(f"proxyloader_{name}{f'{{{pairs}}}' if pairs else ''} {value}")
@@ -109,7 +109,7 @@ class Step(NamedTuple):
 
     loop_s: float  # time since the previous batch, or since iter(loader)
     wait_s: float  # time in next()
-    worker_wait_s: float  # part of wait_s during which the workers had no batch ready; without workers, all of it
+    worker_wait_s: float  # part of wait_s in which the workers had no batch ready; without workers, all of it
     images: int
     bytes_read: int = 0
 
@@ -118,7 +118,7 @@ class StatsRecorder:
     """Counts what a loader returns, and logs one warning after ``STARVED_STEPS`` steps with more waiting than work.
 
     Workers that start together also finish their batches together, so one long wait is followed by short ones.
-    Therefore the steps of a round, one batch of each worker, are added up. ``name`` describes the dataset.
+    Therefore waits and work are compared per round, one batch of each worker. ``name`` describes the dataset.
     """
 
     def __init__(self, name: str, num_workers: int) -> None:
@@ -129,19 +129,19 @@ class StatsRecorder:
 
     def add(self, batch: PackedBatch, step: Step) -> None:
         """Count a batch. This takes a few µs, regardless of the batch size."""
-        _, by_pillow, by_workers = batch.images_by
-        by_dali = sum(map(len, batch.runs))
-        self._counts.update(images_by_dali=by_dali - by_pillow, images_by_pillow=by_pillow, bytes_read=batch.bytes_read)
-        self.add_step(step, max(by_workers, step.images - by_dali))
+        _, pillow, workers = batch.image_counts
+        dali = sum(map(len, batch.runs))
+        self._counts.update(images_by_dali=dali - pillow, images_by_pillow=pillow, bytes_read=batch.bytes_read)
+        self.add_step(step, max(workers, step.images - dali))
 
-    def add_step(self, step: Step, by_workers: int) -> None:
-        """Count a batch with ``by_workers`` samples produced by the workers."""
+    def add_step(self, step: Step, worker_images: int) -> None:
+        """Count a batch with this number of samples produced by the workers."""
         counts = self._counts
-        counts["batches"] += 1  # not by update(), which takes longer than the rest
+        counts["batches"] += 1  # update() would take longer than the rest
         counts["images"] += step.images
-        counts["images_by_workers"] += by_workers
+        counts["images_by_workers"] += worker_images
         self._steps.append(step)
-        # The first batch includes the startup of the workers and DALI; that of a later epoch, of new workers.
+        # The first batch includes the startup of workers and DALI, and that of later epochs the startup of new workers.
         if step.loop_s >= MIN_LOOP_S and counts["batches"] > 1 and not self._has_warned:
             self._round.append(step)
             if len(self._round) >= self._num_workers:
@@ -182,12 +182,12 @@ class StatsRecorder:
         return "The workers are the bottleneck, and use all cores. Read from a faster disk, or store smaller images"
 
     def stats(self, batches_ahead: int, errors: int) -> LoaderStats:
-        """Return the current numbers. Can be called from any thread."""
+        """Return the current statistics. Can be called from any thread."""
         steps = np.array(list(self._steps) or [Step(0.0, 0.0, 0.0, 0)])
         wait_ms, step_ms = 1000 * steps[:, 1], 1000 * (steps[:, 0] + steps[:, 1])
-        counted = ("batches", "images", "images_by_dali", "images_by_pillow", "images_by_workers", "bytes_read")
+        counters = ("batches", "images", "images_by_dali", "images_by_pillow", "images_by_workers", "bytes_read")
         return LoaderStats(
-            **{name: self._counts[name] for name in counted},
+            **{name: self._counts[name] for name in counters},
             images_per_s=float(1000 * steps[:, 3].sum() / max(step_ms.sum(), 1e-9)),
             wait_p50_ms=float(np.median(wait_ms)),
             wait_p99_ms=float(np.percentile(wait_ms, 99)),
@@ -207,10 +207,10 @@ TAKE = "proxyloader.take_from_workers"
 SUBMIT = "proxyloader.submit_to_dali"
 WAIT = "proxyloader.wait_for_dali"
 
-_NOTHING = contextlib.nullcontext()
+_NO_ROW = contextlib.nullcontext()
 
 
-def row(name: str) -> contextlib.AbstractContextManager[object]:
+def profile_row(name: str) -> contextlib.AbstractContextManager[object]:
     """Return a context that adds a row to torch's profile, or an NVTX range under ``emit_nvtx()``."""
     # Without a profiler, record_function would still take several µs.
-    return profiler.record_function(name) if profiler._is_profiler_enabled else _NOTHING
+    return profiler.record_function(name) if profiler._is_profiler_enabled else _NO_ROW

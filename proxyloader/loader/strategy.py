@@ -1,4 +1,4 @@
-"""Choose what loads the images: DALI, torchvision in the workers, or torch. Describe and count it. Main process."""
+"""Choose what loads the images: DALI, torchvision in the workers, or torch. Describe the choice. Main process."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ NO_SERVER = (
 GREY_ARRAYS = (MNIST, SEMEION, USPS)
 """FashionMNIST, KMNIST, QMNIST and EMNIST are subclasses of MNIST."""
 
-WARN_ABOVE_SHARE = 0.05
-"""If more than this share of an epoch's images is not decoded by DALI, a warning is logged."""
+WARN_FRACTION = 0.05
+"""Fraction of the first epoch's images not decoded by DALI above which a warning is logged."""
 
 
 def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
-    """Return the dataset of the workers, for the chosen strategy.
+    """Return the dataset for the workers.
 
     Raises:
         UnsupportedTransformError: a transform is not translated, and ``translate`` is "all".
-        ValueError: the output of a transform cannot be returned in this format.
+        ValueError: the output of a transform cannot be converted to the format of the options.
     """
     if not options.translate:
         return Translated(dataset, {}, reason="translate=False", never_uses_dali=not options.on_gpu)
@@ -68,34 +68,33 @@ def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
     if not options.on_gpu:
         compiled = collect_plans(dataset)
         if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
-            left = wrap(dataset, compile=wrap_untranslated)  # transforms that the user compiled keep their plans
+            untranslated = wrap(dataset, compile=wrap_untranslated)  # transforms compiled by the user keep their plans
             reason = f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}"
             warning = f"torchvision transforms in the workers: {reason}"
-            return Translated(left, collect_plans(left), reason=reason, warnings=(warning,))
+            return Translated(untranslated, collect_plans(untranslated), reason=reason, warnings=(warning,))
     sources = get_sources(dataset)
     kinds = set(map(type, sources))
     if kinds <= {TensorDataset, list, tuple, range}:
         reason = "" if plans else "its samples are in memory, with nothing to decode"
         return Translated(wrapped, plans, reason=reason, never_uses_dali=kinds == {TensorDataset})
     is_proxy = len(sources) == 1 and isinstance(getattr(sources[0], "transform", None), Proxy)
-    lacks_server = options.server is None and is_proxy
-    warnings = (NO_SERVER,) if lacks_server else ()
+    warnings = (NO_SERVER,) if options.server is None and is_proxy else ()
     return Translated(wrapped, plans, is_deferred=True, warnings=warnings, not_translated=tuple(not_translated))
 
 
-@functools.cache  # because without workers a dataset is translated again for each batch
+@functools.cache  # without workers, the dataset is translated for each batch
 def _dali_is_installed() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
 def _compile(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
-    """Translate a transform, or return it unchanged if its parts are to be intercepted when they are called."""
+    """Translate a transform, or return it unchanged if calls of its parts are to be intercepted."""
     try:
         return compile_for_loader(transform, has_fallback=options.translate is True)
     except UnsupportedTransformError as error:
         if options.translate == "all":
             raise
-        if error.code != "no-tensor":  # perhaps because the dataset decodes images to tensors itself
+        if error.code != "no-tensor":  # the dataset may decode images to tensors itself
             where = f"{error.position}: {error.transform}" if error.transform else error.position
             not_translated.append(f"{where}: {error.reason}")
         return transform
@@ -104,15 +103,15 @@ def _compile(transform: Any, options: LoaderOptions, not_translated: list[str]) 
 def _slow_on_cpu(dataset: Any) -> str:
     """Describe the transforms that are faster in torchvision on a CPU."""
     transforms = [getattr(source, "transform", None) for source in get_sources(dataset)]
-    held = [each for transform in transforms for each in (find_nested(transform) or {"": transform}).values()]
-    parts = [part for each in held for part in translate(each).on_the_way()]
+    nested = [inner for transform in transforms for inner in (find_nested(transform) or {"": transform}).values()]
+    parts = [part for transform in nested for part in translate(transform).on_the_way()]
     slow = [part for part in parts if any(step.slow_on_cpu for step in iter_steps(part.steps))]
     names = ", ".join(dict.fromkeys(type(part.transform).__name__ for part in slow))
     return f"{names} with these arguments" if names else "some of its transforms"
 
 
 def _has_grey_arrays(dataset: Any) -> bool:
-    """Return whether a dataset is one of torchvision's that create images in mode L from arrays in memory."""
+    """Return whether this is a torchvision dataset that creates images in mode L from arrays in memory."""
     return all(
         isinstance(source, GREY_ARRAYS)
         and getattr(type(source).__getitem__, "__module__", "").startswith("torchvision.")
@@ -121,11 +120,11 @@ def _has_grey_arrays(dataset: Any) -> bool:
 
 
 def describe_backend(
-    found: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
+    translated: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
 ) -> str:
-    """Describe what loads the images of a loader, and with which transforms, or why torch does.
+    """Describe DALI's transforms, or why torch loads the images.
 
-    ``plans`` are those of all transforms known so far. ``has_begun`` tells whether a batch was loaded.
+    ``plans`` are those of all transforms known so far. ``has_begun``: whether an epoch has begun.
     """
     if counts.has_fallen_back:
         return f"torch: {counts.fallback_reason}"
@@ -135,10 +134,10 @@ def describe_backend(
     if options.server is not None:
         parts.append("the pipeline of the server")
     if parts:
-        but = f"; the workers decode some images{first}" if first else ""
-        return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent encoded{but}"
-    if found.reason:
-        return f"torch: {found.reason}"
+        exceptions = f"; the workers decode some images{first}" if first else ""
+        return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent encoded{exceptions}"
+    if translated.reason:
+        return f"torch: {translated.reason}"
     if has_begun:
         return f"torch: the workers have produced all images loaded so far{first}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
@@ -156,7 +155,7 @@ def describe_dataset(dataset: Any) -> str:
 
 
 def _has_arrays(dataset: Any) -> bool:
-    """Return whether a dataset creates its images from an array in memory, as CIFAR10 does, so none is decoded."""
+    """Return whether a dataset creates its images from an array in memory, like CIFAR10, and so decodes none."""
     return all(
         isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))
         and len(data) == get_length(source)
@@ -165,17 +164,17 @@ def _has_arrays(dataset: Any) -> bool:
 
 
 class ImageCounts:
-    """Counts of the images of a loader's first epoch by what decoded them, for the log."""
+    """Counts the images of a loader's first epoch by what decoded them, for the log."""
 
     def __init__(self, dataset: Any, on_gpu: bool) -> None:
         self._name, self._has_arrays, self._on_gpu = describe_dataset(dataset), _has_arrays(dataset), on_gpu
-        self._by_dali = self._by_pillow = self._in_workers = 0
+        self._dali_images = self._pillow_images = self._worker_images = 0
         self._is_logged = self.is_server_idle = False
-        self.decode_reason = ""  # why the workers decoded the first image that was deferred, if known
+        self.decode_reason = ""  # why the workers decoded the first deferred image, if known
         self.not_translated: tuple[str, ...] = ()  # the transforms that are not translated, and why
         self.reason = ""  # why torch loads the dataset, if known before its first batch
         self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
-        self.has_images = False  # whether undecoded images were returned so far
+        self.has_images = False  # whether the workers have created undecoded images
 
     @property
     def fallback_reason(self) -> str:
@@ -184,50 +183,50 @@ class ImageCounts:
         return self.decode_reason or "the dataset uses the pixels of its images"
 
     def begin_epoch(self) -> None:
-        """Forget the counts of an epoch that was left early."""
+        """Reset the counts, as an earlier epoch may have been left early."""
         if not self._is_logged:
-            self._by_dali = self._by_pillow = self._in_workers = 0
+            self._dali_images = self._pillow_images = self._worker_images = 0
 
     def add(self, batch: PackedBatch) -> None:
-        by_dali, by_pillow, in_workers = batch.images_by
-        self._by_dali += by_dali
-        self._by_pillow += by_pillow
-        self._in_workers += in_workers
+        dali, pillow, workers = batch.image_counts
+        self._dali_images += dali
+        self._pillow_images += pillow
+        self._worker_images += workers
         self.decode_reason = self.decode_reason or batch.decode_reason
         self.has_images |= batch.has_seen_images
-        if batch.gave_up and not self.has_fallen_back:
+        if batch.has_fallen_back and not self.has_fallen_back:
             level = logging.WARNING if self.has_images else logging.INFO
             log.log(level, "%s falls back to torch's loading: %s", self._name, self.fallback_reason)
-        self.has_fallen_back = batch.gave_up or (self.has_fallen_back and not batch.runs)
+        self.has_fallen_back = batch.has_fallen_back or (self.has_fallen_back and not batch.runs)
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
-        total = self._by_dali + self._by_pillow + self._in_workers
+        total = self._dali_images + self._pillow_images + self._worker_images
         if self._is_logged or self.has_fallen_back or not total:
             return
         self._is_logged = True
-        # An array needs no decoder, and DALI is faster than torchvision at the rest.
-        slow = self._in_workers + (0 if self._has_arrays else self._by_pillow)
-        is_slow = slow / total > WARN_ABOVE_SHARE
+        # An array needs no decoding, and DALI transforms it faster than torchvision.
+        slow = self._worker_images + (0 if self._has_arrays else self._pillow_images)
+        is_slow = slow / total > WARN_FRACTION
         log.log(
             logging.WARNING if is_slow else logging.INFO,
             "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; %s "
             "were produced in the workers%s",
             self._name,
-            *(f"{count:,}" for count in (self._by_dali, self._by_pillow, self._in_workers)),
+            *(f"{count:,}" for count in (self._dali_images, self._pillow_images, self._worker_images)),
             self._reason() if is_slow else "",
         )
 
     def _reason(self) -> str:
         reasons = ["That is slower than decoding with DALI" if self._on_gpu else "That is at best as fast as torch"]
-        if self._by_pillow and not self._has_arrays:
+        if self._pillow_images and not self._has_arrays:
             reasons.append("Pillow decodes non-JPEGs, JPEGs DALI decodes differently, and images whose pixels are used")
         if self.decode_reason:
             reasons.append(f"The first image that the workers decoded: {self.decode_reason}")
-        if self._in_workers:
+        if self._worker_images:
             reasons.append("The workers produce images whose pixels are used there")
             reasons.append(f"They produce those that are {'neither RGB nor gray JPEGs' if self._on_gpu else 'not RGB'}")
             if not self._on_gpu:
                 reasons.append("Without a GPU, they also produce those whose transforms are faster in torchvision")
             reasons.append("They also produce those whose transform no other image of the batch shares")
-        return ". ".join(["", *reasons, *(f"They also run everything up to {each}" for each in self.not_translated)])
+        return ". ".join(["", *reasons, *(f"They also run everything up to {part}" for part in self.not_translated)])

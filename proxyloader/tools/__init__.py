@@ -1,4 +1,4 @@
-"""The command line and its verbs. Nothing below imports this folder."""
+"""The command line. Lower folders do not import this one."""
 
 __all__ = ["cli", "diagnose", "explain", "processes"]
 """Modules that other folders may import."""

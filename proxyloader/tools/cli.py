@@ -1,6 +1,6 @@
-"""The command ``proxyloader``. One function per verb declares its options; its docstring is the help text.
+"""The command line. One function per command declares its options; its docstring is the help text.
 
-The modules of a verb are imported when it runs, so ``--help`` and usage errors do not wait for torch.
+A command imports its modules when it runs, so ``--help`` and usage errors do not wait for torch.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ Parser = argparse.ArgumentParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 130 for Ctrl-C, and 1 for an error or if the verb fails.
+    """Run a command line and return the exit status: 130 for Ctrl-C, and 1 for an error or if the command fails.
 
     argparse raises SystemExit for usage errors, ``--help`` and ``--version``.
     """
     parsed, unknown = _parser().parse_known_args(argv)
     options = vars(parsed)
-    (module, function), debug, verb = options.pop("runs"), options.pop("debug"), options.pop("verb")
+    (module, function), debug, command = options.pop("handler"), options.pop("debug"), options.pop("command")
     if unknown:
-        verb.error(f"unrecognized arguments: {' '.join(unknown)}")
+        command.error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
         return int(bool(getattr(importlib.import_module(module, __package__), function)(**options)))
     except KeyboardInterrupt:
@@ -39,11 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ProxyLoaderError, ModuleNotFoundError, ValueError, OSError, RuntimeError) as error:
         if debug:
             raise
-        print(f"proxyloader: error: {_one_line(error)}", file=sys.stderr)
+        print(f"proxyloader: error: {_format_error(error)}", file=sys.stderr)
         return 1
 
 
-def _matching(pattern: str, message: str, convert: Callable[[str], Any] = str) -> Callable[[str], Any]:
+def _pattern(pattern: str, message: str, convert: Callable[[str], Any] = str) -> Callable[[str], Any]:
     """Return an argument type that accepts text matching a pattern."""
 
     def parse(text: str) -> Any:
@@ -54,10 +54,10 @@ def _matching(pattern: str, message: str, convert: Callable[[str], Any] = str) -
     return parse
 
 
-_size = _matching(r"\d+x\d+", "must be a size such as 500x375, got {!r}", lambda text: (*map(int, text.split("x")),))
-_device = _matching(r"cpu|cuda(:\d{1,2})?", "must be cuda, cuda:N or cpu, got {!r}")
-_non_negative = _matching(r"\d+", "must be an integer >= 0, got {!r}", int)
-_positive = _matching(r"\d*[1-9]\d*", "must be an integer >= 1, got {!r}", int)
+_size = _pattern(r"\d+x\d+", "must be a size such as 500x375, got {!r}", lambda text: (*map(int, text.split("x")),))
+_device = _pattern(r"cpu|cuda(:\d{1,2})?", "must be cuda, cuda:N or cpu, got {!r}")
+_non_negative = _pattern(r"\d+", "must be an integer >= 0, got {!r}", int)
+_positive = _pattern(r"\d*[1-9]\d*", "must be an integer >= 1, got {!r}", int)
 
 
 def _demo(parser: Parser) -> None:
@@ -67,7 +67,7 @@ def _demo(parser: Parser) -> None:
     pixels, saves a contact sheet of one batch of each, and trains a ResNet-18 for a few steps. Takes about a minute on
     two cores.
 
-    Exit status 1: the batches differ by more than documented.
+    Exit status 1: the batches differ more than documented.
 
     Example:
       proxyloader demo
@@ -87,12 +87,12 @@ def _diagnose(parser: Parser) -> None:
 
     Runs a training script and measures the loop over its largest DataLoader, torch's or proxyloader's: the unmodified
     loop, its step alone with one repeated batch, the loader alone, the other loader on the same samples, and other
-    numbers of workers. Then it ends the script and reports the bottleneck (input, disk, model, CPU of the loop, or
-    cores) and the speed with each loader.
+    numbers of workers. Then stops the script and reports the bottleneck (input, disk, model, CPU of the loop, or cores)
+    and the speed with each loader.
 
-    Options precede the script; arguments after it are passed to the script. The script trains for some hundred steps,
-    and must be a single process, without torchrun. In a loop of your own, use proxyloader.diagnosis(loader). Requires
-    psutil, and matplotlib for plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    Options precede the script; arguments after it are passed to the script. The script trains for several hundred
+    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil,
+    and matplotlib for plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
@@ -101,7 +101,7 @@ def _diagnose(parser: Parser) -> None:
       proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90
     """
     _option(parser, "--seconds", "S", _positive, "approximate duration of the measurement", 60)
-    _option(parser, "--json", "FILE", Path, "write the report with all figures to this file", dest="json_file")
+    _option(parser, "--json", "FILE", Path, "write the report and all measurements to this file", dest="json_file")
     _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
     _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
@@ -111,10 +111,10 @@ def _bench(parser: Parser) -> None:
     """Compare the throughput of this loader with other ways to load the same images.
 
     Each case loads the same JPEG files, crops at random, resizes to 224, flips and normalizes, in its own process.
-    First each case is tuned: several numbers of workers and DALI threads and shares of the JPEG engines are tried. Then
-    all cases run in interleaved rounds, tuned and with default settings. Prints the medians of the rounds, appends a
-    record to a file of results, and plots it next to this file. Requires psutil and matplotlib: pip install
-    'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    First, it is tuned by trying several numbers of workers, numbers of DALI threads and JPEG engine loads. Then all
+    cases run in interleaved rounds, tuned and with default settings. Prints the medians of the rounds, appends a record
+    to a results file, and saves a plot next to it. Requires psutil and matplotlib: pip install 'proxyloader[bench]',
+    or, in a clone, pip install -e '.[bench]'.
 
     --first-epochs measures the start of a script: three epochs of each case in a new process, with the files in the
     page cache, without persistent workers, and with default settings.
@@ -143,7 +143,7 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--batch-size", "N", _positive, "images per batch (default: 256; 64 for camera)")
     _option(parser, "--device", None, str, "(default: the GPU if there is one)", choices=("cuda", "cpu"))
     _option(parser, "--dtype", None, str, "", "float32", choices=("float32", "float16", "bfloat16"))
-    parser.add_argument("--channels-last", action="store_true", help="use channels-last batches")
+    parser.add_argument("--channels-last", action="store_true", help="load channels-last batches")
     augment_help = "also run torch and proxyloader with each of these augmentations after the flip"
     _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+", choices=AUGMENTATIONS)
     datasets_help = "also run torch and proxyloader with each of these datasets"
@@ -151,10 +151,10 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--model", "NAME", str, "torchvision model to train on the batches, such as resnet50", "none")
     workers_help = "numbers of workers to try (default: 4, 8, 16, and a quarter, half and all of the cores)"
     _option(parser, "--workers", "N", _non_negative, workers_help, nargs="+")
-    threads_help = "numbers of DALI threads to try (default: as --workers; without a GPU also one more than cores)"
+    threads_help = "numbers of DALI threads to try (default: like --workers; without a GPU also cores + 1)"
     _option(parser, "--threads", "N", _positive, threads_help, nargs="+")
-    load_help = "shares of the JPEGs for the JPEG engines to try, in [0, 1] (default: 0.65, as in DALI, and 1.0)"
-    _option(parser, "--hw-decoder-load", "SHARE", float, load_help, [0.65, 1.0], nargs="+")
+    load_help = "fractions of the JPEGs to try for the JPEG engines, in [0, 1] (default: 0.65, as in DALI, and 1.0)"
+    _option(parser, "--hw-decoder-load", "FRACTION", float, load_help, [0.65, 1.0], nargs="+")
     _option(parser, "--rounds", "N", _positive, "number of rounds", 5)
     _option(parser, "--seconds", "S", float, "minimum duration of a case in a round", 3.0)
     _option(parser, "--only", "CASE", str, "cases to run; --list names all of them", nargs="+")
@@ -162,7 +162,7 @@ def _bench(parser: Parser) -> None:
     mode.add_argument("--first-epochs", action="store_true", help="measure only the first epochs")
     _option(mode, "--compare", "JSONL", Path, "compare with the last record of this file")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
-    _option(parser, "--out", "JSONL", Path, "file of results", Path("bench.jsonl"))
+    _option(parser, "--out", "JSONL", Path, "results file", Path("bench.jsonl"))
 
 
 def _doctor(parser: Parser) -> None:
@@ -185,8 +185,8 @@ def _doctor(parser: Parser) -> None:
 def _verify(parser: Parser) -> None:
     """Find the damaged files of a dataset.
 
-    Reads the files that ImageFolder would load to the end, on all cores. Lists those that are damaged, truncated, in
-    another format than their suffix says, or unreadable, with the reason.
+    Reads all files that ImageFolder would load, on all cores. Lists those that are damaged, truncated, unreadable, or
+    in a format other than their suffix says, with the reason.
 
     Exit status 1: there are such files.
 
@@ -197,8 +197,8 @@ def _verify(parser: Parser) -> None:
     """
     _option(parser, "folder", "DIR", Path, "root of the dataset; subfolders are included")
     _option(parser, "--processes", "N", _positive, "number of processes (default: one per core)")
-    _option(parser, "--sound", "FILE", Path, "write the paths of the sound files to this file")
-    _option(parser, "--copy", "DIR", Path, "copy the dataset without the bad files, with hard links if possible")
+    _option(parser, "--sound", "FILE", Path, "write the paths of the undamaged files to this file")
+    _option(parser, "--copy", "DIR", Path, "copy the dataset without the bad files, using hard links if possible")
 
 
 def _make_dataset(parser: Parser) -> None:
@@ -217,7 +217,7 @@ def _make_dataset(parser: Parser) -> None:
     _option(parser, "--size", "WxH", _size, size_help, (500, 375))
     _option(parser, "--classes", "N", int, "number of classes", 10)
     _option(parser, "--seed", "N", int, "seed of all random numbers", 0)
-    _option(parser, "--progressive", "SHARE", float, "share of progressive JPEGs, 0 to 1", 0.0)
+    _option(parser, "--progressive", "FRACTION", float, "fraction of progressive JPEGs", 0.0)
     _option(parser, "--processes", "N", int, "number of processes (default: one per core, or fewer)")
 
 
@@ -250,7 +250,7 @@ def _explain(parser: Parser) -> None:
     _option(parser, "name", "NAME", str, name_help)
 
 
-VERBS: dict[Callable[[Parser], None], tuple[str, str]] = {
+COMMANDS: dict[Callable[[Parser], None], tuple[str, str]] = {
     _demo: (".demo", "demo"),
     _diagnose: (".diagnose", "diagnose_script"),
     _bench: (".bench.command", "bench"),
@@ -259,7 +259,7 @@ VERBS: dict[Callable[[Parser], None], tuple[str, str]] = {
     _make_dataset: (".cli", "make_photographs"),
     _explain: (".explain", "explain_named"),
 }
-"""Module and function that run each verb. The function takes the options."""
+"""Module and function that implement each command. The function takes the options."""
 
 DATA_HELP = "your own ImageFolder (default: synthetic photographs, created once)"
 
@@ -269,11 +269,11 @@ AUGMENTATIONS = ("ColorJitter", "RandAugment", "TrivialAugmentWide", "AutoAugmen
 
 
 class Paragraphs(argparse.RawDescriptionHelpFormatter):
-    """Wraps the paragraphs of a description, except for examples."""
+    """Wraps the paragraphs of a description, except examples."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False)
-        return "\n\n".join(each if "\n  " in each else fill(each) for each in text.split("\n\n"))
+        return "\n\n".join(part if "\n  " in part else fill(part) for part in text.split("\n\n"))
 
 
 def _parser() -> Parser:
@@ -281,41 +281,41 @@ def _parser() -> Parser:
         prog="proxyloader",
         description="Decode and augment images on the GPU by changing one import:\n\n"
         "  from proxyloader import DataLoader      # was: from torch.utils.data import DataLoader",
-        epilog="start here:\n  proxyloader demo\n\nproxyloader VERB --help explains a verb and its options.",
+        epilog="start here:\n  proxyloader demo\n\nproxyloader COMMAND --help explains a command and its options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"proxyloader {__version__}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", required=True)
-    for declare, runs in VERBS.items():
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for declare, handler in COMMANDS.items():
         text, _, examples = inspect.cleandoc(declare.__doc__ or "").partition("\n\nExample:\n")
         summary = text.partition(".\n")[0]
-        verb: Parser = verbs.add_parser(
+        command: Parser = commands.add_parser(
             declare.__name__[1:].replace("_", "-"),
             help=summary[:1].lower() + summary[1:],
             description=text,
             epilog=f"example:\n{examples}",
             formatter_class=Paragraphs,
         )
-        verb.add_argument("--debug", action="store_true", help="show where an error comes from")
-        verb.set_defaults(runs=runs, verb=verb)
-        declare(verb)
+        command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        command.set_defaults(handler=handler, command=command)
+        declare(command)
     return parser
 
 
 def _option(
-    parser: Any, name: str, metavar: str | None, type: Callable[[str], Any], text: str, default: Any = None, **more: Any
+    parser: Any, name: str, metavar: str | None, type: Callable[[str], Any], text: str, default: Any = None, **kw: Any
 ) -> None:
     """Declare an option. Its help ends with the default, unless there is none or the text describes it."""
-    shown = "" if default in (None, []) or "(default: " in text else "(default: %(default)s)"
-    parser.add_argument(name, metavar=metavar, type=type, default=default, help=f"{text} {shown}".strip(), **more)
+    suffix = "" if default in (None, []) or "(default: " in text else "(default: %(default)s)"
+    parser.add_argument(name, metavar=metavar, type=type, default=default, help=f"{text} {suffix}".strip(), **kw)
 
 
-def _one_line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         install = "Run pip install 'proxyloader[bench]' or, in a clone, pip install -e '.[bench]'"
         return f"{error.name} is not installed. {install}"
     if isinstance(error, OSError) and error.filename and not isinstance(error, ProxyLoaderError):
         return f"{error.filename}: {error.strerror}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    # The message of an error from a worker is the traceback of the worker, whose last line is the original message.
+    # The message of a worker's error is a traceback, whose last line is the original message.
     return lines[-1] if "Traceback (most recent call last):" in str(error) else " ".join(lines)

@@ -25,7 +25,7 @@ from torchvision.models import resnet18
 from .._cores import usable_cores
 from ..loader.dataloader import DataLoader
 from ..make_dataset import make_dataset
-from .bench.config import CROP_PX, MEAN, STD, transform_with
+from .bench.config import CROP_PX, MEAN, STD, make_transform
 from .files import check_can_be_written, photograph_folder, writable_cache_folder
 from .processes import ProgressBar
 
@@ -47,18 +47,18 @@ def demo(
     steps: int = 30,
     out: Path | None = None,
 ) -> int:
-    """Run the demo. Return the exit status: 1 if the batches differ by more than documented."""
-    chosen = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if chosen.type == "cuda" and (chosen.index or 0) >= (count := torch.cuda.device_count()):
+    """Run the demo. Return the exit status: 1 if the batches differ more than documented."""
+    torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if torch_device.type == "cuda" and (torch_device.index or 0) >= (count := torch.cuda.device_count()):
         raise ValueError(f"device {device} is not available: torch sees {count} CUDA device(s)")
     sheet = out or writable_cache_folder() / "demo.png"
     check_can_be_written(sheet)
     root = data or make_dataset(photograph_folder("demo", images), images=images)
     images = min(images, len(ImageFolder(str(root))))
     workers = min(usable_cores(), 16) if workers is None else workers
-    batch_size = batch_size or (256 if chosen.type == "cuda" else 64)
+    batch_size = batch_size or (256 if torch_device.type == "cuda" else 64)
     options = {"shuffle": True, "num_workers": workers, "persistent_workers": workers > 0}
-    _print("Decoded on", _decoder(chosen))
+    _print("Decoded on", _decoder(torch_device))
     _print("Images", f"{images:,} of {root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
     persistent = ", persistent_workers=True" * (workers > 0)
@@ -67,14 +67,14 @@ def demo(
     level = log.level
     torch.set_num_threads(1)  # as in torch's workers
     try:
-        is_close = _compare(_dataset(root, images), batch_size, chosen, sheet, options)
+        is_close = _compare(_dataset(root, images), batch_size, torch_device, sheet, options)
         if steps:
             log.setLevel(logging.ERROR)  # the backend is printed with the loss
-            _train(root, images, batch_size, chosen, steps, options)
+            _train(root, images, batch_size, torch_device, steps, options)
     finally:
         torch.set_num_threads(threads)
         log.setLevel(level)
-    _print("Next", "write `from proxyloader import DataLoader` in your own script; README.md says more")
+    _print("Next", "use `from proxyloader import DataLoader` in your own script; see README.md")
     return 0 if is_close else 1
 
 
@@ -91,14 +91,14 @@ def _decoder(device: torch.device) -> str:
 
 def _dataset(root: Path, images: int, crop_px: int = CROP_PX) -> Any:
     """Return a random subset of an ImageFolder."""
-    folder = ImageFolder(str(root), transform_with(crop_px=crop_px))
+    folder = ImageFolder(str(root), make_transform(crop_px=crop_px))
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
     return Subset(folder, order[:images].tolist())
 
 
 def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, options: dict[str, Any]) -> bool:
     """Compare both loaders, print their speeds and differences, and return whether these are as documented."""
-    # Repeated, as with many workers a pass over few images would end before all of them are busy.
+    # Repeat the images, as a pass over few images would end before many workers are all busy.
     dataset: Any = ConcatDataset([subset] * min(max(options["num_workers"] // 2, 1), 8))
     arguments = {"batch_size": batch_size, "pin_memory": device.type == "cuda", **options}
     loaders = [StockLoader(dataset, **arguments), DataLoader(dataset, device=device, **arguments)]
@@ -118,40 +118,40 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
         return count / (time.perf_counter() - begin_s)
 
     with bar:
-        kept: list[tuple[torch.Tensor, torch.Tensor]] = []
+        reference: list[tuple[torch.Tensor, torch.Tensor]] = []
         try:
             for images, labels in epoch(loaders[0], SEED):
-                if len(kept) * batch_size < COMPARED_IMAGES:
-                    kept.append((_levels(images).round().to(torch.uint8), labels))  # exact: JPEGs have 8 bits
+                if len(reference) * batch_size < COMPARED_IMAGES:
+                    reference.append((_levels(images).round().to(torch.uint8), labels))  # exact: JPEGs have 8 bits
         except (OSError, Image.DecompressionBombError):
             deque(epoch(loaders[1], SEED), maxlen=0)  # raises an error that names the file
             raise
         count, labels_equal, worst = 0, True, torch.zeros(3)
         for number, (images, labels) in enumerate(epoch(loaders[1], SEED)):
-            if number < len(kept):
+            if number < len(reference):
                 levels = _levels(images)
-                difference = (levels - kept[number][0]).abs().flatten()
+                difference = (levels - reference[number][0]).abs().flatten()
                 high = difference.kthvalue(max(1, int(0.999 * len(difference)))).values
                 worst = torch.maximum(worst, torch.stack([difference.mean(), high, difference.max()]).cpu())
-                labels_equal, count = labels_equal and torch.equal(labels, kept[number][1]), count + len(labels)
+                labels_equal, count = labels_equal and torch.equal(labels, reference[number][1]), count + len(labels)
                 if number == 0:
-                    _contact_sheet(kept[0][0][:SHEET_COLUMNS], levels[:SHEET_COLUMNS]).save(sheet, "PNG")
+                    _contact_sheet(reference[0][0][:SHEET_COLUMNS], levels[:SHEET_COLUMNS]).save(sheet, "PNG")
         speeds = [[speed(loader, seed) for loader in loaders] for seed in range(TIMED_EPOCHS)]
-    stock, ours = (sorted(each) for each in zip(*speeds))
+    stock, ours = map(sorted, zip(*speeds))
     ratio = statistics.median(ours) / statistics.median(stock)
     names = ("torch.utils.data.DataLoader", f"proxyloader.DataLoader, {ratio:.1f} times as fast")
-    for title, name, each in zip(("Speed", ""), names, (stock, ours)):
-        spread = f"({each[0]:,.0f} to {each[-1]:,.0f})"
-        _print(title, f"{statistics.median(each):>6,.0f} images/s {spread:<18} {name}")
-    _print("", f"medians of {TIMED_EPOCHS} epochs (slowest to fastest), in turns, after one to warm up", "dim")
+    for title, name, speed_rounds in zip(("Speed", ""), names, (stock, ours)):
+        spread = f"({speed_rounds[0]:,.0f} to {speed_rounds[-1]:,.0f})"
+        _print(title, f"{statistics.median(speed_rounds):>6,.0f} images/s {spread:<18} {name}")
+    _print("", f"medians of {TIMED_EPOCHS} alternating epochs (slowest to fastest), after a warm-up epoch", "dim")
     _print("Labels", f"{'all equal' if labels_equal else 'NOT EQUAL'}; {count:,} images compared")
     mean, percentile, largest = worst.tolist()
-    off = f"{mean:.2f} in the mean, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
+    off = f"{mean:.2f} on average, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
     _print("Pixels", f"differ by {off} (worst batch)")
     is_close = labels_equal and mean <= MAX_MEAN and percentile <= MAX_PERCENTILE
     if not is_close:
-        bounds = f"equal labels, and at most {MAX_MEAN} in the mean and {MAX_PERCENTILE} at the percentile"
-        _print("FAILED", f"documented are {bounds}. Please report this, with all of the above", "bold red")
+        bounds = f"equal labels, and at most {MAX_MEAN} on average and {MAX_PERCENTILE} at the 99.9th percentile"
+        _print("FAILED", f"expected {bounds}. Please report this with the output above", "bold red")
     _print("Contact sheet", str(sheet))
     return is_close
 
@@ -163,7 +163,7 @@ def _levels(images: torch.Tensor) -> torch.Tensor:
 
 
 def _contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
-    """Return an image of three captioned rows: torch's images, ours, and the differences. (N, 3, H, W), 0 to 255."""
+    """Draw three captioned rows: torch's images, ours, and the differences. (N, 3, H, W) in 0..255."""
     theirs, ours = theirs.float().cpu(), ours.cpu()
     difference = (ours - theirs).abs()
     rows = {
@@ -173,8 +173,8 @@ def _contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
     }
     margin, gap, caption, (count, _, height, width) = 24, 6, 44, theirs.shape
     font = ImageFont.load_default(size=22)
-    across = max(count * (width + gap) - gap, *(int(font.getlength(title)) for title in rows))
-    sheet = Image.new("RGB", (across + 2 * margin, len(rows) * (caption + height) + margin), "white")
+    content_width = max(count * (width + gap) - gap, *(int(font.getlength(title)) for title in rows))
+    sheet = Image.new("RGB", (content_width + 2 * margin, len(rows) * (caption + height) + margin), "white")
     for row, (title, images) in enumerate(rows.items()):
         top = row * (caption + height) + caption
         ImageDraw.Draw(sheet).text((margin, top - 12), title, "black", font, anchor="ls")
@@ -184,7 +184,7 @@ def _contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
 
 
 def _train(root: Path, images: int, batch_size: int, device: torch.device, steps: int, options: dict[str, Any]) -> None:
-    """Train a ResNet-18 and print its loss. On a CPU, the crops are small, so that this takes only seconds."""
+    """Train a ResNet-18 and print its loss. On a CPU, crops are small, so that this takes only seconds."""
     on_gpu = device.type == "cuda"
     crop_px, batch_size = (CROP_PX, batch_size) if on_gpu else (64, min(batch_size, 32))
     torch.manual_seed(SEED)
@@ -202,9 +202,9 @@ def _train(root: Path, images: int, batch_size: int, device: torch.device, steps
             optimizer.step()
             losses.append(loss.item())
             bar.update()
-    few = min(5, (steps + 1) // 2)
-    first, last = statistics.mean(losses[:few]), statistics.mean(losses[-few:])
-    loss_fell = f"loss {first:.2f} in the first {few}, {last:.2f} in the last {few}"
-    _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {loss_fell}")
+    count = min(5, (steps + 1) // 2)
+    first, last = statistics.mean(losses[:count]), statistics.mean(losses[-count:])
+    progress = f"loss {first:.2f} in the first {count}, {last:.2f} in the last {count}"
+    _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {progress}")
     if not backend.startswith("DALI"):
-        _print("", f"its small crops are not made by DALI, but by {backend}", "dim")
+        _print("", f"DALI is not used for its small crops: {backend.removeprefix('torch: ')}", "dim")

@@ -1,7 +1,7 @@
 """``diagnose``: measure what limits a training loop, and the speedup with proxyloader. Requires psutil.
 
 NOTE [ Phases of a diagnosis ]
-The code between two batches of a loop is its step. An iterator takes the place of the loader and measures four phases:
+The code that a loop runs for a batch is its step. An iterator replaces the loader and measures four phases:
 
 1. Both: yield batches as they arrive.
 2. The step alone: yield the last batch repeatedly.
@@ -57,11 +57,11 @@ from .processes import cpu_seconds
 Kind = Literal["stock", "proxyloader"]
 Bound = Literal["input", "disk", "model", "loop", "cores"]
 
-WORTHWHILE = 1.05  # minimum speedup to recommend proxyloader or another number of workers
-LONGER = 1.15  # ratio from which one time counts as longer than another
-INTERFERENCE = 1.25  # ratio of measured and estimated step time from which the report warns of interference
-MIN_STEPS = 3  # in a phase, regardless of its duration
-BUSY = 0.7  # utilization from which a GPU, a thread or all cores count as busy
+MIN_SPEEDUP = 1.05  # minimum speedup to recommend proxyloader or another number of workers
+LONGER = 1.15  # ratio above which one time counts as longer than another
+INTERFERENCE = 1.25  # ratio of measured to estimated step time above which the report warns of interference
+MIN_STEPS = 3  # of a phase, regardless of its duration
+BUSY = 0.7  # utilization above which a GPU, a thread or all cores count as busy
 
 TITLES: dict[Bound, str] = {
     "input": "Input-bound",
@@ -78,7 +78,7 @@ class Phase:
 
     step_s: float  #: duration of a step
     cpu_s: float  #: CPU time of a step, in all processes
-    thread: float  #: share of the time in which the thread of the loop was running or waiting for a core
+    thread: float  #: fraction of the time that the thread of the loop was running or waiting for a core
     workers: float  #: number of cores that the child processes used
     gpu_percent: float | None = None  #: utilization of the GPU or its JPEG engines; None if unknown
 
@@ -98,9 +98,9 @@ class Figures:
     batch_size: int  #: images per batch
     num_workers: int
     cores: int
-    waiting: float | None  #: share of the time to read a sample not spent on the CPU; None if unknown
-    speedups: dict[int, float]  #: of the loader alone, by number of workers
-    unmeasured: dict[str, str] = field(default_factory=dict)  #: failed measurements, with their errors
+    waiting: float | None  #: fraction of the time to read a sample not spent on the CPU; None if unknown
+    speedups: dict[int, float]  #: speedup of the loader alone, by number of workers
+    unmeasured: dict[str, str] = field(default_factory=dict)  #: errors of failed measurements, by name
 
     def step_s(self, kind: Kind, step_alone_s: float | None = None) -> float:
         """Estimate the duration of a step with a loader: the longest of the step alone, the loader alone, and the CPU
@@ -111,15 +111,15 @@ class Figures:
         return max(max(times) if self.num_workers else sum(times), shared_s)
 
     def speed(self, step_s: float) -> str:
-        return three_digits(self.batch_size / step_s)
+        return format_number(self.batch_size / step_s)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     """What limits a training loop, and the speedup with proxyloader. ``str()`` returns the report.
 
-    ``bound`` is "input" if the loader is busy on the CPU or GPU, "disk" if it waits for reads, "model" if the step is
-    busy on the GPU or sleeps, "loop" if the step is busy in its thread, and "cores" if step and loader compete for
+    ``bound`` is "input" if the loader keeps the CPU or GPU busy, "disk" if it waits for reads, "model" if the step
+    keeps the GPU busy or sleeps, "loop" if the step keeps its thread busy, and "cores" if step and loader compete for
     cores.
     """
 
@@ -219,15 +219,15 @@ class diagnosis(AbstractContextManager["diagnosis"]):
         classes: dict[Kind, Any] = {"proxyloader": DataLoader, "stock": StockLoader}
         kind, other = classes if isinstance(loader, DataLoader) else reversed(classes)
         alone, speedups = {kind: _measure_alone(loader, 0.15 * seconds)}, dict[int, float]()
-        with _note_failure(other, unmeasured):
+        with _record_failure(other, unmeasured):
             alone[other] = _measure_alone(_rebuild(loader, classes[other]), 0.15 * seconds)
         workers, cores = loader.num_workers, usable_cores()
         counts = sorted({n for n in (workers // 2, 2 * workers, cores) if 0 < n <= cores} - {workers})
         for n in counts:
-            with _note_failure(f"num_workers={n}", unmeasured):
+            with _record_failure(f"num_workers={n}", unmeasured):
                 variant = _rebuild(loader, classes[kind], num_workers=n)
                 speedups[n] = alone[kind].step_s / _measure_alone(variant, 0.2 * seconds / len(counts)).step_s
-        sizes = [len(each) for each in tree_leaves(batch) if getattr(each, "ndim", 0)]
+        sizes = [len(leaf) for leaf in tree_leaves(batch) if getattr(leaf, "ndim", 0)]
         figures = Figures(
             watched=kind,
             both=phases[0],
@@ -244,8 +244,8 @@ class diagnosis(AbstractContextManager["diagnosis"]):
 
 
 @contextmanager
-def _note_failure(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
-    """Store the error of a measurement that the verdict does not depend on. The report lists it."""
+def _record_failure(name: str, unmeasured: dict[str, str]) -> Iterator[None]:
+    """Record the error of a measurement that the verdict does not depend on, for the report."""
     try:
         yield
     except Exception as error:
@@ -259,7 +259,7 @@ def _steps(seconds: float) -> Iterator[int]:
 
 
 def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Iterator[Any]:
-    """Yield batches for this time, and append the resources that a step used to ``phases``."""
+    """Yield batches for this time, and append the mean resource usage of a step to ``phases``."""
     for _ in _steps(seconds / 3):
         yield next(batches)
     on_gpu, done = torch.cuda.is_initialized(), threading.Event()  # type: ignore[no-untyped-call]
@@ -290,10 +290,7 @@ def _busy_s() -> float:
 
 
 def _sample_gpu(done: threading.Event, device: int) -> float | None:
-    """Return the mean utilization of a GPU, or of its JPEG engines if these are busier, until ``done`` is set.
-
-    None if NVML does not report it.
-    """
+    """Return the mean utilization of a GPU, or of its JPEG engines if busier, until ``done`` is set, or None."""
     samples, engines = list[int](), list[int]()
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
@@ -302,12 +299,12 @@ def _sample_gpu(done: threading.Event, device: int) -> float | None:
             samples.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
             with suppress(pynvml.NVMLError, AttributeError):  # no engines, or an older nvidia-ml-py
                 engines.append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
-    return max((float(np.mean(each)) for each in (samples, engines) if each), default=None)
+    return max((float(np.mean(values)) for values in (samples, engines) if values), default=None)
 
 
 def _measure_waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
-    """Return the share of the time that this thread waits while it reads some samples; None if that fails."""
-    with _note_failure("time spent waiting for samples to be read", unmeasured):
+    """Return the fraction of the time that this thread waits while reading some samples; None if that fails."""
+    with _record_failure("time spent waiting for samples to be read", unmeasured):
         start_s, busy_s = time.perf_counter(), _busy_s()
         is_stream, choose = isinstance(dataset, IterableDataset), random.Random(0).choices
         samples = islice(dataset, 8) if is_stream else map(dataset.__getitem__, choose(range(len(dataset)), k=8))
@@ -317,7 +314,7 @@ def _measure_waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
 
 
 def _cycle(loader: Any) -> Generator[Any, None, None]:
-    """Yield the batches of a loader, epoch after epoch."""
+    """Yield the batches of a loader over many epochs."""
     while True:
         batch = None
         for batch in loader:
@@ -327,7 +324,7 @@ def _cycle(loader: Any) -> Generator[Any, None, None]:
 
 
 def _rebuild(loader: Any, cls: Any, **changes: Any) -> Any:
-    """Return a loader of a class over the same samples, with the same arguments except for ``changes``."""
+    """Build a loader of a class over the same samples, with the same arguments except for ``changes``."""
     sampling = {"dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
     names = [name for name in inspect.signature(cls).parameters if hasattr(loader, name) and name not in sampling]
     arguments = {name: getattr(loader, name) for name in names}
@@ -347,7 +344,7 @@ def _measure_alone(loader: Any, seconds: float) -> Phase:
 
 
 def interpret(figures: Figures) -> Diagnosis:
-    """Return the diagnosis that follows from the measurements."""
+    """Derive the diagnosis from the measurements."""
     bound, step, loader = find_bound(figures), figures.step, figures.alone[figures.watched]
     times = [ms(phase.step_s) for phase in (figures.both, step, loader)]
     verdict = f"{TITLES[bound]}: a step takes {times[0]} ms, {times[1]} ms without loading, and loading {times[2]} ms."
@@ -367,11 +364,11 @@ def interpret(figures: Figures) -> Diagnosis:
         stock_s, ours_s = figures.step_s("stock"), figures.step_s("proxyloader")
         verb = ("may be", "may not be") if interference > INTERFERENCE else ("is", "is not")
         gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"
-        verdict += f" proxyloader {verb[stock_s <= WORTHWHILE * ours_s]} worth it: {gain}"
+        verdict += f" proxyloader {verb[stock_s <= MIN_SPEEDUP * ours_s]} worth it: {gain}"
         reasons.append(_break_even(figures))
     reasons += [f"Not measured: {name} ({reason})" for name, reason in figures.unmeasured.items()]
     speedups = sorted(figures.speedups.items(), key=lambda item: -item[1])
-    suggestions = (f"num_workers={n}: the loader alone is {x:.2f}x as fast" for n, x in speedups if x >= WORTHWHILE)
+    suggestions = (f"num_workers={n}: the loader alone is {x:.2f}x as fast" for n, x in speedups if x >= MIN_SPEEDUP)
     return Diagnosis(bound, verdict, tuple(reasons), tuple(suggestions), figures)
 
 
@@ -394,17 +391,17 @@ def find_bound(figures: Figures) -> Bound:
 
 
 def _break_even(figures: Figures) -> str:
-    """Return the step time, or else the time for a batch, below which proxyloader is faster."""
+    """Return a sentence with the step time, or else the time per batch, below which proxyloader is faster."""
     stock_s, ours_s, step_s = figures.alone["stock"].step_s, figures.alone["proxyloader"].step_s, figures.step.step_s
     steps_s = max(step_s, stock_s) * np.geomspace(1e-3, 100, 5000)
-    faster = [s for s in steps_s if figures.step_s("stock", s) > WORTHWHILE * figures.step_s("proxyloader", s)]
+    faster = [s for s in steps_s if figures.step_s("stock", s) > MIN_SPEEDUP * figures.step_s("proxyloader", s)]
     if faster:
         return f"proxyloader is faster with steps shorter than {ms(max(faster))} ms (here {ms(step_s)})"
     return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
 
 
 def plot(diagnosis: Diagnosis, file: Path) -> None:
-    """Plot the speed with each loader over the time of the step alone."""
+    """Plot the speed with each loader against the duration of the step alone."""
     from matplotlib.figure import Figure
 
     figures = diagnosis.figures
@@ -412,7 +409,7 @@ def plot(diagnosis: Diagnosis, file: Path) -> None:
     steps_s = np.geomspace(max(min(times_s) / 2, max(times_s) / 50), 2 * max(times_s), 200)
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    for kind in sorted(figures.alone):  # the wider line first
+    for kind in sorted(figures.alone):  # draw the wider line first
         speeds = [figures.batch_size / figures.step_s(kind, step_s) for step_s in steps_s]
         axes.plot(1e3 * steps_s, speeds, linewidth=4 if kind == "proxyloader" else 1.5, label=kind)
     axes.axvline(1e3 * max(figures.step.step_s, steps_s[0]), color="grey", linestyle=":", label="this step")
@@ -422,17 +419,17 @@ def plot(diagnosis: Diagnosis, file: Path) -> None:
 
 
 def ms(seconds: float) -> str:
-    return three_digits(1e3 * seconds)
+    return format_number(1e3 * seconds)
 
 
-def three_digits(number: float) -> str:
+def format_number(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
 
 
 @contextmanager
 def _intercept_loops(seconds: float) -> Iterator[list[Diagnosis]]:
-    """Diagnose the loop over the largest loader of a script, then end the script by SystemExit. Loops over smaller
-    loaders run as usual. After a loop that is left early, such as ``next(iter(loader))``, the next one is diagnosed."""
+    """Diagnose the loop over the largest loader of a script, then raise SystemExit in the script. Loops over smaller
+    loaders run as usual. After a loop that is left early, such as ``next(iter(loader))``, diagnose the next one."""
     results, measuring = list[Diagnosis](), list[Any]()
 
     def measure(loader: Any) -> Iterator[Any]:
@@ -448,9 +445,9 @@ def _intercept_loops(seconds: float) -> Iterator[list[Diagnosis]]:
         raise SystemExit
 
     def iterate(loader: Any, original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-        loaders = (each for each in gc.get_objects() if issubclass(type(each), StockLoader))
-        is_other = measuring or results or _num_samples(loader) < max(map(_num_samples, loaders))
-        return original(loader) if is_other else measure(loader)
+        loaders = (obj for obj in gc.get_objects() if issubclass(type(obj), StockLoader))
+        must_skip = measuring or results or _num_samples(loader) < max(map(_num_samples, loaders))
+        return original(loader) if must_skip else measure(loader)
 
     with (
         patch.object(StockLoader, "__iter__", partialmethod(iterate, StockLoader.__iter__)),
@@ -460,7 +457,7 @@ def _intercept_loops(seconds: float) -> Iterator[list[Diagnosis]]:
 
 
 def _num_samples(loader: Any) -> float:
-    """Return the number of samples; -1 for torch's loader inside one of ours."""
+    """Return the number of samples; -1 for the torch loader inside one of ours."""
     is_internal = type(loader).__module__.startswith("proxyloader.workers")
     length = -1 if is_internal else get_length(getattr(loader, "dataset", ()))
     return np.inf if length is None else length
@@ -470,7 +467,7 @@ def diagnose_script(
     script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None, plot_file: Path | None
 ) -> int:
     """Run a script, like ``python script arguments``, until the loop over its largest loader is diagnosed. Print the
-    report, and write it to the files. If the script raises an error, print it and exit with status 1."""
+    report and write it to the files. If the script raises an error, print it and exit with status 1."""
     script.open().close()
     for package in ("psutil", "matplotlib") if plot_file else ("psutil",):
         importlib.import_module(package)

@@ -1,7 +1,7 @@
 """``proxyloader doctor``: check the machine and the installed packages.
 
-Checks that may crash or hang run in a child process with a timeout. The child prints one line of JSON per fact, so the
-facts before a crash are kept.
+Checks that may crash or hang run in a child process with a timeout. The child prints one line of JSON per fact, so a
+crash does not lose earlier facts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from packaging.version import Version
 from .. import __version__
 
 Facts = dict[str, Any]
-Answer = tuple[list[Facts], str]  # facts from a child process, and why it failed or ""
+Answer = tuple[list[Facts], str]  # facts from a child process, and the reason for its failure or ""
 
 FORMATS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 90},
@@ -33,17 +33,17 @@ FORMATS: dict[str, dict[str, Any]] = {
     "progressive JPEG": {"quality": 90, "progressive": True},
     **{name: {"format": name, "lossless": True} for name in ("PNG", "BMP", "TIFF", "WebP")},
 }
-"""Formats that are decoded, and how the images are encoded. JPEG engines support the first."""
+"""Image formats to decode, and how they are encoded. JPEG engines support the first."""
 
 JPEG_BOUNDS = {"cpu": 0, "engines": 3, "cuda": 3}
-"""Maximum difference from Pillow in levels of 255, by decoder (docs/fidelity.md). Other formats match exactly."""
+"""Maximum difference from Pillow in levels of 255, by decoder (docs/fidelity.md). Other formats must match exactly."""
 
 INSTALL = {
     "torch": ("2.6", "pip install -U 'torch>=2.6' torchvision, built for the driver's CUDA (pytorch.org)"),
     "torchvision": ("0.21", "pip install -U 'torchvision>=0.21' and the matching torch"),
     "DALI": ("1.53", "pip uninstall all nvidia-dali packages, then pip install -U nvidia-dali-cuda120"),
 }
-"""The oldest supported version, and how to upgrade."""
+"""Minimum version, and how to upgrade."""
 
 SHM_BYTES = 2 << 30  # a batch of 256 float images of 224 px takes 154 MB, and each worker prefetches two
 
@@ -68,19 +68,19 @@ def doctor(as_json: bool, limit: int) -> int:
     from rich.text import Text
 
     findings = list(run_checks(Machine({}, limit)))
-    counts = {status: sum(each.status == status for each in findings) for status in ("ok", "warn", "fail")}
+    counts = {status: sum(finding.status == status for finding in findings) for status in ("ok", "warn", "fail")}
     if as_json:
         worst = [status for status in counts if counts[status]][-1]
         report: Facts = {"proxyloader": __version__, "system": platform.platform(), "status": worst}
         keys = ("name", "status", "found", "remedy")
-        report["findings"] = [{key: getattr(each, key) for key in keys} for each in findings]
+        report["findings"] = [{key: getattr(finding, key) for key in keys} for finding in findings]
         print(json.dumps(report, indent=2))
     else:
         table, console = Table(box=None, show_header=False, pad_edge=False), Console()
-        for each in findings:
-            style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[each.status]
-            text = f"{each.found}\n-> {each.remedy}" if each.remedy else each.found
-            table.add_row(Text(each.status, style), each.name, Text(text))
+        for finding in findings:
+            style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[finding.status]
+            text = f"{finding.found}\n-> {finding.remedy}" if finding.remedy else finding.found
+            table.add_row(Text(finding.status, style), finding.name, Text(text))
         console.print(table)
         console.print("\n{ok} ok, {warn} with warnings, {fail} failed".format(**counts), highlight=False)
     return int(counts["fail"] > 0)
@@ -90,7 +90,7 @@ CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxyload
 
 
 def ask(question: str, timeout_s: float) -> Answer:
-    """Run a question in a child process, and kill the process after the timeout."""
+    """Answer a question in a child process, which is killed after the timeout."""
     command = [sys.executable, "-c", CHILD, json.dumps(sys.path), *question.split()]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -102,10 +102,10 @@ def ask(question: str, timeout_s: float) -> Answer:
         failure = f"timed out after {timeout_s:g} s (--limit S allows more)"
     finally:
         child.kill()
-        with suppress(subprocess.TimeoutExpired):  # a hanging driver can keep it alive
+        with suppress(subprocess.TimeoutExpired):  # a hung driver can keep it alive
             child.communicate(timeout=5.0)
     last_line = errors.decode(errors="replace").rstrip().rpartition("\n")[2][:300]
-    lines = [line for line in facts.splitlines(keepends=True) if line.endswith(b"\n")]  # the last one may be cut off
+    lines = [line for line in facts.splitlines(keepends=True) if line.endswith(b"\n")]  # the last may be incomplete
     failure = "" if failure == "exit status 0" else f"{failure}: {last_line}".removesuffix(": ")
     return [json.loads(line) for line in lines], failure
 
@@ -114,8 +114,8 @@ def answer() -> None:
     """Answer the question on the command line, in a child process. Output of libraries goes to stderr."""
     facts, (question, *arguments) = os.fdopen(os.dup(1), "w", buffering=1), sys.argv[2:]
     os.dup2(2, 1)
-    for each in globals()[f"_{question}"](*arguments):
-        facts.write(json.dumps(each) + "\n")
+    for fact in globals()[f"_{question}"](*arguments):
+        facts.write(json.dumps(fact) + "\n")
 
 
 def _driver() -> Iterator[Facts]:
@@ -190,7 +190,7 @@ def _pictures(engine: str, device: str) -> Iterator[Facts]:
 
     pipeline, device_id = None, None if engine == "cpu" else int(device)
     for number, (name, options) in enumerate(FORMATS.items()):
-        # Two different images, as a failing decoder may return an earlier one. The sides differ, too.
+        # Two different images, as a failing decoder may return an earlier one, with unequal sides.
         files, expected = zip(*[jpeg_engines.make_test_image(2 * number + k, (256, 192), **options) for k in range(2)])
         facts: Facts = {"format": name, "bound": JPEG_BOUNDS[engine] if "JPEG" in name else 0, "error": ""}
         try:
@@ -198,12 +198,12 @@ def _pictures(engine: str, device: str) -> Iterator[Facts]:
             pipeline.build()
             # The engines use separate memory for single images and batches.
             decoded = [image for count in (1, 2) for image in jpeg_engines.decode(pipeline, [*files[:count]])]
-            off = [np.abs(image - reference) for image, reference in zip(decoded, (expected[0], *expected))]
-            facts["levels_off"] = int(max(map(np.max, off)))
-            facts["by_engines"] = bool(max(map(np.mean, off)) < jpeg_engines.MAX_MEAN_ERROR)
+            errors = [np.abs(image - reference) for image, reference in zip(decoded, (expected[0], *expected))]
+            facts["levels_off"] = int(max(map(np.max, errors)))
+            facts["by_engines"] = bool(max(map(np.mean, errors)) < jpeg_engines.MAX_MEAN_ERROR)
         except (RuntimeError, MemoryError, ValueError) as error:  # ValueError: wrong shape
             text, pipeline = " ".join(str(error).split()), None
-            facts["error"] = (text.partition("encountered: ")[2] or text)[:300]  # without the trace of the pipeline
+            facts["error"] = (text.partition("encountered: ")[2] or text)[:300]  # without DALI's traceback
         yield facts
 
 
@@ -213,7 +213,7 @@ class Machine:
     def __init__(self, answers: dict[str, Answer], timeout_s: float, root: Path = Path("/")) -> None:
         self.answers, self.timeout_s, self.root = answers, timeout_s, root
         distributions = importlib.metadata.distributions()
-        self.packages = {(each.name or "").lower().replace("_", "-"): each.version for each in distributions}
+        self.packages = {(dist.name or "").lower().replace("_", "-"): dist.version for dist in distributions}
 
     def ask(self, question: str) -> Answer:
         if question not in self.answers:
@@ -226,8 +226,8 @@ class Machine:
 
     def versions(self, prefix: str) -> list[str]:
         """Return the installed packages with a prefix, with their versions."""
-        found = self.packages.items()
-        return [f"{name} {version}" for name, version in found if name.startswith(prefix) and "plugin" not in name]
+        packages = self.packages.items()
+        return [f"{name} {version}" for name, version in packages if name.startswith(prefix) and "plugin" not in name]
 
     @property
     def gpus(self) -> list[Facts]:
@@ -251,21 +251,21 @@ def packages(machine: Machine) -> Iterator[Finding]:
         remedy = "" if driver_cuda >= 12 else "Install driver 525.60 or later, for CUDA 12"
         found = f"{facts[0]['version']} for CUDA {driver_cuda}, {len(facts) - 1} GPU(s)"
         yield Finding("driver", found, remedy, "fail")
-    for name, (oldest, _) in INSTALL.items():
+    for name, (minimum, _) in INSTALL.items():
         (facts, failure), cuda = machine.ask(name), machine.facts(name).get("cuda")
         builds = machine.versions("nvidia-dali-") if name == "DALI" else []
-        parts = [*builds] or [each["version"] for each in facts[:1]]
+        parts = [*builds] or [fact["version"] for fact in facts[:1]]
         parts += [f"built for CUDA {cuda}"] if cuda else []
         problems = [] if facts else [f"cannot be imported: {failure}"]
-        if facts and Version(facts[0]["version"]).release < Version(oldest).release:
-            problems.append(f"{oldest} is required")
+        if facts and Version(facts[0]["version"]).release < Version(minimum).release:
+            problems.append(f"{minimum} is required")
         if cuda and driver_cuda and int(cuda) > int(driver_cuda):
             problems.append(f"the driver supports CUDA {driver_cuda}")
         if len(builds) > 1:
             problems.append("these packages install the same files")
-        first = "torch" if name == "DALI" and not machine.facts("torch") else name  # DALI's plugin imports it
-        yield Finding(name, "; ".join(parts + problems), INSTALL[first][1] if problems else "", "fail")
-    if facts:  # of DALI
+        package = "torch" if name == "DALI" and not machine.facts("torch") else name  # DALI's plugin imports torch
+        yield Finding(name, "; ".join(parts + problems), INSTALL[package][1] if problems else "", "fail")
+    if facts:  # the last ones, DALI's
         found = ", ".join(machine.versions("nvidia-nvimgcodec-")) or "no package of its own"
         remedy = "" if facts[0]["codec"] else f"pip install 'nvidia-nvimgcodec-cu{facts[0]['cuda']}[all]'"
         yield Finding("nvImageCodec", f"{found}; DALI cannot load it" if remedy else found, remedy, "fail")
@@ -277,9 +277,9 @@ def environment(machine: Machine) -> Iterator[Finding]:
     if Version(pillow).release < (11,):
         yield Finding("Pillow", f"{pillow} decodes the JPEGs that a dataset opens", "pip install 'pillow>=11'")
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    few = not queues.isdecimal() or int(queues) < 8
-    found = f"{queues}: the decoder and the model wait for each other" if few else queues
-    yield Finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" if few else "")
+    is_low = not queues.isdecimal() or int(queues) < 8
+    found = f"{queues}: the decoder and the model wait for each other" if is_low else queues
+    yield Finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" * is_low)
 
 
 def gpus(machine: Machine) -> Iterator[Finding]:
@@ -305,15 +305,15 @@ def decoders(machine: Machine) -> Iterator[Finding]:
             names["cuda", index] = f"decoding by CUDA of GPU {index}"
     for (engine, index), name in names.items() if machine.facts("DALI") else []:
         facts, failure = machine.ask(f"pictures {engine} {index}")
-        right = [each["format"] for each in facts if not each["error"] and each["levels_off"] <= each["bound"]]
-        bad = [each for each in facts if each["format"] not in right]
-        parts = [f"correct pixels: {', '.join(right)}"] if right else []
-        for each in bad:
-            error = each["error"] or f"wrong pixels, off by {each['levels_off']} levels"
-            parts.append(f"{each['format']}: {error}")
+        correct = [fact["format"] for fact in facts if not fact["error"] and fact["levels_off"] <= fact["bound"]]
+        bad = [fact for fact in facts if fact["format"] not in correct]
+        parts = [f"correct pixels: {', '.join(correct)}"] if correct else []
+        for fact in bad:
+            error = fact["error"] or f"wrong pixels, off by {fact['levels_off']} levels"
+            parts.append(f"{fact['format']}: {error}")
         parts += [f"{[*FORMATS, 'exit'][len(facts)]}: {failure}"] if failure else []
         found, remedy, severity = "; ".join(parts), "", "warn"
-        if failure or any("JPEG" in each["format"] or not each["error"] for each in bad):
+        if failure or any("JPEG" in fact["format"] or not fact["error"] for fact in bad):
             option = {"cpu": "translate=False", "engines": "hw_decoder_load=0", "cuda": 'device="cpu"'}[engine]
             remedy, severity = f"Reinstall DALI; see pip check. Until then: DataLoader({option})", "fail"
         elif bad:
@@ -332,19 +332,19 @@ def limits(machine: Machine) -> Iterator[Finding]:
     size, _, free = shutil.disk_usage(shm) if shm.exists() else (0, 0, 0)
     remedy = f"{remedy}, or delete files of finished processes" if free < SHM_BYTES else ""
     yield Finding("/dev/shm", f"{free >> 20:,} of {size >> 20:,} MB free", remedy)
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    few = 0 <= most < 1024  # the default of Linux. A loader opens 4 files per worker, CUDA and tensors more
-    remedy = "ulimit -n 65536, docker run --ulimit nofile=65536, or LimitNOFILE= in systemd" if few else ""
-    yield Finding("open files", "unlimited" if most == resource.RLIM_INFINITY else f"at most {most}", remedy)
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    is_low = 0 <= limit < 1024  # Linux's default. A loader opens 4 files per worker, CUDA and tensors more
+    remedy = "ulimit -n 65536, docker run --ulimit nofile=65536, or LimitNOFILE= in systemd" if is_low else ""
+    yield Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit}", remedy)
     cores, quota, remedy = os.sched_getaffinity(0), float("inf"), ""
     with suppress(OSError, ValueError):  # no such file, or "max": there is no quota
-        used, period = (machine.root / "sys/fs/cgroup/cpu.max").read_text().split()
-        quota = int(used) / int(period)
+        quota_us, period_us = (machine.root / "sys/fs/cgroup/cpu.max").read_text().split()
+        quota = int(quota_us) / int(period_us)
     found = f"{len(cores)} of {os.cpu_count()} usable"
     if quota < len(cores):
-        few_cores = sorted(cores)[: max(1, int(quota))]
+        subset = sorted(cores)[: max(1, int(quota))]
         found += f"; a cgroup quota of {quota:g} throttles threads started for {len(cores)} cores"
-        remedy = f"Raise the quota, or use taskset -c {','.join(map(str, few_cores))} and num_workers={len(few_cores)}"
+        remedy = f"Raise the quota, or use taskset -c {','.join(map(str, subset))} and num_workers={len(subset)}"
     yield Finding("cores", found, remedy)
     if machine.gpus:
         yield Finding("NUMA", "nvidia-smi topo -m shows the cores near each GPU")

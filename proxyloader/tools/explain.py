@@ -1,4 +1,4 @@
-"""``explain``: random numbers, DALI operators and accuracy of each part of a transform."""
+"""``explain``: the random numbers, DALI operators and accuracy of each part of a transform."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Row:
     Attributes:
         position: such as ``transform.transforms[1]``. The last row is ``output``, if the whole transform is translated.
         transform: its ``repr`` in one line.
-        drawn: random numbers that are drawn per image, and the function that draws them.
-        operators: names in ``fn`` of the DALI operators that it adds to the graph. None: unknown, as DALI is missing.
+        drawn: random numbers drawn per image, and the function that draws them.
+        operators: DALI operators that it adds to the graph, as named in ``fn``; None if DALI is missing.
         closeness: maximum difference from torchvision's pixels, in levels of 255.
-        refusal: why it is not translated, and an alternative; "" if it is. Later rows are computed as if without it.
+        refusal: why it is not translated, and an alternative; "" if it is. Later rows ignore it.
     """
 
     position: str
@@ -51,11 +51,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Translation of all parts of a transform, in the order in which they are applied. ``str()`` returns a table.
+    """Translation of all parts of a transform, in the order of their application. ``str()`` returns a table.
 
     Attributes:
         rows: one row per part.
-        slow_on_cpu: whether loaders without a GPU run the whole transform in torchvision, which is faster.
+        slow_on_cpu: whether loaders without a GPU leave the transform to torchvision, which is faster.
         holder: class name of an object that calls the transforms itself, or "".
     """
 
@@ -112,13 +112,13 @@ def explain(transform: Callable[..., Any]) -> Explanation:
     """
     holder = type(transform).__name__ if is_holder(transform) else ""
     nested = find_nested(transform) if holder else {"": transform}
-    roots = [translate(each, f"transform{at}") for at, each in nested.items()]
+    roots = [translate(inner, f"transform{suffix}") for suffix, inner in nested.items()]
     slow = any(step.slow_on_cpu for root in roots for step in iter_steps(root.steps))
     return Explanation(tuple(row for root in roots for row in _explain_root(root)), slow, holder)
 
 
 def explain_named(name: str) -> int:
-    """Print the table of a named transform. Return the exit status: 1 if a part is not translated."""
+    """Print the table for a named transform. Return the exit status: 1 if a part is not translated."""
     explanation = explain(find(name))
     Console().print(explanation)
     return 1 if explanation.refused else 0
@@ -129,7 +129,7 @@ def _explain_root(root: Part) -> Iterator[Row]:
     build, device_id = _import_build(), 0 if torch.cuda.is_available() else None
     parts = list(root.on_the_way())
     steps = tuple(step for part in parts for step in part.steps)
-    # Operators of each step, and then of the output.
+    # Yields the operators of each step, then those of the output.
     operators = iter(build.operators_of(steps, device_id) if build and steps else [[]])
     for part in parts:
         names = tuple(dict.fromkeys(name for _ in part.steps for name in next(operators))) if build else None
@@ -148,19 +148,19 @@ def _explain_root(root: Part) -> Iterator[Row]:
 
 
 def _explain_part(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
-    """Return the row of a part, and those of the parts that it contains and applies at random."""
+    """Return the row of a part, and those of the parts that it applies at random."""
     inside, build = list[Row](), _import_build()
-    for each in itertools.chain.from_iterable(each.on_the_way() for each in part.inside):
-        names = build and tuple(build.operators_of_branch(each.steps, each.state, device_id))
-        inside += _explain_part(each, names, device_id)
+    for inner in itertools.chain.from_iterable(branch.on_the_way() for branch in part.inside):
+        names = build and tuple(build.operators_of_branch(inner.steps, inner.state, device_id))
+        inside += _explain_part(inner, names, device_id)
     shown = _one_line(part)
     if part.refusal:
         return [Row(part.position, shown, refusal=part.refusal), *inside]
     if not inside:
-        return [Row(part.position, shown, _drawn(_drawing(part.steps)), operators, _closeness(part.steps))]
-    inner = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
-    own = None if operators is None else tuple(name for name in operators if name not in inner)
-    return [Row(part.position, shown, _drawn(part.steps), own, "as its parts"), *inside]
+        return [Row(part.position, shown, _describe_draws(_iter_draws(part.steps)), operators, _closeness(part.steps))]
+    inherited = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
+    own = None if operators is None else tuple(name for name in operators if name not in inherited)
+    return [Row(part.position, shown, _describe_draws(part.steps), own, "as its parts"), *inside]
 
 
 def _import_build() -> Any:
@@ -171,16 +171,16 @@ def _import_build() -> Any:
         return None
 
 
-def _drawing(steps: Branch) -> Iterator[Step]:
+def _iter_draws(steps: Branch) -> Iterator[Step]:
     """Iterate over steps like ``iter_steps``, except for the inner steps of one with constant parameters."""
     for step in steps:
         yield step
         for branch in (*getattr(step, "branches", ()), step.operations):
             if branch != (step,) and not isinstance(step, ConstantParams):
-                yield from _drawing(branch)
+                yield from _iter_draws(branch)
 
 
-def _drawn(steps: Iterable[Step]) -> str:
+def _describe_draws(steps: Iterable[Step]) -> str:
     return "; ".join(dict.fromkeys(step.params_doc for step in steps if step.params_doc))
 
 
@@ -194,7 +194,7 @@ def _closeness(steps: Branch) -> str:
 
 
 def _one_line(part: Part) -> str:
-    """Return the ``repr`` of a transform in one line, or its name if it contains others or has no ``__repr__``."""
+    """Return the ``repr`` of a transform in one line, or its name if it has inner transforms or no ``__repr__``."""
     shown = " ".join(repr(part.transform).split())
     if part.inside or " at 0x" in shown:
         return part.name
@@ -205,7 +205,7 @@ def _one_line(part: Part) -> str:
 
 def find(name: str) -> Any:
     """Return a transform by name: ``module:attribute``, torchvision weights, or a torchvision model for its default
-    weights. Nothing is downloaded. A function or class is called without arguments.
+    weights. Downloads nothing. Calls a function or class without arguments.
 
     Raises:
         ValueError: the name does not exist, or importing or calling it fails.
@@ -213,44 +213,44 @@ def find(name: str) -> Any:
     if ":" not in name:
         return _find_weights(name)
     module, _, path = name.partition(":")
-    module = module.removeprefix("./").removesuffix(".py").replace("/", ".")  # ./train.py:transform works as well
+    module = module.removeprefix("./").removesuffix(".py").replace("/", ".")  # also accept ./train.py:transform
     if not module.strip(".") or not path:
         raise ValueError(f"name must be module:attribute, such as train:transform, got {name!r}")
     if os.getcwd() not in sys.path:  # as with python -m
         sys.path.insert(0, os.getcwd())
-    found = _call(f"importing {module!r}", importlib.import_module, module)
+    obj = _call(f"importing {module!r}", importlib.import_module, module)
     for attribute in path.split("."):
-        if not hasattr(found, attribute):
-            near = _suggest(attribute, [each for each in dir(found) if not each.startswith("_")])
-            place = ' It must be at module level, not below `if __name__ == "__main__":`' * inspect.ismodule(found)
-            raise ValueError(f"{name}: {module!r} has no attribute {attribute!r}.{near}{place}")
-        found = getattr(found, attribute)
-    if inspect.ismodule(found):
+        if not hasattr(obj, attribute):
+            hint = _suggest(attribute, [name for name in dir(obj) if not name.startswith("_")])
+            advice = ' It must be at module level, not below `if __name__ == "__main__":`' * inspect.ismodule(obj)
+            raise ValueError(f"{name}: {module!r} has no attribute {attribute!r}.{hint}{advice}")
+        obj = getattr(obj, attribute)
+    if inspect.ismodule(obj):
         raise ValueError(f"{name} is a module, not a transform. Name one in it, such as {name}.transform")
-    if isinstance(found, torchvision.models.WeightsEnum):
-        return found.transforms()
-    is_factory = inspect.isroutine(found) or inspect.isclass(found) or isinstance(found, functools.partial)
-    return _call(f"calling {path}()", found) if is_factory else found
+    if isinstance(obj, torchvision.models.WeightsEnum):
+        return obj.transforms()
+    is_factory = inspect.isroutine(obj) or inspect.isclass(obj) or isinstance(obj, functools.partial)
+    return _call(f"calling {path}()", obj) if is_factory else obj
 
 
 def _find_weights(name: str) -> Any:
     models = {model: torchvision.models.get_model_weights(model) for model in torchvision.models.list_models()}
-    weights = {f"{each.__name__}.{entry}": each[entry] for each in models.values() for entry in each.__members__}
-    defaults = {key: each.DEFAULT for model, each in models.items() for key in (model, each.__name__)}
-    if found := (weights | defaults).get(name):
-        return found.transforms()
-    near = _suggest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])
-    raise ValueError(f"torchvision has no model or weights {name!r}.{near} Name your own as module:attribute")
+    weights = {f"{enum.__name__}.{entry}": enum[entry] for enum in models.values() for entry in enum.__members__}
+    defaults = {key: enum.DEFAULT for model, enum in models.items() for key in (model, enum.__name__)}
+    if obj := (weights | defaults).get(name):
+        return obj.transforms()
+    hint = _suggest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])
+    raise ValueError(f"torchvision has no model or weights {name!r}.{hint} Name your own as module:attribute")
 
 
 def _suggest(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=3)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+    matches = difflib.get_close_matches(name, known, n=3)
+    return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def _call(action: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call user code with an empty command line, and raise its errors as ValueError."""
-    ours, sys.argv = sys.argv, sys.argv[:1]
+    """Call user code with an empty command line, and convert its errors to ValueError."""
+    argv, sys.argv = sys.argv, sys.argv[:1]
     try:
         return call(*arguments)
     except SystemExit as error:
@@ -261,4 +261,4 @@ def _call(action: str, call: Callable[..., Any], *arguments: Any) -> Any:
     except Exception as error:
         raise ValueError(f"{action} failed with {type(error).__name__}: {error}") from error
     finally:
-        sys.argv = ours
+        sys.argv = argv

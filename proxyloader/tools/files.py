@@ -1,4 +1,4 @@
-"""Cached photographs, files of results, and tables as text."""
+"""Cache folder, output files, and tables as text."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def writable_cache_folder() -> Path:
     return folder
 
 
-def photograph_folder(verb: str, images: int) -> Path:
-    """Return the cache folder for the photographs of a verb, in the current format."""
-    return writable_cache_folder() / f"{verb}-v{FORMAT}-{images}"
+def photograph_folder(command: str, images: int) -> Path:
+    """Return the cache folder for the synthetic photographs of a command, in the current format."""
+    return writable_cache_folder() / f"{command}-v{FORMAT}-{images}"
 
 
 def check_can_be_written(file: Path) -> None:
-    """Raise OSError if a file cannot be written, before the work for it starts. An existing file is not changed."""
+    """Raise OSError if a file cannot be written, before starting the work. Does not change an existing file."""
     existed = file.exists()
     file.open("a").close()
     if not existed:
@@ -36,7 +36,7 @@ def check_can_be_written(file: Path) -> None:
 
 
 def as_text(table: Any) -> str:
-    """Render a table of rich without colors, in lines of at most 120 characters."""
+    """Render a rich table without colors, in lines of at most 120 characters."""
     from rich.console import Console
 
     text = io.StringIO()

@@ -1,4 +1,4 @@
-"""Parallel processes, their CPU time, and a progress bar. Needs neither torch nor DALI."""
+"""Parallel processes, their CPU time, and a progress bar. Requires neither torch nor DALI."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
 def in_processes(
     name: str, work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int
 ) -> Iterator[Result]:
-    """Yield ``work(item)`` for each item, in order. A single process is this one.
+    """Yield ``work(item)`` for each item, in order. With ``processes=1``, run in this process.
 
     Raises:
         ChildProcessError: a process died. The message starts with ``name``.
@@ -36,7 +36,7 @@ def in_processes(
     # Forking is unsafe, as this process may have threads of CUDA, DALI or a DataLoader.
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
-            with ctrl_c_held_back():
+            with block_sigint():
                 results = pool.map(work, items, chunksize=chunk_size)
             yield from results
         except BrokenProcessPool as error:
@@ -45,16 +45,16 @@ def in_processes(
                 '`if __name__ == "__main__":`; from stdin, use processes=1'
             ) from error
         finally:
-            pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for pending work
+            pool.shutdown(cancel_futures=True)  # otherwise Ctrl-C waits for pending work
 
 
 @contextmanager
-def ctrl_c_held_back() -> Iterator[None]:
-    """Delay Ctrl-C in this process, and block it in processes that are started in the meantime."""
+def block_sigint() -> Iterator[None]:
+    """Defer SIGINT in this process, and block it in processes started by the body."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # it unblocks Ctrl-C when it starts
+    resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -63,11 +63,11 @@ def ctrl_c_held_back() -> Iterator[None]:
 
 
 def cpu_seconds() -> float:
-    """Return the CPU time of this process and its descendants, also of those that have exited. Requires psutil."""
+    """Return the CPU time of this process and its descendants, including exited ones. Requires psutil."""
     import psutil
 
     this, seconds = psutil.Process(), 0.0
     for process in (this, *this.children(recursive=True)):
-        with suppress(psutil.Error):  # it exits meanwhile
+        with suppress(psutil.Error):  # it has exited
             seconds += sum(process.cpu_times()[:4])
     return seconds

@@ -1,4 +1,4 @@
-"""``proxyloader verify``: list the damaged, truncated and foreign image files of a dataset."""
+"""``proxyloader verify``: list the damaged, truncated and foreign files of a dataset."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ MEANINGS: dict[Kind, str] = {
     "damaged": "Pillow decodes it, but a part of the image is wrong or gray",
     "truncated": "the end is missing, or Pillow cannot decode it",
     "clipped": 'convert("RGB") clips its values above 255 to white',
-    "foreign": "not an image, or in another format than its suffix says",
+    "foreign": "not an image, or in a format other than its suffix says",
     "unreadable": "the file cannot be read",
 }
 
 FILES_PER_TASK = 32
-JPEG_FORMATS = {"JPEG", "MPO"}  # Pillow calls a JPEG with several images, as some cameras write, MPO
-APPLE_DOUBLE = b"\0\5\x16\7"  # macOS keeps metadata in such files, named "._name.jpg", on other file systems
+JPEG_FORMATS = {"JPEG", "MPO"}  # MPO: a JPEG with several images, as some cameras write
+APPLE_DOUBLE = b"\0\5\x16\7"  # start of files such as "._name.jpg", where macOS stores metadata on other file systems
 
 
 class Finding(NamedTuple):
-    """The state of a file. ``reason`` is "" for a sound file."""
+    """The result for a file. ``reason`` is "" for a sound file."""
 
     path: str
     kind: Kind
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 def verify(
     folder: Path, *, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
 ) -> list[Finding]:
-    """Read all image files of a folder and its subfolders, print the bad ones and a summary, and return the bad ones.
+    """Check all image files of a folder and its subfolders. Print the bad ones and a summary; return the bad ones.
 
     Args:
         folder: root of the dataset.
@@ -120,10 +120,10 @@ def check_file(path: str) -> Finding:
         warnings.simplefilter("ignore")  # Pillow warns about large images and old formats
         try:
             with Image.open(io.BytesIO(data)) as image:
-                expected, found = Image.registered_extensions()[Path(path).suffix.lower()], str(image.format)
-                if expected != found and not {expected, found} <= JPEG_FORMATS:
-                    return Finding(path, "foreign", f"its suffix says {expected}, but it is {found}")
-                damage = _find_jpeg_damage(data) if found in JPEG_FORMATS else None
+                expected, actual = Image.registered_extensions()[Path(path).suffix.lower()], str(image.format)
+                if expected != actual and not {expected, actual} <= JPEG_FORMATS:
+                    return Finding(path, "foreign", f"its suffix says {expected}, but it is {actual}")
+                damage = _find_jpeg_damage(data) if actual in JPEG_FORMATS else None
                 if damage != "":
                     image.load()
                 low, high = image.getextrema() if image.mode[0] in "IF" else (0, 255)
@@ -140,7 +140,7 @@ def check_file(path: str) -> Finding:
 
 
 def _find_jpeg_damage(data: bytes) -> str | None:
-    """Return the damage of a JPEG, or "" if it is sound. None: only Pillow can tell."""
+    """Return the damage of a JPEG, "" if it is sound, or None if only Pillow can tell."""
     header = read_jpeg_header(data)
     if header is None or not header.matches_pillow:
         return None
@@ -152,9 +152,9 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def _link(file: Path, to: Path) -> None:
-    to.parent.mkdir(parents=True, exist_ok=True)
+def _link(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        os.link(file.resolve(), to)  # not to a symbolic link, which may be relative
+        os.link(file.resolve(), target)  # not to a symbolic link, which may be relative
     except OSError:  # a different file system, or no support for hard links
-        shutil.copy2(file, to)
+        shutil.copy2(file, target)

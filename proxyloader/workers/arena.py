@@ -1,4 +1,4 @@
-"""Arena: shared memory for batches, lent to workers slot by slot. Owned by the main process, written by workers.
+"""Arena: shared memory for batches, divided into slots. Owned by the main process, written by workers.
 
 NOTE [ Slot ownership ]
 The main process owns the arena. Its sampler assigns a free slot to each request, which is sent to a worker through
@@ -6,8 +6,8 @@ torch's index queue. The worker writes the bytes of the batch to the slot, marks
 message with their position. The main process feeds views of the slot to DALI. Only one process writes at a time, so
 there is no lock. If no slot is free, the bytes are sent through torch's shared memory instead, which is slower.
 
-A slot is given back when its batch was returned, when the loop is left, or when its request will not be answered. It is
-free at once if DALI and the GPU have read it. Otherwise ``lend`` checks this again, and waits if it has no other slot.
+The main process releases a slot after returning its batch, when the loop is left, or if its request will not be
+answered. The slot is free once DALI and the GPU have read it. ``acquire`` checks this, and waits if no slot is free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SLOT_STRIDE_BYTES = 1 << 40
 slot can grow to any size."""
 
 FAULT_AROUND_BYTES = 1 << 16
-"""Bytes that Linux maps around the first read from a file in memory. On a first write, it maps a single page."""
+"""Bytes that Linux maps on the first read from a file in memory. On a first write, it maps a single page."""
 
 Memory = NDArray[np.uint8]
 
@@ -38,8 +38,9 @@ Memory = NDArray[np.uint8]
 class Arena:
     """Shared memory in slots, one for each batch in progress. Workers receive it as a file descriptor.
 
-    The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter. At first
-    ``slot_bytes`` of a slot are mapped. OSError: the file cannot be created, for example as too many files are open.
+    The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter.
+    Initially ``slot_bytes`` of a slot are mapped. OSError: the file cannot be created, for example if too many files
+    are open.
     """
 
     _fd = -1
@@ -49,61 +50,61 @@ class Arena:
         os.ftruncate(fd, (1 + slots) * SLOT_STRIDE_BYTES)
         self._map(fd, slots, slot_bytes)
         self._free = deque(range(slots))
-        self._read_by: deque[tuple[int, Any]] = deque()  # slots that an InFlightBatch may still be reading
+        self._releasing: deque[tuple[int, Any]] = deque()  # slots that an InFlightBatch may still read
 
     def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
         self._fd = fd
         self.slots, self.slot_bytes = slots, slot_bytes
         self._ready = _map_file(fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
-        self._read_bytes: dict[int, int] = {}  # bytes of a slot whose pages this process has mapped by reading
+        self._read_bytes: dict[int, int] = {}  # bytes of a slot that this process has mapped by reading
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ Shutdown order ]
         if self._fd >= 0 and not is_finalizing():
             os.close(self._fd)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Only while a worker process is being started by spawn or forkserver. DupFd passes the descriptor on.
+        # Only called while spawn or forkserver starts a worker. DupFd passes the descriptor on.
         from multiprocessing.reduction import DupFd  # not on Windows
 
         return _attach_arena, (DupFd(self._fd), self.slots, self.slot_bytes)
 
-    def lend(self) -> int | None:
-        """Take a free slot, or return None if there is none. Main process."""
-        self._take_back()
-        if not self._free and self._read_by:
-            # The training loop is ahead of the GPU. Wait here, so that queued work does not accumulate.
-            self._read_by[0][1].wait_until_read()
-            self._take_back()
+    def acquire(self) -> int | None:
+        """Return a free slot, or None if there is none. Main process."""
+        self._reclaim()
+        if not self._free and self._releasing:
+            # The training loop is ahead of the GPU. Wait, so that queued work does not pile up.
+            self._releasing[0][1].wait_until_read()
+            self._reclaim()
         if not self._free:
             return None
         slot = self._free.popleft()
         self._ready[slot] = 0
         return slot
 
-    def give_back(self, slot: int | None, reader: Any = None) -> None:
-        """Free a slot once ``reader``, an ``InFlightBatch`` or None, has finished with it. Main process."""
+    def release(self, slot: int | None, reader: Any = None) -> None:
+        """Free a slot as soon as ``reader``, an ``InFlightBatch`` or None, has read it. Main process."""
         if slot is not None and (reader is None or reader.inputs_released()):
             self._free.append(slot)
         elif slot is not None:
-            self._read_by.append((slot, reader))
+            self._releasing.append((slot, reader))
 
-    def _take_back(self) -> None:
-        for _ in range(len(self._read_by)):
-            self.give_back(*self._read_by.popleft())
+    def _reclaim(self) -> None:
+        for _ in range(len(self._releasing)):
+            self.release(*self._releasing.popleft())
 
     def memory(self, slot: int, size_bytes: int) -> Memory:
-        """Return the beginning of a slot, at least ``size_bytes`` long, (bytes,) uint8. Earlier contents are kept."""
+        """Return the beginning of a slot, at least ``size_bytes`` long, (bytes,) uint8. Its contents are preserved."""
         mapped = self._mapped.get(slot)
         if mapped is None or len(mapped) < size_bytes:
-            # Map half as much again, so that a slot that grows in small steps is not remapped at each of them.
+            # Map 1.5 times as much, so that a slot that grows in small steps is not remapped in each of them.
             length = max(self.slot_bytes, size_bytes if mapped is None else size_bytes * 3 // 2)
             mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)
             self._read_bytes[slot] = 0
         return mapped
 
     def memory_to_write(self, slot: int, size_bytes: int) -> Memory:
-        """Return ``memory``, with the pages mapped that another process wrote. Writing would map them one by one."""
+        """Return ``memory``, with all pages mapped that another process wrote. Writing would map them one by one."""
         memory = self.memory(slot, size_bytes)
         if size_bytes > self._read_bytes[slot]:
             memory[self._read_bytes[slot] : size_bytes : FAULT_AROUND_BYTES].max()
@@ -137,15 +138,15 @@ def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
 
 
 class _Mapping:
-    """Mapped memory that is kept alive by arrays over it, and not unmapped when the interpreter ends."""
+    """Mapped memory. Arrays over it keep it alive. It is not unmapped at exit."""
 
     def __init__(self, address: int, length: int, unmap: Callable[[int, int], object]) -> None:
         self.__array_interface__ = {"data": (address, False), "shape": (length,), "typestr": "|u1", "version": 3}
-        self._place, self._unmap = (address, length), unmap
+        self._region, self._unmap = (address, length), unmap
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
-            self._unmap(*self._place)
+            self._unmap(*self._region)
 
 
 def _attach_arena(fd: Any, slots: int, slot_bytes: int) -> Arena:

@@ -1,6 +1,6 @@
-"""Fetch the samples of a request from the user's dataset: each under its own seed, without unreadable ones.
+"""Fetch the samples of a request from the user's dataset: seed each one, and skip or replace unreadable ones.
 
-Runs in the worker; in the main process if there are no workers, and for samples that replace images DALI failed on.
+Runs in the worker; in the main process without workers, and to replace images that DALI failed on.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from .fetch_folder import FolderFetcher
 from .request_sampler import BatchRequest
 from .scan_checks import PassedSamples, checking
 
-MAX_TRIES = 100
-"""Maximum number of consecutive unreadable samples in the search for a replacement."""
+MAX_ATTEMPTS = 100
+"""Maximum number of samples tried as a replacement."""
 
-
-_NOTHING = object()
-"""Stands for a missing list of samples, as a dataset may return None."""
+_NOT_BATCHED = object()
+"""Sentinel for samples that must be fetched one by one. A dataset may return None for a batch."""
 
 
 @dataclass
-class Fetched:
-    """The samples of a request, or what ``__getitems__`` returned for it, their indices, and unreadable samples."""
+class FetchedSamples:
+    """The samples of a request, or the result of ``__getitems__``, with their indices, and unreadable samples."""
 
     samples: Any = field(default_factory=list)
     indices: list[Any] = field(default_factory=list)
@@ -42,17 +41,17 @@ class Fetched:
 
 
 class Fetcher:
-    """Reads samples from the wrapped dataset.
+    """Fetches samples from the wrapped dataset.
 
     Args:
-        seed: seed of the random numbers; None: use torch's generators as they are.
+        seed: seed of the random numbers; None: do not seed the generators.
         passed: samples whose JPEGs passed the checks for GPUs; None: no GPU decodes them, or ``check_scans`` is False.
         live: returns the current state of the dataset; None: the dataset does not change.
         has_workers: whether the loader has worker processes.
-        keeps_batches: with ``on_error="skip"``, whether a batch without a readable sample gets the next one, because
-            processes that train together require the same number of batches.
+        fills_batches: with ``on_error="skip"``, whether a batch without readable samples gets the next readable one,
+            because processes that train together require the same number of batches.
         folders: fetches the samples of an ImageFolder; None: fetch them one by one.
-        deferral: of the dataset; None: its images are not deferred.
+        deferral: the dataset's Deferral; None: its images are not deferred.
     """
 
     def __init__(
@@ -63,29 +62,29 @@ class Fetcher:
         passed: PassedSamples | None = None,
         live: LiveDataset | None = None,
         has_workers: bool = False,
-        keeps_batches: bool = False,
+        fills_batches: bool = False,
         folders: FolderFetcher | None = None,
         deferral: Deferral | None = None,
     ) -> None:
-        self.dataset, self._on_error, self.keeps_batches = dataset, on_error, keeps_batches
+        self.dataset, self._on_error, self.fills_batches = dataset, on_error, fills_batches
         self._seed, self._passed, self._live, self._has_workers = seed, passed, live, has_workers
         self.folders, self._deferral = folders, deferral
 
-    def __call__(self, request: BatchRequest) -> Fetched:
-        """Return the samples of a request. ImageError: an image cannot be read; names the index."""
-        indices = request.each()
+    def __call__(self, request: BatchRequest) -> FetchedSamples:
+        """Return the samples of a request. ImageError: an image cannot be read."""
+        indices = request.index_list()
         if self.folders is not None and not self.has_fallen_back:
-            samples: Any = self.folders(self.dataset, indices, self._seeds(request.epoch))
+            samples: Any = self.folders(self.dataset, indices, self._sample_seeder(request.epoch))
             if samples is not None:
-                return Fetched(samples, indices)
-        samples = self._get_items(request)
-        if samples is not _NOTHING:
-            return Fetched(samples, indices)
+                return FetchedSamples(samples, indices)
+        samples = self._fetch_batch(request)
+        if samples is not _NOT_BATCHED:
+            return FetchedSamples(samples, indices)
         self._fetch_ahead(indices)
-        fetched = Fetched()
+        fetched = FetchedSamples()
         for index in indices:
             try:
-                sample = self._sample(index, request.epoch)
+                sample = self._fetch_sample(index, request.epoch)
             except Exception as error:
                 if self._on_error == "raise" or not is_sample_fault(error):
                     raise
@@ -95,13 +94,13 @@ class Fetcher:
                 index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
             fetched.samples.append(sample)
             fetched.indices.append(index)
-        if self.keeps_batches and not fetched.samples and fetched.unreadable:
+        if self.fills_batches and not fetched.samples and fetched.unreadable:
             index, sample = self.next_readable(indices[-1], request.epoch, fetched.unreadable)
             fetched.samples, fetched.indices = [sample], [index]
         return fetched
 
-    def look_again(self) -> None:
-        """Update to the current state of the user's dataset, before a batch is requested."""
+    def refresh(self) -> None:
+        """Apply changes of the user's dataset before a batch is requested."""
         if self._live is not None:
             self.dataset = self._live.dataset if self.has_fallen_back else self._live()
 
@@ -129,30 +128,30 @@ class Fetcher:
                 f"on_error={self._on_error!r} cannot replace dataset[{index!r}]: this requires integer indices and a "
                 "dataset with a length. In a single process, on_error='skip' requires neither"
             ) from error
-        for step in range(1, min(MAX_TRIES, size - 1) + 1):
+        for step in range(1, min(MAX_ATTEMPTS, size - 1) + 1):
             candidate = (first + step) % size
             try:
-                return candidate, self._sample(candidate, epoch)
+                return candidate, self._fetch_sample(candidate, epoch)
             except Exception as error:
                 if not is_sample_fault(error):
                     raise
                 unreadable.append(UnreadableSample.from_error(candidate, error))
-        raise no_replacement(index, unreadable, min(MAX_TRIES, size - 1))
+        raise no_replacement(index, unreadable, min(MAX_ATTEMPTS, size - 1))
 
     def seed_batch(self, request: BatchRequest) -> None:
         """Seed the generators for the collate_fn from the seed, the epoch and the indices of the batch."""
         if self._seed is not None:
-            seed_generators(self._seed, request.epoch, "batch", request.each())
+            seed_generators(self._seed, request.epoch, "batch", request.index_list())
 
-    def _seeds(self, epoch: int) -> Callable[[Any], None] | None:
-        """Return a function that seeds the generators for the sample of an index; None without a seed."""
+    def _sample_seeder(self, epoch: int) -> Callable[[Any], None] | None:
+        """Return a function that seeds the generators for a sample by its index; None without a seed."""
         seed = self._seed
-        return None if seed is None else lambda index: seed_generators(seed, epoch, _plain(index))
+        return None if seed is None else lambda index: seed_generators(seed, epoch, _to_int(index))
 
-    def generators(self) -> contextlib.AbstractContextManager[None]:
-        """Context for the calls above. In the process of the training loop it restores the user's generators."""
-        draws_here = self._seed is not None and self.worker_info() is None
-        return preserve_rng() if draws_here else contextlib.nullcontext()
+    def preserve_generators(self) -> contextlib.AbstractContextManager[None]:
+        """Context for fetching and collating. In the main process, restores the user's generators at exit."""
+        must_restore = self._seed is not None and self.worker_info() is None
+        return preserve_rng() if must_restore else contextlib.nullcontext()
 
     def worker_info(self) -> Any:
         """Return torch's ``get_worker_info()`` in a worker of this loader; otherwise None.
@@ -161,22 +160,22 @@ class Fetcher:
         """
         return get_worker_info() if self._has_workers else None
 
-    def _get_items(self, request: BatchRequest) -> Any:
-        """Return what ``__getitems__`` of the dataset returns; ``_NOTHING`` if each sample must be read by itself."""
+    def _fetch_batch(self, request: BatchRequest) -> Any:
+        """Return the result of ``__getitems__``; ``_NOT_BATCHED`` if samples must be fetched one by one."""
         source = self.dataset
         while isinstance(source, Subset):  # a Subset accepts lists if its dataset does
             source = source.dataset
         if not request.batched or self._seed is not None or getattr(source, "__getitems__", None) is None:
-            return _NOTHING
+            return _NOT_BATCHED
         before = get_rng_states(include_numpy_and_python=True)
         try:
-            with checking(self._passed, request.each()):
+            with checking(self._passed, request.index_list()):
                 return self.dataset.__getitems__(request.indices)
         except Exception as error:
             if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_sample_fault(error)):
                 raise
-        set_rng_states(before)  # samples are read again one by one to find the unreadable ones
-        return _NOTHING
+        set_rng_states(before)  # fetch samples again one by one to find the unreadable ones
+        return _NOT_BATCHED
 
     def _fetch_ahead(self, indices: Sequence[Any]) -> None:
         """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch concurrently."""
@@ -186,8 +185,8 @@ class Fetcher:
         if hasattr(dataset, "fetch_ahead"):
             dataset.fetch_ahead(indices)
 
-    def _sample(self, index: Any, epoch: int) -> Any:
-        if (derive_seed := self._seeds(epoch)) is not None:
+    def _fetch_sample(self, index: Any, epoch: int) -> Any:
+        if (derive_seed := self._sample_seeder(epoch)) is not None:
             derive_seed(index)
         try:
             with checking(self._passed, [index]):
@@ -208,18 +207,18 @@ class Fetcher:
             raise error.at(where, index=index, path=path) from error.__cause__
 
 
-def no_replacement(index: Any, unreadable: Sequence[UnreadableSample], tries: int) -> ImageError:
-    """Return the error for a sample that is followed by ``tries`` unreadable samples."""
+def no_replacement(index: Any, unreadable: Sequence[UnreadableSample], attempts: int) -> ImageError:
+    """Return the error for a sample that is followed by ``attempts`` unreadable samples."""
     last = unreadable[-1]
-    itself, *_ = (each for each in unreadable if each.index == index)
-    return itself.error(
-        f"dataset[{index}] cannot be read, nor any of the {tries} samples after it; the last of them is "
+    original = next(sample for sample in unreadable if sample.index == index)
+    return original.error(
+        f"dataset[{index}] cannot be read, nor any of the {attempts} samples after it; the last of them is "
         f"dataset[{last.index}] ({last.path}): {last.reason}. Check the location of the data"
     )
 
 
-def _plain(index: Any) -> Any:
-    """Convert an integer of any type, such as NumPy's or torch's, to int. Return other indices unchanged."""
+def _to_int(index: Any) -> Any:
+    """Convert integers of any type, such as NumPy's or torch's, to int. Return other indices unchanged."""
     try:
         return operator.index(index)
     except TypeError:

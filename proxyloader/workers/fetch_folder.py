@@ -1,17 +1,15 @@
 """Fetch the samples of a request from an ImageFolder: read all files, then draw for all images. Runs in the worker.
 
 NOTE [ Reading before sampling ]
-Reading a file of a hundred kilobytes evicts the code that draws random numbers, and its tables, from the processor's
-caches. A dataset that reads a file and calls its transform for one image after another reloads them for each image. But
-what ``DatasetFolder`` does for a sample is known. Nothing depends on the order in which files are read, and the numbers
-are drawn in the order of the samples. So all files are read first, and then the transform is called for all images. No
-user code runs in between.
+Reading a file of a hundred kilobytes evicts the code that draws random numbers, and its tables, from the CPU caches. A
+dataset that alternates between reading a file and calling its transform reloads them for each image. But
+``DatasetFolder`` runs no user code for a sample, and the order of reads does not matter. So ``FolderFetcher`` reads all
+files first, and then calls the transform for all images, in their order.
 
-If only torch's ``collate_fn`` receives the samples, the transform merely draws its numbers, which is faster than
-calling it.
+If only torch's ``collate_fn`` receives the samples, ``FolderFetcher`` only draws the numbers, which is faster than
+calling the transform.
 
-Anything unexpected, such as a missing file or images of several sizes, is left to ``Fetcher``, which fetches samples
-one by one.
+In unexpected cases, such as a missing file or images of several sizes, ``Fetcher`` fetches the samples one by one.
 """
 
 from __future__ import annotations
@@ -34,50 +32,50 @@ from ..data.placeholders import ProxySample
 from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
 from .scan_checks import PassedSamples, checking
 
-WORTH_IT = 8
-"""Minimum number of images for which drawing their numbers ahead is faster."""
+MIN_ADVANCE_IMAGES = 8
+"""Minimum number of images for which drawing their numbers in advance is faster."""
 
 _GETITEM = DatasetFolder.__getitem__
 
 
 class FolderFetcher:
-    """Fetches the samples of ``DatasetFolder`` and ``ImageFolder``, and of a ``Subset`` of one.
+    """Fetches the samples of a ``DatasetFolder``, an ``ImageFolder``, or a ``Subset`` of one.
 
     Args:
         plans: keys of the plans that the loader knows, if only torch's default ``collate_fn`` receives the samples.
         passed: samples whose JPEGs passed the checks for GPUs; None: no GPU decodes them, or ``check_scans`` is False.
-        is_in_worker: whether no other thread draws from the generators.
+        is_in_worker: whether it runs in a worker, where no other thread draws from the generators.
     """
 
     def __init__(self, plans: Collection[str], passed: PassedSamples | None, is_in_worker: bool = False) -> None:
         self._plans, self._passed = plans, passed
-        self._may_draw_ahead = is_in_worker and are_alike_ahead()
+        self._can_draw_ahead = is_in_worker and are_alike_ahead()
 
     def __call__(
         self, dataset: Any, indices: Sequence[Any], derive_seed: Callable[[Any], None] | None = None
     ) -> list[tuple[Any, Any]] | None:
-        """Return the samples; None if the dataset is of another kind, or the samples must be fetched one by one.
+        """Return the samples; None if the samples must be fetched one by one.
 
         Args:
-            derive_seed: seeds the generators for the sample of an index; None: do not seed them.
+            derive_seed: seeds the generators for a sample by its index; None: do not seed them.
         """
         folder = dataset
         while type(folder) is Subset:
             folder = folder.dataset
-        if not _is_known(folder):
+        if not _is_stock_folder(folder):
             return None
-        before = get_rng_states(include_numpy_and_python=True)
+        states = get_rng_states(include_numpy_and_python=True)
         try:
-            chosen = [folder.samples[place] for place in _resolve_indices(dataset, indices)]
+            samples = [folder.samples[index] for index in _resolve_indices(dataset, indices)]
             with checking(self._passed, indices):
-                images = [EncodedImage.open(path) for path, _ in chosen]
+                images = [EncodedImage.open(path) for path, _ in samples]
             transformed = self._transform(folder.transform, images, indices, derive_seed)
         except Exception:
             transformed = None
         if transformed is None:
-            set_rng_states(before)
+            set_rng_states(states)
             return None
-        return [(image, target) for image, (_, target) in zip(transformed, chosen)]
+        return [(image, target) for image, (_, target) in zip(transformed, samples)]
 
     def _transform(
         self,
@@ -86,33 +84,33 @@ class FolderFetcher:
         indices: Sequence[Any],
         derive_seed: Callable[[Any], None] | None,
     ) -> list[Any] | None:
-        """Return the placeholder of each transformed image; None if the images cannot form a batch."""
+        """Return a placeholder for each transformed image; None if the images cannot form a batch."""
         plan, sizes = transform.plan, set()
-        made: list[Any] = []
-        draws_alone = plan.key in self._plans and plan.output.images == 1 and _torch_collates()
-        is_ahead = draws_alone and derive_seed is None and self._may_draw_ahead and plan.takes_numbers_ahead
-        is_ahead &= len(images) >= WORTH_IT
-        with drawing_ahead() if is_ahead else contextlib.nullcontext():
+        outputs: list[Any] = []
+        only_draws = plan.key in self._plans and plan.output.images == 1 and _collates_like_torch()
+        draws_ahead = only_draws and derive_seed is None and self._can_draw_ahead and plan.takes_numbers_ahead
+        draws_ahead &= len(images) >= MIN_ADVANCE_IMAGES
+        with drawing_ahead() if draws_ahead else contextlib.nullcontext():
             for index, image in zip(indices, images):
                 if derive_seed is not None:
                     derive_seed(index)
-                if draws_alone:
+                if only_draws:
                     call = transform.sample(image)
-                    made.append(ProxySample(call))
+                    outputs.append(ProxySample(call))
                     sizes.add(call.size)
                 else:
-                    made.append(transform.apply(image))
-        return made if len(sizes) <= 1 else None
+                    outputs.append(transform.apply(image))
+        return outputs if len(sizes) <= 1 else None
 
 
-def _torch_collates() -> bool:
+def _collates_like_torch() -> bool:
     """Return whether torch's default ``collate_fn`` calls no user function for a sample or an image."""
     known = collate.default_collate_fn_map
     return known.get(torch.Tensor) is collate_tensors and not any(isinstance((), kind) for kind in known)
 
 
-def _is_known(folder: Any) -> bool:
-    """Return whether it is known what a dataset does for a sample, without user code."""
+def _is_stock_folder(folder: Any) -> bool:
+    """Return whether a dataset runs no user code for a sample."""
     if getattr(type(folder), "__getitem__", None) is not _GETITEM:
         return False
     transform = folder.transform

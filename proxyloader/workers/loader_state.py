@@ -1,7 +1,7 @@
-"""What a checkpoint keeps: the position in an epoch, and the states of datasets and their iterators.
+"""Contents of a checkpoint: the position in an epoch, and the states of datasets and their iterators.
 
 As in ``torchdata.stateful_dataloader``, each worker's dataset has its own state, which is recorded with each batch. A
-checkpoint has the one after the last batch of the worker that the training loop received.
+checkpoint contains the state after the worker's last batch that the training loop received.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ STATE_VERSION = 3
 
 RESTART = "restart the epoch: loader.set_epoch(state['epoch'])"
 
-START_BYTES = 1 << 12
+SLOT_BYTES = 1 << 12
 LENGTH_BYTES = 8
-LOOK_AGAIN_S = 0.001
+POLL_S = 0.001
 
 WorkerStates = Mapping[int, dict[str, Any]]
-"""States by worker number, which is 0 without workers. The keys of a state are "dataset" and "iterator", each present
-if the object has a state. "itself" is the state of a dataset that is its own iterator. "ended" means that the worker
-has no more samples in this epoch; the dataset may then already be at the start of the next epoch."""
+"""States by worker number, which is 0 without workers. The keys of a state are "dataset" and "iterator", for those that
+are stateful. "itself" is the state of a dataset that is its own iterator. "ended" means that the worker has no more
+samples in this epoch; the dataset may then already be at the start of the next epoch."""
 
 
-def is_stateful(thing: Any) -> bool:
+def is_stateful(obj: Any) -> bool:
     """Return whether the object implements ``torchdata.stateful_dataloader.Stateful``."""
-    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+    return callable(getattr(obj, "state_dict", None)) and callable(getattr(obj, "load_state_dict", None))
 
 
 @dataclass
@@ -49,20 +49,20 @@ class LoaderState:
     Attributes:
         epoch: number of the epoch, from 0.
         batches: number of batches that the training loop received.
-        samples: number of samples in these batches. For a sampler for several processes, the number in all of them. For
-            a ``ShardedSampler``, the number in this shard, counting each batch as full.
+        samples: number of samples in these batches. With a distributed sampler, the number in all processes. With a
+            ``ShardedSampler``, the number in this shard, counting each batch as full.
         finished: whether the epoch has ended.
         resumes: whether the position comes from a checkpoint, whose states of samplers and generators are restored.
         random_states: states of torch's default generator when the order was drawn: when the iterator of the sampler
             was created ("iter"), and when its first batch was requested ("next"). Empty if a seed determines the order.
-        generator_states: the same for the sampler's own generator, and "workers" for that of worker seeds.
+        generator_states: the same for the sampler's own generator, and "workers" for the generator of worker seeds.
         new_workers: in a state between epochs, whether torch creates a new iterator for the next epoch, which draws a
             seed for its workers between "iter" and "next".
         sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``, and
-            "taken", the part of the epoch taken by other numbers of processes, see ``ShardedSampler.indices``;
+            "taken", the part of the epoch consumed by other numbers of processes, see ``ShardedSampler.indices``;
             "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the last batch that the
             training loop received, if they have one.
-        worker_states: see ``WorkerStates``, after the last batch of each worker that the loop received.
+        worker_states: see ``WorkerStates``; after each worker's last batch that the loop received.
         next_worker: number of the worker that returns the next batch.
     """
 
@@ -78,29 +78,29 @@ class LoaderState:
     worker_states: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
     next_worker: int = 0
 
-    def following(self) -> LoaderState:
+    def next_epoch(self) -> LoaderState:
         return LoaderState(self.epoch + 1)
 
-    def copied(self) -> LoaderState:
+    def copy(self) -> LoaderState:
         return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
-    def settle(self, generator: torch.Generator, moment: str) -> None:
+    def restore_or_record(self, generator: torch.Generator, stage: str) -> None:
         """Restore the state of a generator from the checkpoint, or record it."""
-        if self.resumes and moment in self.generator_states:
-            generator.set_state(self.generator_states[moment])
+        if self.resumes and stage in self.generator_states:
+            generator.set_state(self.generator_states[stage])
         else:
-            self.generator_states[moment] = generator.get_state()
+            self.generator_states[stage] = generator.get_state()
 
     def state_dict(
         self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
     ) -> dict[str, Any]:
-        """Return the position as a dict, with the properties that a loader must share to load it.
+        """Return the position as a dict, with the properties that a loader must match to load it.
 
-        ``dataset_length`` is None and ``order`` "" if unknown; ``num_workers`` is None if any number is allowed.
+        ``dataset_length`` is None and ``order`` is "" if unknown; ``num_workers`` is None if any number is allowed.
         """
-        state = {name: copy.copy(getattr(self, name)) for name in SAVED}
-        for name in GENERATORS:  # as text, so that a state can be saved as JSON
-            state[name] = {moment: each.numpy().tobytes().hex() for moment, each in state[name].items()}
+        state = {name: copy.copy(getattr(self, name)) for name in SAVED_FIELDS}
+        for name in GENERATOR_FIELDS:  # as text, so that a state can be saved as JSON
+            state[name] = {stage: value.numpy().tobytes().hex() for stage, value in state[name].items()}
         fingerprint = {"seed": seed, "dataset_length": dataset_length, "order": order, "num_workers": num_workers}
         return {"version": STATE_VERSION, **fingerprint, **state}
 
@@ -113,31 +113,31 @@ class LoaderState:
         order: str = "",
         num_workers: int | None = None,
     ) -> LoaderState:
-        """Return the position in a state of a loader. ValueError: see ``DataLoader.load_state_dict``."""
+        """Convert the ``state_dict`` of a loader to a position. ValueError: see ``DataLoader.load_state_dict``."""
         _check_saved(state, seed, dataset_length, order, num_workers)
-        # Copies, because they change during the epoch and the given state belongs to the user.
-        own = {name: copy.copy(state[name]) for name in SAVED}
-        for name in GENERATORS:
-            for moment, text in own[name].items():
-                own[name] = own[name] | {moment: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)}
-        own["worker_states"] = {int(worker): each for worker, each in own["worker_states"].items()}  # text in JSON
-        return cls(**own, resumes=True)
+        # Copy the values, which change during the epoch, as the given state belongs to the user.
+        values = {name: copy.copy(state[name]) for name in SAVED_FIELDS}
+        for name in GENERATOR_FIELDS:
+            for stage, text in values[name].items():
+                values[name] = values[name] | {stage: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)}
+        values["worker_states"] = {int(worker): saved for worker, saved in values["worker_states"].items()}  # from JSON
+        return cls(**values, resumes=True)
 
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
-        """Return the remainder of the epoch for a loader with this sampler, or without shards.
+        """Return the position for a loader with this sampler, or without shards.
 
-        ValueError: the epoch was begun in another order.
+        ValueError: the order of the epoch differs.
         """
-        was, now = self.sampler_state.get("dealt"), None if sampler is None else sampler.shard_spec
+        saved, current = self.sampler_state.get("dealt"), None if sampler is None else sampler.shard_spec
         taken = [*self.sampler_state.get("taken", ())]
         if self.samples or taken:
-            check_shard_spec(was, now)
-        if was == now:
+            check_shard_spec(saved, current)
+        if saved == current:
             return self
-        if was is None or not (self.samples or taken):
+        if saved is None or not (self.samples or taken):
             return LoaderState(self.epoch)
-        taken.append([was["num_shards"], self.samples])
-        return replace(self, samples=0, sampler_state={"epoch": self.epoch, "dealt": now, "taken": taken})
+        taken.append([saved["num_shards"], self.samples])
+        return replace(self, samples=0, sampler_state={"epoch": self.epoch, "dealt": current, "taken": taken})
 
 
 def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order: str, num_workers: int | None) -> None:
@@ -173,10 +173,10 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
         )
 
 
-GENERATORS = ("random_states", "generator_states")
+GENERATOR_FIELDS = ("random_states", "generator_states")
 
-SAVED = tuple(each.name for each in fields(LoaderState) if each.name not in ("finished", "resumes"))
-"""Attributes that a state contains."""
+SAVED_FIELDS = tuple(field.name for field in fields(LoaderState) if field.name not in ("finished", "resumes"))
+"""Attributes stored in a checkpoint."""
 
 
 def dataset_state(dataset: Any) -> dict[str, Any]:
@@ -188,29 +188,29 @@ def load_dataset_state(dataset: Any, state: dict[str, Any]) -> None:
         dataset.load_state_dict(state["dataset"])
 
 
-def between_epochs(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a state that remains after an epoch: the dataset's, as the next epoch has a new iterator."""
-    kept = [state[name] for name in ("dataset", "itself") if name in state]
-    return {"dataset": kept[0]} if kept else {}
+def carry_over(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a state that carries over to the next epoch: the dataset's, as its iterator is new."""
+    states = [state[name] for name in ("dataset", "itself") if name in state]
+    return {"dataset": states[0]} if states else {}
 
 
 class StateBoard:
-    """Shared memory for data not sent with a batch: the epoch, and dataset states at its start and end.
+    """Shared memory for what is not sent with a batch: the epoch, and dataset states at its start and end.
 
     OSError: there is no shared memory.
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers, self._arena = workers, Arena(2 * workers + 1, START_BYTES)
+        self._workers, self._arena = workers, Arena(2 * workers + 1, SLOT_BYTES)
 
     @classmethod
     def create(cls, dataset: Any, workers: int) -> StateBoard | None:
         """Create a board if the dataset may have a state and memory can be shared with workers; else return None."""
-        may_have = isinstance(dataset, IterableDataset) or is_stateful(dataset)
-        return cls(workers) if workers and may_have and hasattr(os, "memfd_create") else None
+        may_have_state = isinstance(dataset, IterableDataset) or is_stateful(dataset)
+        return cls(workers) if workers and may_have_state and hasattr(os, "memfd_create") else None
 
     def begin(self, epoch: int) -> None:
-        """Publish the number of the epoch that begins. Main process."""
+        """Publish the number of the next epoch. Main process."""
         self._epoch[0] = epoch
 
     def epoch(self) -> int:
@@ -229,35 +229,35 @@ class StateBoard:
         memory[LENGTH_BYTES : LENGTH_BYTES + len(data)] = data
         self._arena.mark_ready(slot)
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Discard all states before an epoch begins. Main process."""
         for slot in range(2 * self._workers):
             self._arena.mark_ready(slot, False)
 
     def read_start(self, worker: int, is_alive: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for a starting worker. Return its state at the epoch's start; {} if it died. Main process."""
+        """Wait for a starting worker. Return its state at the start of the epoch; {} if it died. Main process."""
         while not self._arena.is_ready(worker) and is_alive():
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         return self._read(worker)
 
-    def read_ends(self) -> dict[int, dict[str, Any]]:
+    def read_end_states(self) -> dict[int, dict[str, Any]]:
         """Return the states of the workers that have finished the epoch, by worker number. Main process."""
-        found = {worker: self._read(worker + self._workers) for worker in range(self._workers)}
-        return {worker: state for worker, state in found.items() if state}
+        states = {worker: self._read(worker + self._workers) for worker in range(self._workers)}
+        return {worker: state for worker, state in states.items() if state}
 
     def _read(self, slot: int) -> dict[str, Any]:
         if not self._arena.is_ready(slot):
             return {}
         length = int(self._arena.memory(slot, LENGTH_BYTES)[:LENGTH_BYTES].view(np.int64)[0])
-        found: dict[str, Any] = pickle.loads(self._arena.memory(slot, LENGTH_BYTES + length)[LENGTH_BYTES:].data)
-        return found
+        state: dict[str, Any] = pickle.loads(self._arena.memory(slot, LENGTH_BYTES + length)[LENGTH_BYTES:].data)
+        return state
 
 
 class StatefulStream(IterableDataset[Any]):
     """An IterableDataset that can return the state of its current iterator.
 
-    The first iteration starts from ``states``. Workers write their states to the board, if any. With a seed, the
-    default generators of a worker are seeded in each epoch, because persistent workers outlive it.
+    The first iteration starts from ``states``. Workers write their states to the board, if any. With a seed, each epoch
+    seeds the default generators of a worker, because persistent workers outlive it.
     """
 
     def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None, seed: int | None) -> None:
@@ -266,7 +266,7 @@ class StatefulStream(IterableDataset[Any]):
         self._has_ended = False
 
     def __repr__(self) -> str:
-        return repr(self.dataset)  # torch's warning about a wrong length prints it
+        return repr(self.dataset)  # shown by torch's warning about a wrong length
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
@@ -284,12 +284,12 @@ class StatefulStream(IterableDataset[Any]):
         for name in ("iterator", "itself"):
             if name in state and is_stateful(iterator):
                 iterator.load_state_dict(state[name])  # type: ignore[attr-defined]
-        started = self.state()
+        initial = self.state()
         if self._board is not None:
-            self._board.write(worker, started)
-        return self._with_end(iterator, worker) if started else iterator
+            self._board.write(worker, initial)
+        return self._iterate(iterator, worker) if initial else iterator
 
-    def _with_end(self, iterator: Iterator[Any], worker: int) -> Iterator[Any]:
+    def _iterate(self, iterator: Iterator[Any], worker: int) -> Iterator[Any]:
         end: Any = object()
         while (sample := next(iterator, end)) is not end:
             yield sample

@@ -1,4 +1,4 @@
-"""Messages from a worker to the main process. One batch is one message, so images and labels stay together."""
+"""Messages from a worker to the main process. Each batch is one message, so images and labels stay together."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class PackedInput:
             start = int(self.offsets[0])
             return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
-        places = zip(self.offsets.tolist(), ends.tolist(), self.shapes.tolist())
-        return [memory[start:end].view(dtype).reshape(shape) for start, end, shape in places]
+        spans = zip(self.offsets.tolist(), ends.tolist(), self.shapes.tolist())
+        return [memory[start:end].view(dtype).reshape(shape) for start, end, shape in spans]
 
 
 @dataclass(frozen=True)
 class PackedRun:
-    """A run of a pipeline: its inputs in the order of the pipeline, and the paths of their files."""
+    """The inputs of a pipeline run, in the order of the pipeline, and the paths of their files."""
 
     server: str
     inputs: tuple[PackedInput, ...]
@@ -64,7 +64,7 @@ class PackedRun:
 
 @dataclass(frozen=True)
 class WorkerError:
-    """An exception that is sent to the main process.
+    """An exception to be raised in the main process.
 
     Attributes:
         wrapper: torch's wrapper, which re-raises exceptions of user code with their type. None without workers.
@@ -77,12 +77,12 @@ class WorkerError:
 
     @classmethod
     def capture(cls, error: Exception, where: str | None) -> WorkerError:
-        """Capture the exception being handled. ``where`` names the worker; None: there are no workers."""
+        """Capture the exception being handled. ``where`` is the name of the worker, or None without workers."""
         if where is None:
             return cls(None, error)
         wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
         if isinstance(error, MemoryError):
-            wrapper.exc_type = MemoryError  # NumPy's subclass of it cannot be created from a message
+            wrapper.exc_type = MemoryError  # NumPy's subclass cannot be created from a message
         failure = cls(wrapper, error if isinstance(error, ProxyLoaderError) else None)
         try:
             ForkingPickler.dumps(failure)
@@ -92,7 +92,7 @@ class WorkerError:
         return failure
 
     def exception(self) -> Exception:
-        """Return the exception to raise in the main process, without earlier frames, which would reference it."""
+        """Return the exception to raise in the main process, without a traceback, whose frames would reference it."""
         if self.wrapper is None:
             error = self.error
             object.__setattr__(self, "error", None)  # its frames reference this object
@@ -111,7 +111,7 @@ class WorkerError:
 
 @dataclass(frozen=True, repr=False)
 class PackedBatch:
-    """One batch as it is sent to the main process: image bytes and labels in one message.
+    """A batch for the main process: image bytes and labels in one message.
 
     Attributes:
         request: the request that this batch answers; its slot holds the bytes of the runs. None for an iterable-style
@@ -120,23 +120,23 @@ class PackedBatch:
         blob: bytes of the runs if they are not in the slot.
         runs: pipeline runs whose outputs the content references.
         content: the rest of the batch. If there are runs, it is pickled, with references in place of images.
-        kept: objects that the content references by number: tensors that share memory with the worker, which must be
-            opened while it lives; without workers, all objects whose identity is kept.
+        objects: objects that the content references by number: tensors that share memory with the worker, which must be
+            opened while it lives; without workers, all objects whose identity is preserved.
         collated: whether the content is a batch; otherwise a list of samples for the collate_fn in the main process.
-        images_by: numbers of images decoded by DALI; decoded by Pillow and transformed by DALI; and produced by the
-            worker, some of which may be among the former.
+        image_counts: numbers of images decoded by DALI; decoded by Pillow and transformed by DALI; and produced by the
+            worker, which may overlap with the former.
         bytes_read: number of bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines.
         num_samples: number of samples, without unreadable ones.
         decode_reason: why the worker decoded the first deferred image; "" if it decoded none or the reason is unknown.
         is_computed: whether the content has tensors computed from outputs of the runs.
         batched: whether the batch was created from a list of samples, not from one sample.
-        gave_up: whether the worker no longer defers decoding.
-        has_seen_images: whether undecoded images were created in the worker so far.
-        samples: each sample pickled separately, for a batch that may have to be collated again without some of them.
+        has_fallen_back: whether the worker no longer defers decoding.
+        has_seen_images: whether the worker has created undecoded images so far.
+        samples: the samples, pickled separately, if some may have to be removed and the rest collated again.
         indices: indices of the samples, if they differ from those of the request.
-        unreadable: samples that are missing because they are unreadable.
-        plans: plans of the runs that the loader does not know.
-        failure: the exception that the worker raised instead.
+        unreadable: unreadable samples, which are missing.
+        plans: plans of the runs that the loader does not know yet.
+        failure: the exception that occurred in the worker.
         worker, worker_state: number of the worker, and the state of its dataset after this batch, if any.
     """
 
@@ -145,15 +145,15 @@ class PackedBatch:
     blob: torch.Tensor | None = None
     runs: tuple[PackedRun, ...] = ()
     content: Any = None
-    kept: tuple[torch.Tensor, ...] = ()
+    objects: tuple[torch.Tensor, ...] = ()
     collated: bool = True
-    images_by: tuple[int, int, int] = (0, 0, 0)
+    image_counts: tuple[int, int, int] = (0, 0, 0)
     bytes_read: int = 0
     num_samples: int = 0
     decode_reason: str = ""
     is_computed: bool = False
     batched: bool = True
-    gave_up: bool = False
+    has_fallen_back: bool = False
     has_seen_images: bool = False
     samples: tuple[bytes, ...] = ()
     indices: Sequence[Any] | None = None
@@ -180,7 +180,7 @@ class PackedBatch:
         """The dataset index of each sample in the batch; None for an IterableDataset."""
         if self.indices is not None:
             return self.indices
-        return self.request.each() if self.request is not None else None
+        return self.request.index_list() if self.request is not None else None
 
     @property
     def is_empty(self) -> bool:
@@ -193,21 +193,21 @@ class BatchMessage:
     """A packed batch on torch's queue.
 
     The batch is pickled before it is put on the queue, so that a pickling error is raised for its batch. If the batch
-    has a slot, the pickle is also stored there, which makes the message so short that it is written to the pipe at
-    once. A killed worker cannot leave a partial message, for which the main process would wait forever.
+    has a slot, the pickle is also stored there, so the message is short enough to be written to the pipe atomically. A
+    killed worker cannot leave a partial message, for which the main process would wait forever.
 
     Attributes:
         number: number of the request that this batch answers; None for an iterable-style dataset.
         data: the pickle; None: it is in the slot, from ``start`` to ``end``.
-        opened: the batch, set on arrival, or at once without workers. Unpickling may fetch memory from the worker, and
-            the worker of an iterable-style dataset may have ended when the batch is used.
+        batch: the batch. Without a slot, it is unpickled on arrival: unpickling may fetch memory from the worker, which
+            may exit before the batch is used if the dataset is iterable-style.
     """
 
     number: int | None
     data: bytes | None = None
     start: int = 0
     end: int = 0
-    opened: PackedBatch | None = None
+    batch: PackedBatch | None = None
 
     @classmethod
     def create(
@@ -217,7 +217,7 @@ class BatchMessage:
         request = batch.request
         number = request.number if request is not None else None
         if worker_info is None:
-            return cls(number, opened=batch)
+            return cls(number, batch=batch)
         # The main process keeps the request.
         batch = dataclasses.replace(batch, request=None, worker=worker_info.id, worker_state=state() or None)
         try:
@@ -232,21 +232,21 @@ class BatchMessage:
         return cls(number, None, start, start + len(data))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _arrived, (self.number, self.data, self.start, self.end)
+        return _receive_message, (self.number, self.data, self.start, self.end)
 
     def open(self, request: BatchRequest | None, arena: Arena | None) -> PackedBatch:
-        batch = self.opened
+        batch = self.batch
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None
             batch = pickle.loads(arena.memory(request.slot, self.end)[self.start : self.end].data)
         return dataclasses.replace(batch, request=request)
 
     def pin_memory(self, device: Any = None) -> BatchMessage:
-        """Copy the tensors of a batch without images to pinned memory. torch's pin-memory thread calls this."""
+        """Copy the tensors of a batch without images to pinned memory, in torch's pin-memory thread."""
         batch = self.open(None, None)
         content = pin_memory(batch.content, device)  # type: ignore[no-untyped-call]
-        return dataclasses.replace(self, opened=dataclasses.replace(batch, content=content))
+        return dataclasses.replace(self, batch=dataclasses.replace(batch, content=content))
 
 
-def _arrived(number: int | None, data: bytes | None, start: int, end: int) -> BatchMessage:
+def _receive_message(number: int | None, data: bytes | None, start: int, end: int) -> BatchMessage:
     return BatchMessage(number, None, start, end, None if data is None else pickle.loads(data))

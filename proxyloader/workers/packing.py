@@ -1,4 +1,4 @@
-"""Pack the images of a batch into shared memory, and pickle the rest of the batch with references in their place.
+"""Pack the images of a batch into shared memory, and pickle the rest of the batch with references to them.
 
 ``Packer`` runs in the worker. ``ContentUnpickler`` runs in the main process and replaces the references with the
 decoded images.
@@ -37,8 +37,7 @@ LARGE_TENSOR_BYTES = 1 << 18
 
 MAX_NEW_PLANS = 8
 """Maximum number of plans that are unknown to the loader. torchvision transforms the images of further plans, and the
-first single image of a plan, so that no pipeline is built for each image with its own arguments."""
-
+first single image of a plan, so that images with individual arguments do not each require a pipeline."""
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
@@ -47,12 +46,12 @@ class Packer:
     """Converts samples to a PackedBatch.
 
     Args:
-        collate_fn: the loader's. It runs here unless there are placeholders, which only torch's default accepts.
+        collate_fn: the loader's. It runs here unless there are placeholders, which only torch's default supports.
         run_size: maximum number of samples in a pipeline run.
-        batched: whether it is called with lists of samples, not with single samples.
-        keep_samples: whether to pickle each sample separately as well, so that samples can be removed from the batch.
-        has_images: whether the loader has servers. If not, the dataset may still hold compiled transforms that the
-            loader did not find.
+        batched: whether it packs lists of samples, not single samples.
+        keep_samples: whether to also pickle each sample separately, so that samples can be removed from the batch.
+        has_images: whether the loader has plans or a server. If not, the dataset may still have compiled transforms
+            that the loader did not find.
         plans: keys of the plans that the loader knows.
         deferral: the dataset's Deferral, or None if its images are not deferred.
     """
@@ -80,9 +79,9 @@ class Packer:
         self._pixel_uses, pixel_uses.why = pixel_uses.count, None
 
     def __call__(self, samples: Any, request: BatchRequest | None = None, num_samples: int = 1) -> PackedBatch:
-        """Pack samples from the dataset. The bytes are written to the slot of the request."""
+        """Pack samples from the dataset. Writes the bytes to the slot of the request, if it has one."""
         if self.deferral is not None and not self.deferral.is_active:
-            return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, gave_up=True)
+            return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, has_fallen_back=True)
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self.collate_fn(samples) if collates else samples
@@ -96,12 +95,12 @@ class Packer:
         if rejected:
             pickler = _ContentPickler(self._run_size, rejected)
             data = pickler.dumps(content, may_overwrite=not self._keep_samples)
-        each = samples if self.batched else [samples]
-        counts = self._count(pickler, len(each), num_samples)
+        sample_list = samples if self.batched else [samples]
+        counts = self._count(pickler, len(sample_list), num_samples)
         if not pickler.runs and not pickler.is_computed:
             content = content if collates else self.collate_fn(content)
             return PackedBatch(request, content=content, **counts)
-        samples_alone = tuple(map(pickler.dumps, each)) if self._keep_samples else ()
+        samples_alone = tuple(map(pickler.dumps, sample_list)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
         runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
@@ -117,7 +116,7 @@ class Packer:
             blob=blob,
             runs=runs,
             content=data,
-            kept=tuple(pickler.kept),
+            objects=tuple(pickler.objects),
             collated=collates,
             is_computed=pickler.is_computed,
             batched=self.batched,
@@ -137,24 +136,24 @@ class Packer:
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
-        others = samples - len(images) if pickler.is_computed else 0
+        computed_only = samples - len(images) if pickler.is_computed else 0
         if self.deferral is not None:
-            # Sending pixels to a GPU pays off. On a CPU it does not if the dataset's code has decoded and used them.
+            # Sending pixels to a GPU pays off. On a CPU, it does not if the dataset's code has decoded and used them.
             sends_pixels = images and (self.deferral.on_gpu or not used)
             # Results of transforms arrive on the GPU in all epochs, even if their values were used.
             is_for_gpu = self.deferral.on_gpu and pickler.is_computed
             self.deferral.record(num_samples, bool(encoded or custom_bytes or sends_pixels or is_for_gpu), bool(used))
         return {
             "num_samples": num_samples,
-            "gave_up": self.deferral is not None and not self.deferral.is_active,
+            "has_fallen_back": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
-            "images_by": (encoded, len(images) - encoded, max(used, others)),
+            "image_counts": (encoded, len(images) - encoded, max(used, computed_only)),
             "bytes_read": sum(jpegs_bytes) + sum(custom_bytes),
             "decode_reason": why,
         }
 
     def _reject_plans(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
-        """Return the plans of a batch that get no pipeline, and record the new plans that get one."""
+        """Return the plans of a batch that get no pipeline, and record new plans that get one."""
         calls = [call.server for run in runs for call in run if isinstance(call, TransformedImage)]
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
@@ -175,22 +174,22 @@ class _ContentPickler:
     def __init__(self, run_size: int, rejected: Collection[str] = ()) -> None:
         self._run_size, self._rejected = run_size, rejected
         self.runs: list[list[ProxyInputs]] = []
-        self.kept: list[Any] = []
+        self.objects: list[Any] = []
         self.is_computed = False  # whether there are tensors computed from images
-        self._open: dict[str, int] = {}  # server -> the run that takes its next single sample
+        self._current_runs: dict[str, int] = {}  # server -> run for its next single sample
         self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
-        self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> its run, or the (run, row) of each sample
-        self._uses: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references to some of it
+        self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> run, or (run, row) of each sample
+        self._use_counts: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references
         self._may_overwrite = self._has_operations = False
 
     def dumps(self, content: Any, may_overwrite: bool = False) -> bytes:
-        """Pickle a batch. Operations may overwrite tensors to which only this pickle refers, once."""
+        """Pickle a batch. ``may_overwrite``: operations may overwrite tensors that are referenced only once."""
         self._may_overwrite = self._has_operations = False
         data = self._dumps(content)
         if not self._has_operations or not may_overwrite:
             return data
-        self._may_overwrite = True  # as all uses are known now
-        self.kept.clear()
+        self._may_overwrite = True  # now that all uses are known
+        self.objects.clear()
         return self._dumps(content)
 
     def _dumps(self, content: Any) -> bytes:
@@ -206,41 +205,41 @@ class _ContentPickler:
 
     def _is_used_once(self, output: ProxySample | ProxyBatch) -> bool:
         run = self._batches.get(id(output.run)) if isinstance(output, ProxyBatch) else None
-        return isinstance(run, int) and self._uses[output.output, run] == 1
+        return isinstance(run, int) and self._use_counts[output.output, run] == 1
 
-    def place(self, proxy: Any) -> int | tuple[int, Any] | None:
-        """Return the reference to an image or to a kept object; None if the object itself is to be pickled."""
+    def reference(self, proxy: Any) -> int | tuple[int, Any] | None:
+        """Return the reference to an image or object; None if the object itself is to be pickled."""
         if not isinstance(proxy, (ProxyBatch, ProxySample)):
-            self.kept.append(proxy)
-            return len(self.kept) - 1
+            self.objects.append(proxy)
+            return len(self.objects) - 1
         if not self._needs_dali(proxy):
             return None
         if isinstance(proxy, ProxySample):
-            place: Any = self._assign_row(proxy.call)
+            rows: Any = self._assign_row(proxy.call)
         elif id(proxy.run) in self._batches:
-            place = self._batches[id(proxy.run)]
+            rows = self._batches[id(proxy.run)]
         else:
-            place = self._batches[id(proxy.run)] = self._place_batch(proxy.run.calls)
+            rows = self._batches[id(proxy.run)] = self._assign_batch(proxy.run.calls)
         if not self._may_overwrite:
-            places = [(place, 0)] if isinstance(place, int) else [place] if isinstance(place, tuple) else place
-            self._uses.update({(proxy.output, run) for run, _ in places})
-        return proxy.output, place
+            each_row = [(rows, 0)] if isinstance(rows, int) else [rows] if isinstance(rows, tuple) else rows
+            self._use_counts.update({(proxy.output, run) for run, _ in each_row})
+        return proxy.output, rows
 
     def _needs_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
         is_rejected = bool(self._rejected) and any(call.server in self._rejected for call in calls)
         return not is_rejected and not all(map(_is_transformed, calls))
 
-    def parts(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
-        """Return the value or operation from which to restore a tensor that is not an output of DALI."""
+    def recipe(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
+        """Return a value or operation that restores a tensor that is not an output of DALI."""
         if not isinstance(value, ProxyBatch):
             return compute_value(value) if isinstance(value, ProxySample) else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
         if not any(map(self._needs_dali, samples)):
-            return collate_tensor_fn([compute_value(each) for each in samples])  # into the memory that torch shares
+            return collate_tensor_fn([compute_value(sample) for sample in samples])  # into shared memory
         return Operation("aten.stack.default", (samples,), {})
 
-    def _place_batch(self, calls: Sequence[ProxyInputs]) -> Any:
+    def _assign_batch(self, calls: Sequence[ProxyInputs]) -> Any:
         rows = {id(call): (len(self.runs), row) for row, call in enumerate(calls)}
         distinct = len(rows) == len(calls) and self._rows.keys().isdisjoint(rows)
         if distinct and len(calls) <= self._run_size and all(call.server == calls[0].server for call in calls):
@@ -251,9 +250,9 @@ class _ContentPickler:
 
     def _assign_row(self, call: ProxyInputs) -> tuple[int, int]:
         if id(call) not in self._rows:
-            run = self._open.get(call.server)
+            run = self._current_runs.get(call.server)
             if run is None or len(self.runs[run]) == self._run_size:
-                run = self._open[call.server] = len(self.runs)
+                run = self._current_runs[call.server] = len(self.runs)
                 self.runs.append([])
             self._rows[id(call)] = run, len(self.runs[run])
             self.runs[run].append(call)
@@ -274,13 +273,13 @@ class _Pickler(ForkingPickler):
                 return None
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
-            return self.owner.place(obj)
-        is_kept = isinstance(obj, (torch.Tensor, *_STORAGES))
+            return self.owner.reference(obj)
+        by_reference = isinstance(obj, (torch.Tensor, *_STORAGES))
         if get_worker_info() is not None:
-            is_kept = is_kept and not _is_sent_by_value(obj)
-        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so objects that cannot be imported are kept
-            is_kept = "<" in obj.__qualname__
-        return self.owner.place(obj) if is_kept else None
+            by_reference = by_reference and not _is_sent_by_value(obj)
+        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so objects may be unpicklable
+            by_reference = "<" in obj.__qualname__
+        return self.owner.reference(obj) if by_reference else None
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, LazyTensor) and requires_gradient(obj):
@@ -291,13 +290,13 @@ class _Pickler(ForkingPickler):
             return restore_image, (to_pure_tensor(obj),)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.owner.is_computed = True
-            return computed, (self.owner.parts(obj),)
+            return computed, (self.owner.recipe(obj),)
         if isinstance(obj, Operation):
             return self.owner.reduce(obj)
         if not _is_sent_by_value(obj):
             return NotImplemented
         values = obj.detach().resolve_conj().resolve_neg().reshape(-1)
-        if values.stride() != (1,):  # as of a single value of a column
+        if values.stride() != (1,):  # for example, a single value of a column
             values = values.clone(memory_format=torch.contiguous_format)
         return restore_tensor, (values.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.requires_grad)
 
@@ -306,7 +305,7 @@ _STORAGES = (torch.UntypedStorage, torch.TypedStorage)
 
 
 def _is_sent_by_value(obj: Any) -> bool:
-    """Return whether a tensor is sent as bytes, as labels are, because opening a shared file would cost more."""
+    """Return whether to send a tensor as bytes, like labels, because opening shared memory would cost more."""
     if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
         return False
     # torch rejects tensors with a graph.
@@ -331,7 +330,7 @@ def restore_tensor(
 
 
 class _Layout:
-    """Offsets of arrays in a slot, which may already contain files, or in separate memory."""
+    """Assigns offsets to arrays, in a slot that may already contain files, or in separate memory."""
 
     def __init__(self, in_slot: bool) -> None:
         self._arrays: list[tuple[int, NDArray[Any]]] = []
@@ -348,7 +347,7 @@ class _Layout:
         return start
 
     def add_file(self, array: NDArray[Any]) -> int:
-        """Add an array, unless it was read into the slot. Return its offset in bytes."""
+        """Add an array, unless it is already in the slot. Return its offset in bytes."""
         offset = batch_memory.find_offset(array) if self._in_slot else None
         return self.add(array) if offset is None else offset
 
@@ -377,9 +376,9 @@ def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
 class ContentUnpickler(pickle.Unpickler):
     """Unpickles the content of a packed batch, with decoded images in place of the references.
 
-    ``resolve`` returns the image or the batch for a reference (output, place or list of places). ``pin`` copies tensors
-    to pinned memory, as a stock loader with ``pin_memory`` does. ``kept`` is that of the PackedBatch. Tensors computed
-    from images are moved to ``device``.
+    ``resolve`` returns the image or batch for a reference: an output, and a run, (run, row) or list of (run, row).
+    ``pin`` copies tensors to pinned memory, like a stock loader with ``pin_memory``. ``objects``: see PackedBatch.
+    Tensors computed from images are moved to ``device``.
     """
 
     def __init__(
@@ -387,23 +386,23 @@ class ContentUnpickler(pickle.Unpickler):
         data: bytes,
         resolve: Callable[[int, Any], Any],
         pin: bool = False,
-        kept: Sequence[Any] = (),
+        objects: Sequence[Any] = (),
         device: torch.device | None = None,
     ) -> None:
         super().__init__(io.BytesIO(data))
-        self._resolve, self._pin, self._kept, self._device = resolve, pin, kept, device
+        self._resolve, self._pin, self._objects, self._device = resolve, pin, objects, device
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
-            kept = self._kept[pid]
-            return kept.pin_memory() if self._pin and isinstance(kept, torch.Tensor) else kept
+            obj = self._objects[pid]
+            return obj.pin_memory() if self._pin and isinstance(obj, torch.Tensor) else obj
         return self._resolve(*pid)
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        if found is computed and self._device is not None:
+        function = super().find_class(module, name)
+        if function is computed and self._device is not None:
             return functools.partial(torch.Tensor.to, device=self._device, non_blocking=True)
-        return _restore_pinned_tensor if self._pin and found is restore_tensor else found
+        return _restore_pinned_tensor if self._pin and function is restore_tensor else function
 
 
 def _restore_pinned_tensor(*args: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""WorkerPool: a stock torch DataLoader that yields packed batches, and the memory its workers write to."""
+"""WorkerPool: a torch DataLoader that yields packed batches, and the shared memory of its workers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
 
 BYTES_PER_IMAGE = 1 << 18
-"""Bytes per image of a batch that are mapped in a slot at first. More is mapped when needed."""
+"""Bytes per image that are initially mapped in a slot. More are mapped when needed."""
 
 DEFAULT_RUN_SIZE = 256
 
@@ -50,13 +50,14 @@ class WorkerPool:
         workers: torch's loader over the wrapped dataset. It starts the processes, draws their seeds and advances the
             user's sampler, exactly as torch does.
         requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
-        arena: shared memory; None if there are no workers or no images.
+        arena: shared memory; None without workers or images.
         plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
-        board: where workers write the states at the start and at the end of an epoch.
+        worker_dataset: the dataset passed to ``workers``; None if they yield torch's own batches.
+        board: where workers write the states at the start and end of an epoch.
         deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
         uses_torch_batches: whether torch's own loader produces the batches of the next epoch.
         broken: whether a worker was lost, so that the next epoch requires new workers.
-        user: the feed that uses the workers.
+        feed: the feed that uses the workers.
     """
 
     workers: Workers
@@ -64,12 +65,12 @@ class WorkerPool:
     requests: RequestSampler | None
     arena: Arena | None
     plans: dict[str, Plan]
-    source: PackedDataset | StatefulStream | None
+    worker_dataset: PackedDataset | StatefulStream | None
     board: StateBoard | None
     deferral: Deferral | None = None
     uses_torch_batches: bool = False
     broken: bool = False
-    user: weakref.ref[Any] | None = field(default=None, repr=False)
+    feed: weakref.ref[Any] | None = field(default=None, repr=False)
 
     @classmethod
     def build(
@@ -80,7 +81,7 @@ class WorkerPool:
         passed: PassedSamples | None,
         loader_state: LoaderState,
         live: LiveDataset | None,
-        counts: Deferral | None,
+        deferral: Deferral | None,
     ) -> WorkerPool:
         """Create a pool with the arguments of a loader.
 
@@ -88,19 +89,18 @@ class WorkerPool:
             arena: arena of an earlier epoch to reuse; None: create one.
             passed, live: see ``Fetcher``.
             loader_state: state of the first epoch, including the initial states of the dataset.
-            counts: counts the images for DALI; None with a server, which takes every image, so deferral never stops.
+            deferral: decides when deferral stops; None with a server, which accepts every image.
         """
-        dataset, plans, is_late = translated.dataset, translated.plans, translated.is_deferred
+        dataset, plans = translated.dataset, translated.plans
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.create(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
-        batched, streams = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
-        # torch's pin-memory thread takes batches without images, which are then not in the arena.
-        may_have_images = has_images or (is_late and not loader.pin_memory)
-        if loader.num_workers and may_have_images and arena is None and not streams:
+        batched, is_iterable = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
+        # torch's pin-memory thread receives batches without images, which must not be in the arena.
+        may_have_images = has_images or (translated.is_deferred and not loader.pin_memory)
+        if loader.num_workers and may_have_images and arena is None and not is_iterable:
             arena = _create_arena(loader)
-        deferral = counts if is_late else None
-        fetcher = _create_fetcher(loader, translated, passed, live, counts)
+        fetcher = _create_fetcher(loader, translated, passed, live, deferral)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -109,36 +109,37 @@ class WorkerPool:
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
             plans=frozenset(plans),
-            deferral=counts,
+            deferral=deferral,
         )
         requests = None
-        source: Any
-        if streams:
-            source = StatefulStream(dataset, states, board, loader.seed)
-            # torch treats data pipes by their class, so it must see the data pipe itself.
-            first = dataset if isinstance(dataset, IterDataPipe) else source
-            collate = PackStream(fetcher, packer, source, sends_batches=not is_stateful(dataset))
-            size = dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
-            arguments = dict(dataset=first, collate_fn=collate, **size)
+        worker_dataset: Any
+        if is_iterable:
+            worker_dataset = StatefulStream(dataset, states, board, loader.seed)
+            # torch handles data pipes by their class, so it must see the data pipe itself.
+            stream = dataset if isinstance(dataset, IterDataPipe) else worker_dataset
+            collate = PackStream(fetcher, packer, worker_dataset, sends_unpacked=not is_stateful(dataset))
+            batching = dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
+            arguments = dict(dataset=stream, collate_fn=collate, **batching)
         else:
             sampler = loader.batch_sampler if batched else loader.sampler
-            ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))
-            requests = RequestSampler(sampler, batched, arena, loader.seed, ahead)
+            num_prefetched = max(1, loader.num_workers * (loader.prefetch_factor or 0))
+            requests = RequestSampler(sampler, batched, arena, loader.seed, num_prefetched)
             keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
-            sends_batches = loader.in_order and not is_stateful(dataset)
-            source = PackedDataset(fetcher, packer, arena, states, board, keeps_generators, sends_batches)
-            arguments = dict(dataset=source, batch_sampler=requests, collate_fn=_identity)
-        workers = _create_workers(loader, arguments, has_images, deferral)
+            sends_unpacked = loader.in_order and not is_stateful(dataset)
+            worker_dataset = PackedDataset(fetcher, packer, arena, states, board, keeps_generators, sends_unpacked)
+            arguments = dict(dataset=worker_dataset, batch_sampler=requests, collate_fn=_identity)
+        hook_deferral = deferral if translated.is_deferred else None
+        workers = _create_workers(loader, arguments, has_images, hook_deferral)
         workers.first_worker = loader_state.next_worker
         if loader.num_workers:
-            deferral = None
-        elif deferral is not None and deferral.is_active:
-            hooks.hold(deferral)
-        return cls(workers, fetcher, requests, arena, plans, source, board, deferral)
+            hook_deferral = None
+        elif hook_deferral is not None and hook_deferral.is_active:
+            hooks.hold(hook_deferral)
+        return cls(workers, fetcher, requests, arena, plans, worker_dataset, board, hook_deferral)
 
     @classmethod
     def build_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
-        """Create a pool that yields torch's own batches. Its workers run none of our code but the parent watchdog."""
+        """Create a pool that yields torch's own batches. Of our code, its workers run only the parent watchdog."""
         batched, requests, arguments = loader.batch_sampler is not None, None, dict(batch_size=loader.batch_size)
         if isinstance(loader.dataset, IterableDataset):
             arguments |= dict(drop_last=loader.drop_last)
@@ -158,24 +159,24 @@ class WorkerPool:
     ) -> Any:
         """Start an epoch of torch's loader. Return its iterator.
 
-        With a seed, the worker seeds that torch draws depend on it alone. Without one, they may be drawn from the
+        With a seed, the worker seeds that torch draws depend only on it. Without one, torch may draw them from the
         user's ``seed_generator``.
         """
-        self.user = None  # an earlier iterator no longer uses these workers
+        self.feed = None  # an earlier iterator no longer uses these workers
         if self.requests is not None:
             self.requests.begin(loader_state)
         if self.board is not None:
             self.board.begin(loader_state.epoch)
             if self.requests is None or not self.has_workers:
-                self.board.forget()  # persistent workers write their states again, as they restart their streams
+                self.board.clear()  # persistent workers restart their streams, and write their states again
         if seed_generator is not None:
-            loader_state.settle(seed_generator, "workers")
+            loader_state.restore_or_record(seed_generator, "workers")
         if seed is None:
             batches = self._start_unseeded(loader_state, generator)
         else:
             batches = self._start_seeded(loader_state, seed, generator)
-        if isinstance(self.source, PackedDataset) and not self.workers.num_workers:
-            self.source.begin(0)  # after torch has drawn its seed, because a dataset may set the generators
+        if isinstance(self.worker_dataset, PackedDataset) and not self.workers.num_workers:
+            self.worker_dataset.begin(0)  # after torch has drawn its seed, because a dataset may set generator states
         return batches
 
     def _start_unseeded(self, loader_state: LoaderState, generator: torch.Generator | None) -> Any:
@@ -184,11 +185,11 @@ class WorkerPool:
             self.workers.generator = torch.Generator()
             self.workers.generator.set_state(order["iter"])
             if loader_state.new_workers:
-                draw_seed()  # instead of torch, which does not draw a seed from the default generator now
+                draw_seed()  # in place of torch, which now draws from another generator
         return iter(self.workers)
 
     def _start_seeded(self, loader_state: LoaderState, seed: int, generator: torch.Generator | None) -> Any:
-        if generator is None:  # not the default generator, as other threads draw from it
+        if generator is None:  # avoid the default generator, as other threads draw from it
             self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
         if self.requests is not None or self.workers.num_workers:
             return iter(self.workers)
@@ -198,22 +199,22 @@ class WorkerPool:
         return SeededIterator(batches, seed, loader_state.epoch, "stream")
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return the states at the start of the epoch of workers that have returned no batch yet, by worker number."""
-        processes = getattr(self.user and self.user(), "worker_processes", ())
+        """Return the initial states of workers that have not returned a batch yet, by worker number."""
+        processes = getattr(self.feed and self.feed(), "worker_processes", ())
         if self.board is None or not processes:
             return {}
-        found = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}
-        return {worker: state for worker, state in found.items() if state}
+        states = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}
+        return {worker: state for worker, state in states.items() if state}
 
     @property
     def has_workers(self) -> bool:
-        """Whether workers of an earlier epoch wait for the next one."""
+        """Whether workers of an earlier epoch are waiting for the next one."""
         return self.workers._iterator is not None and not self.broken
 
     def shut_down(self, batches: Any) -> None:
-        """End the workers of an epoch that failed to begin. They write to the arena until they have ended.
+        """Shut down the workers of an epoch that failed to begin, as they write to the arena until they exit.
 
-        ``batches`` is torch's iterator; None: it was not created, or ``workers`` keeps it.
+        ``batches`` is torch's iterator; None: it was not created, or ``workers`` has it.
         """
         self.broken = True
         iterator = batches if batches is not None else self.workers._iterator
@@ -222,16 +223,16 @@ class WorkerPool:
 
     def reusable_arena(self) -> Arena | None:
         """Return the arena for the next pool; None if there is none or it may still be in use."""
-        if self.arena is None or self.requests is None or self.broken or self.user is None or self.user() is not None:
+        if self.arena is None or self.requests is None or self.broken or self.feed is None or self.feed() is not None:
             return None
-        self.requests.forget_unanswered()  # the workers have ended
+        self.requests.discard_pending()  # the workers have exited
         return self.arena
 
 
 def _create_workers(
     loader: Any, arguments: dict[str, Any], has_images: bool = False, deferral: Deferral | None = None
 ) -> Workers:
-    """Create torch's loader from these arguments and from those that the user passed."""
+    """Create torch's loader from these arguments and the user's."""
     context = lifetime.serialize_forks(loader.multiprocessing_context) if loader.num_workers else None
     workers = Workers(
         **arguments,
@@ -242,11 +243,11 @@ def _create_workers(
         prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
         persistent_workers=loader.persistent_workers,
         in_order=loader.in_order,
-        # Tensors that are converted to another format are copied once more, and pinned then.
+        # Tensors that are converted to another format are pinned when that copies them.
         pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
         **loader._torch_arguments,
     )
-    workers.timeout = loader.timeout  # torch accepts a negative one only as an attribute
+    workers.timeout = loader.timeout  # torch accepts a negative timeout only as an attribute
     return workers
 
 
@@ -267,12 +268,12 @@ def _create_fetcher(
 
 
 def _create_arena(loader: Any) -> Arena | None:
-    # One slot for each batch that is requested from workers, in DALI, decoded or held by the loop, and two for those
+    # One slot for each batch that is requested from workers, in DALI, decoded or held by the loop, and two for batches
     # that the GPU may still be reading.
     slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
     try:
         return Arena(slots, run_size(loader) * BYTES_PER_IMAGE)
-    except OSError as error:  # a limit on the size or the number of files
+    except OSError as error:  # a limit on file sizes or open files
         loader._warn(f"cannot allocate shared memory for batches ({error}); falling back to torch's, which is slower")
         return None
 

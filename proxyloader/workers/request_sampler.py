@@ -1,4 +1,4 @@
-"""Batch sampler that issues worker requests and supports mid-epoch resume. Main process, in torch's thread."""
+"""Batch sampler that issues worker requests and resumes in mid-epoch. Main process, in the iterating thread."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, W
 from .._random_state import make_generator, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
 from .arena import Arena
-from .draws_ahead import RequestsAhead
+from .draw_rollback import SamplerDraws
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-"""torch samplers that draw from the shared default generator unless they are given a ``generator``."""
-
+"""torch samplers that draw from the default generator unless they are given a ``generator``."""
 
 _END: Any = object()
-"""Marks the end of the epoch in place of the indices of a batch."""
+"""Sentinel for the end of the epoch."""
 
 _generator_lock = threading.RLock()
-"""Held while such a sampler has a temporary generator. Threads that share a loader share its sampler."""
+"""Held while such a sampler has a temporary generator, as threads may share a loader and its sampler."""
 
 os.register_at_fork(after_in_child=_generator_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -37,7 +36,7 @@ os.register_at_fork(after_in_child=_generator_lock._at_fork_reinit)  # type: ign
 def unwrap_batch_sampler(sampler: Any) -> Any:
     """Return the sampler inside torch's BatchSampler, which yields one index at a time; any other sampler unchanged.
 
-    Accelerate wraps torch's batch samplers in its own, which yield a part of the batches and draw nothing.
+    Accelerate wraps torch's batch samplers in its own, which yield some of the batches and draw nothing.
     """
     while type(sampler).__module__ == "accelerate.data_loader" and hasattr(sampler, "batch_sampler"):
         sampler = sampler.batch_sampler
@@ -45,10 +44,10 @@ def unwrap_batch_sampler(sampler: Any) -> Any:
 
 
 def is_distributed(sampler: Any) -> bool:
-    """Return whether several processes train together, so that each needs the same number of batches."""
+    """Return whether several processes train together and require the same number of batches."""
     sharded = find_sharded_sampler(sampler)
-    shares = sharded.num_shards if sharded is not None else getattr(unwrap_batch_sampler(sampler), "num_replicas", 1)
-    return shares > 1 or (
+    processes = sharded.num_shards if sharded is not None else getattr(unwrap_batch_sampler(sampler), "num_replicas", 1)
+    return processes > 1 or (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
@@ -60,11 +59,11 @@ class BatchRequest:
     """A request to a worker for one batch.
 
     Attributes:
-        number: number of the request in its loader, from 0.
-        indices: indices of the samples of the batch, or a single index if batching is off.
-        batched: whether batching is on.
+        number: sequence number of the request in its loader, from 0.
+        indices: indices of the samples of the batch, or a single index if batching is disabled.
+        batched: whether batching is enabled.
         slot: slot that the worker may write to; None: no slot was free.
-        needed, void: see ``RequestsAhead``.
+        first_excess, discarded: see ``SamplerDraws``.
     """
 
     number: int
@@ -72,26 +71,26 @@ class BatchRequest:
     indices: Any
     batched: bool
     slot: int | None
-    needed: int = 0
-    void: tuple[range, ...] = ()
+    first_excess: int = 0
+    discarded: tuple[range, ...] = ()
 
-    def each(self) -> list[Any]:
+    def index_list(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
 
 
 class RequestSampler:
-    """A batch sampler that yields a request for each batch of another sampler, and assigns a slot of the arena to it.
+    """A batch sampler that yields a request for each batch of another sampler, with a slot of the arena.
 
     Args:
-        sampler: the user's batch sampler, or sampler if batching is off.
+        sampler: the user's batch sampler, or sampler if batching is disabled.
         seed: seed of the order, unless the sampler has its own generator.
-        ahead: number of batches that torch's loader requests before it takes the first.
+        num_prefetched: number of batches that torch's loader requests before it receives the first.
         yields_indices: whether the next iteration yields indices instead of requests, for torch's own fetcher.
 
     Attributes:
         sizes: with ``yields_indices``, for each batch that the training loop has not received yet: the number of
             samples, and how many positions it advances the order.
-        ahead: the requests that torch's loader would not have issued yet.
+        draws: rolls back the sampler's draws for excess requests.
     """
 
     def __init__(
@@ -100,65 +99,65 @@ class RequestSampler:
         batched: bool,
         arena: Arena | None = None,
         seed: int | None = None,
-        ahead: int = 1,
+        num_prefetched: int = 1,
         yields_indices: bool = False,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
         self.yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
         self._iterator: Any = None
-        self._draws_elsewhere = False
-        self.ahead = RequestsAhead(ahead)
+        self._must_advance_default = False
+        self.draws = SamplerDraws(num_prefetched)
         self.begin(LoaderState())
-        self._unanswered: dict[int, BatchRequest] = {}
+        self._pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
         self._next_number = 0
 
     def begin(self, loader_state: LoaderState) -> None:
-        """Start the next iteration at this state, and record in it what is needed to start there again."""
+        """Start the next iteration at this state, and record in it the states that reproduce the iteration."""
         self._loader_state = loader_state
 
     def __iter__(self) -> Iterator[Any]:
-        self.forget_unanswered()  # torch begins an epoch after the workers have finished the previous one
-        self.undo_draws_ahead()
-        self.ahead.begin(self._next_number)
+        self.discard_pending()  # torch begins an epoch after the workers have finished the previous one
+        self.roll_back_draws()
+        self.draws.begin(self._next_number)
         loader_state = self._loader_state
-        self._settle_sampler(loader_state)
-        # At once, because torch creates the iterator before it draws seeds.
-        with self._known_generators(loader_state, "iter"):
+        self._restore_sampler(loader_state)
+        # Not lazily, because torch creates the iterator before it draws seeds.
+        with self._controlled_generators(loader_state, "iter"):
             remaining = self._remaining(loader_state)
-        return self._drawn(loader_state, remaining)
+        return self._issue(loader_state, remaining)
 
-    def _drawn(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
-        """Yield each batch's request or indices. torch's samplers draw the order on the first ``next()``."""
-        with self._known_generators(loader_state, "next"):
+    def _issue(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
+        """Yield a request or indices for each batch. torch's samplers draw the order on the first ``next()``."""
+        with self._controlled_generators(loader_state, "next"):
             first = next(remaining, _END)
         if first is _END:
             return
         yields_indices, batched, sizes = self.yields_indices, self._batched, self.sizes
         sizes.clear()
-        count, size = 1, (1, self.places(1))
+        count, size = 1, (1, self.positions(1))
         for indices in itertools.chain((first,), remaining):
             if batched:
                 if type(indices) is not list and not hasattr(indices, "__len__"):
                     indices = list(indices)  # a generator cannot be pickled
                 if len(indices) != count:
                     count = len(indices)
-                    size = count, self.places(count)
+                    size = count, self.positions(count)
             if yields_indices:
                 sizes.append(size)
                 yield indices
             else:
                 yield self._request(indices, loader_state.epoch)
         if not yields_indices:
-            self.ahead.note(self._next_number, own_generator(self._inner_sampler))
+            self.draws.record(self._next_number, sampler_generator(self._inner_sampler))
 
     def _request(self, indices: Any, epoch: int) -> BatchRequest:
-        number, sampler, ahead = self._next_number, self._inner_sampler, self.ahead
-        ahead.note(number, own_generator(sampler))
-        slot = self._arena.lend() if self._arena is not None else None
-        request = BatchRequest(number, epoch, indices, self._batched, slot, ahead.needed, ahead.void)
+        number, sampler, draws = self._next_number, self._inner_sampler, self.draws
+        draws.record(number, sampler_generator(sampler))
+        slot = self._arena.acquire() if self._arena is not None else None
+        request = BatchRequest(number, epoch, indices, self._batched, slot, draws.first_excess, draws.discarded)
         self._next_number += 1
-        self._unanswered[number] = request
+        self._pending[number] = request
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._sampler_states[number] = sampler_state(sampler, self._iterator)
         return request
@@ -166,49 +165,46 @@ class RequestSampler:
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
 
-    def forget_unanswered(self) -> None:
-        """Free the slots of requests that no worker will answer."""
-        for request in self._unanswered.values():
+    def discard_pending(self) -> None:
+        """Release the slots of requests that no worker will answer."""
+        for request in self._pending.values():
             if self._arena is not None:
-                self._arena.give_back(request.slot)
-        self._unanswered.clear()
+                self._arena.release(request.slot)
+        self._pending.clear()
         self._sampler_states.clear()
 
-    def undo_draws_ahead(self) -> None:
-        """Reset the sampler's own generator to its state under torch's loader after a loop was left early."""
-        self.ahead.undo(own_generator(self._inner_sampler))
+    def roll_back_draws(self) -> None:
+        """Roll back the draws of the sampler's own generator after a loop was left early."""
+        self.draws.roll_back(sampler_generator(self._inner_sampler))
 
-    def answered(self, number: int | None) -> BatchRequest:
-        """Record that a batch has arrived and return its request, whose slot then belongs to the batch.
+    def pop_request(self, number: int | None) -> BatchRequest:
+        """Return the request of a batch that has arrived, which then owns the slot. None: the oldest request."""
+        return self._pending.pop(next(iter(self._pending)) if number is None else number)
 
-        ``number`` is None for a batch that answers the oldest request.
-        """
-        return self._unanswered.pop(next(iter(self._unanswered)) if number is None else number)
-
-    def handed_out(self, request: BatchRequest, loader_state: LoaderState) -> None:
+    def record_return(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of the epoch that the training loop received a batch."""
-        self.ahead.received(request.number)
+        self.draws.advance(request.number)
         loader_state.batches += 1
-        loader_state.samples += self.places(len(request.each()))
+        loader_state.samples += self.positions(len(request.index_list()))
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
 
     def has_ready_batch(self, in_order: bool) -> bool:
-        """Return whether torch can return the next batch without waiting for a worker, according to the slots."""
-        requests = itertools.islice(self._unanswered.values(), 1 if in_order else None)
+        """Return whether torch can return the next batch without waiting for a worker, as far as the slots tell."""
+        requests = itertools.islice(self._pending.values(), 1 if in_order else None)
         return any(r.slot is None or self._arena is None or self._arena.is_ready(r.slot) for r in requests)
 
-    # --- the order --------------------------------------------------------------------------------------------------
+    # --- order ------------------------------------------------------------------------------------------------------
 
     @property
     def _inner_sampler(self) -> Any:
         return unwrap_batch_sampler(self._sampler)
 
     @property
-    def _shards(self) -> int:
-        """Number of processes among which the sampler splits its samples, as DistributedSampler does."""
+    def _num_replicas(self) -> int:
+        """Number of processes that share the samples, as with DistributedSampler."""
         return getattr(self._inner_sampler, "num_replicas", 1)
 
-    def places(self, size: int) -> int:
+    def positions(self, size: int) -> int:
         """Return the number of samples by which a batch of this size advances the order of all processes or of a shard.
 
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
@@ -216,14 +212,14 @@ class RequestSampler:
         """
         if self._batched and find_sharded_sampler(self._sampler) is not None:
             return int(self._sampler.batch_size)  # type: ignore[attr-defined]
-        return self._shards * size
+        return self._num_replicas * size
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
         """Return an iterator over the rest of the epoch. Like a stock loader, call ``iter`` on the sampler once."""
-        # Processes take turns, each taking equally many samples. If the number of processes changes, the samples taken
-        # may not divide evenly: some then repeat a sample, or skip one if the sampler has ``drop_last``.
+        # Samples are dealt to the processes in turn. If the number of processes changes, the consumed samples may not
+        # divide evenly: some processes then repeat a sample, or skip one if the sampler has ``drop_last``.
         repeats = not getattr(self._inner_sampler, "drop_last", False)
-        done = loader_state.samples // self._shards if repeats else -(-loader_state.samples // self._shards)
+        done = loader_state.samples // self._num_replicas if repeats else -(-loader_state.samples // self._num_replicas)
         if type(self._sampler) is not BatchSampler:
             iterator: Iterator[Any] = iter(self._sampler)
             self._iterator = iterator
@@ -233,17 +229,17 @@ class RequestSampler:
         return self._batches(self._sampler, loader_state, done)
 
     def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[list[int]]:
-        """Yield the batches of torch's BatchSampler, but keep the sampler's iterator in an attribute."""
+        """Yield the batches of torch's BatchSampler, but store the sampler's iterator in an attribute."""
         if self._iterator is None:
             self._iterator = iter(sampler.sampler)
         remaining = _remaining(self._iterator, loader_state, done)
         yield from BatchSampler(remaining, sampler.batch_size, sampler.drop_last)
 
-    def _settle_sampler(self, loader_state: LoaderState) -> None:
+    def _restore_sampler(self, loader_state: LoaderState) -> None:
         """Restore the state of the sampler at the start of the epoch, or record it."""
         sampler, self._iterator = self._inner_sampler, None
         if isinstance(sampler, ShardedSampler):
-            # Repeatable, as torch calls iter() twice with workers.
+            # Idempotent, as torch calls iter() twice with workers.
             taken = loader_state.sampler_state.get("taken", [])
             sampler.resume(loader_state.epoch, taken)
             loader_state.sampler_state = {"epoch": loader_state.epoch, "dealt": sampler.shard_spec, "taken": taken}
@@ -256,65 +252,65 @@ class RequestSampler:
             loader_state.sampler_state = sampler_state(sampler)
 
     @contextlib.contextmanager
-    def _known_generators(self, loader_state: LoaderState, moment: str) -> Iterator[None]:
+    def _controlled_generators(self, loader_state: LoaderState, stage: str) -> Iterator[None]:
         sampler = self._inner_sampler
-        generator = own_generator(sampler)
+        generator = sampler_generator(sampler)
         if generator is not None:
-            with _known_own_generator(generator, loader_state, moment):
+            with _controlled_sampler_generator(generator, loader_state, stage):
                 yield
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_lock:
-                sampler.generator = make_generator(self._seed, loader_state.epoch, "order", moment)
+                sampler.generator = make_generator(self._seed, loader_state.epoch, "order", stage)
                 try:
                     yield
                 finally:
                     sampler.generator = None
         elif self._seed is not None:
             with preserve_rng():
-                seed_generators(self._seed, loader_state.epoch, "order", moment)
+                seed_generators(self._seed, loader_state.epoch, "order", stage)
                 yield
-        elif loader_state.resumes and moment in loader_state.random_states:
-            is_between_epochs = moment == "iter" and "next" not in loader_state.random_states
+        elif loader_state.resumes and stage in loader_state.random_states:
+            is_between_epochs = stage == "iter" and "next" not in loader_state.random_states
             with preserve_rng():
-                torch.set_rng_state(loader_state.random_states[moment])
+                torch.set_rng_state(loader_state.random_states[stage])
                 yield
                 if is_between_epochs:
                     if loader_state.new_workers:
                         draw_seed()
                     loader_state.random_states["next"] = torch.get_rng_state()
-            # A state between epochs was saved before the order was drawn. The default generator must advance as well:
-            # it may be in the same state, and would then draw the order of this epoch for the next one again.
+            # A state between epochs was saved before the order was drawn. The default generator may still be in that
+            # state. Unless it advances as well, it would draw the same order for the next epoch.
             if is_between_epochs:
-                self._draws_elsewhere = True
-            elif moment == "next" and self._draws_elsewhere:
-                self._draws_elsewhere = False
+                self._must_advance_default = True
+            elif stage == "next" and self._must_advance_default:
+                self._must_advance_default = False
                 draw_seed()
         else:
-            loader_state.random_states[moment] = torch.get_rng_state()
+            loader_state.random_states[stage] = torch.get_rng_state()
             yield
 
 
-def own_generator(sampler: Any) -> torch.Generator | None:
-    """Return the generator that a sampler uses instead of the default one; None if it has none."""
+def sampler_generator(sampler: Any) -> torch.Generator | None:
+    """Return the sampler's own generator, or None if it draws from the default one."""
     with _generator_lock:
         generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
 
 
 @contextlib.contextmanager
-def _known_own_generator(generator: torch.Generator, loader_state: LoaderState, moment: str) -> Iterator[None]:
+def _controlled_sampler_generator(generator: torch.Generator, loader_state: LoaderState, stage: str) -> Iterator[None]:
     states = loader_state.generator_states
-    loader_state.settle(generator, moment)
+    loader_state.restore_or_record(generator, stage)
     yield
-    if loader_state.resumes and moment == "iter" and "next" not in states:  # a state between epochs
+    if loader_state.resumes and stage == "iter" and "next" not in states:  # a state between epochs
         if loader_state.new_workers:
             del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
         else:
-            states["next"] = generator.get_state()  # torch draws a seed now, but did not when the state was saved
+            states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
 
 
 def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
-    """Return the state of a sampler and its iterator: the epoch that was set, and each ``state_dict``."""
+    """Return the state of a sampler and its iterator: the epoch, and the ``state_dict`` of each."""
     state: dict[str, Any] = {}
     if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
         state["epoch"] = sampler.epoch
@@ -325,16 +321,16 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
     return state
 
 
-def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, moment: str) -> None:
-    """Record the generator states that determine the order of an epoch with no batches yet, unless it is drawn.
+def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, stage: str) -> None:
+    """Record the generator states that determine the order of an epoch without batches so far, unless recorded before.
 
-    ``moment`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
+    ``stage`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
     """
-    generator = own_generator(sampler)
+    generator = sampler_generator(sampler)
     if generator is not None:
-        loader_state.generator_states.setdefault(moment, generator.get_state())
+        loader_state.generator_states.setdefault(stage, generator.get_state())
     elif seed is None:
-        loader_state.random_states.setdefault(moment, torch.get_rng_state())
+        loader_state.random_states.setdefault(stage, torch.get_rng_state())
 
 
 def draw_seed() -> None:
@@ -343,18 +339,18 @@ def draw_seed() -> None:
 
 
 def _remaining(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Return the rest of an iterator. Requesting the first item restores its state, or skips ``done`` items.
+    """Return the rest of an iterator. The first ``next()`` restores its state, or skips ``done`` items.
 
-    Nothing is skipped if its sampler has a state, which was restored before. ``iter()`` is not called on the iterator,
-    because that might restart it.
+    If its sampler has a state, which is already restored, no items are skipped. ``iter()`` is not called on the
+    iterator, because that might restart it.
     """
-    is_whole = not done and not loader_state.resumes
-    if is_whole and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
-        return iterator  # a further generator would slow down each index
-    return _restored(iterator, loader_state, done)
+    starts_epoch = not done and not loader_state.resumes
+    if starts_epoch and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
+        return iterator  # another generator would slow down each index
+    return _resume(iterator, loader_state, done)
 
 
-def _restored(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
+def _resume(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
     state = loader_state.sampler_state if loader_state.resumes else {}
     if "iterator" in state and is_stateful(iterator):
         iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]

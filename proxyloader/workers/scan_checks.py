@@ -1,7 +1,7 @@
-"""Samples whose JPEGs passed the checks in an earlier epoch, in memory shared by the workers. Worker.
+"""PassedSamples: samples whose JPEGs passed the checks in an earlier epoch, in shared memory. Worker.
 
 Samples are recorded by index. If a dataset later opens other files for the same index, their scans are not searched for
-lost blocks. Their segments and their end are checked in every epoch, by ``EncodedImage.from_jpeg``.
+lost blocks. ``EncodedImage`` checks segments and the end of a file in every epoch.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from .arena import Arena
 class PassedSamples:
     """The indices of samples whose JPEGs are sound; see NOTE [ Damaged scans ].
 
-    Indices that are not integers below ``size`` never count as passed.
+    Indices other than integers below ``size`` never count as passed.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._own = np.zeros(0, np.uint8)
+        self._local = np.zeros(0, np.uint8)
         self._shared: Arena | None = None
         try:
             self._shared = Arena(1, size) if size else None
-        except OSError:  # no shared memory: each process checks what it reads
-            self._own = np.zeros(size, np.uint8)
+        except OSError:  # no shared memory; each process checks the files that it reads
+            self._local = np.zeros(size, np.uint8)
 
     @property
     def _passed(self) -> memoryview:
-        return (self._own if self._shared is None else self._shared.memory(0, self._size)[: self._size]).data
+        return (self._local if self._shared is None else self._shared.memory(0, self._size)[: self._size]).data
 
     def has_all(self, indices: Sequence[Any]) -> bool:
         passed = self._passed
@@ -51,10 +51,10 @@ class PassedSamples:
 
 
 class checking:
-    """Context for reading samples: skip the checks that all of them have passed, or record that all pass.
+    """Context for reading samples: skip the checks if all have passed before, or record that all pass.
 
-    ``passed`` is None if no GPU decodes the JPEGs, or lost blocks are not searched for. A class, as it is entered
-    for each sample.
+    ``passed`` is None if no GPU decodes the JPEGs, or ``check_scans`` is False. A class, because it is entered for each
+    sample.
     """
 
     def __init__(self, passed: PassedSamples | None, indices: Sequence[Any]) -> None:

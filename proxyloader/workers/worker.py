@@ -23,8 +23,8 @@ from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
-from .draws_ahead import WorkerDraws
-from .fetch import Fetched, Fetcher
+from .draw_rollback import WorkerDraws
+from .fetch import FetchedSamples, Fetcher
 from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
@@ -34,13 +34,13 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class PackedDataset(Dataset[Any]):
-    """Dataset of torch's workers for a map-style dataset: takes requests, returns packed batches.
+    """Dataset of torch's workers for a map-style dataset: takes requests and returns packed batches.
 
-    Given plain indices, returns the batch that torch would; see ``WorkerPool.uses_torch_batches``.
+    For plain indices, returns the same batch as torch; see ``WorkerPool.uses_torch_batches``.
 
     Args:
-        keeps_generators: whether the generators of the worker continue from epoch to epoch.
-        sends_batches: whether to send a batch without deferred images as is, the way torch does.
+        keeps_generators: whether the worker's generators continue from epoch to epoch.
+        sends_unpacked: whether to send a batch without deferred images as is, like torch.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class PackedDataset(Dataset[Any]):
         states: WorkerStates | None = None,
         board: StateBoard | None = None,
         keeps_generators: bool = False,
-        sends_batches: bool = False,
+        sends_unpacked: bool = False,
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
         self._draws = WorkerDraws() if keeps_generators else None
-        self._sends_batches = sends_batches
-        # Sizes of the last batch. A dataset may read many files that are never sent; they must not fill the slot.
+        self._sends_unpacked = sends_unpacked
+        # Sizes of the last batch. A dataset may read many files that are never sent, which must not fill the slot.
         self._batch_bytes = self._sent_bytes = 0
-        self._has_released = False  # whether the hooks were removed because deferring was given up
-        self._transform: Any = None  # the transform of the dataset at that time
+        self._hooks_removed = False  # whether deferral has stopped
+        self._transform: Any = None  # the dataset's transform at that time
 
     def begin(self, worker_id: int) -> None:
-        """Restore the state of the dataset in this worker before the first batch."""
+        """Restore the dataset's state in this worker before the first batch."""
         load_dataset_state(self.fetcher.dataset, self._states.get(worker_id, {}))
         if self._board is not None:
             self._board.write(worker_id, self.state())
@@ -73,83 +73,83 @@ class PackedDataset(Dataset[Any]):
 
     def __getitems__(self, request: BatchRequest | Any) -> Any:
         if not isinstance(request, BatchRequest):
-            self._release()
+            self._stop_deferring()
             dataset, batched, collate_fn = self.fetcher.dataset, self._packer.batched, self._packer.collate_fn
             return _MapDatasetFetcher(dataset, batched, collate_fn, False).fetch(request)  # type: ignore[no-untyped-call]
         if self._draws is not None:
-            self._draws.settle(request.number, request.needed, request.void)
+            self._draws.rewind(request.number, request.first_excess, request.discarded)
         arena: Any = self._arena if request.slot is not None else None
         is_deferring, info = self._is_deferring(), self.fetcher.worker_info()
         if arena is not None and is_deferring:
             memory = arena.memory_to_write(request.slot, self._batch_bytes)
             batch_memory.begin(memory[: self._sent_bytes * 5 // 4])
         try:
-            with self.fetcher.generators():
-                packed = self._packed(request)
+            with self.fetcher.preserve_generators():
+                packed = self._pack(request)
             self._batch_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
         except Exception as error:
-            packed = _failed(error, request, info)
+            packed = _wrap_failure(error, request, info)
         if arena is not None:
             batch_memory.end()  # the message may overwrite files that are not sent
         try:
-            if self._sends_batches and not is_deferring and packed.failure is None and packed.indices is None:
+            if self._sends_unpacked and not is_deferring and packed.failure is None and packed.indices is None:
                 return packed.content
             return BatchMessage.create(packed, info, self.state, self._arena)
         finally:
             if arena is not None:
                 arena.mark_ready(request.slot)
 
-    def _packed(self, request: BatchRequest) -> PackedBatch:
+    def _pack(self, request: BatchRequest) -> PackedBatch:
         self._packer.begin_batch()
         fetched = self.fetcher(request)
         self.fetcher.seed_batch(request)
-        return _pack(self._packer, fetched, request)
+        return _pack_samples(self._packer, fetched, request)
 
     def _is_deferring(self) -> bool:
-        """Return whether a batch may have images for DALI. See NOTE [ When deferral stops ]."""
+        """Return whether a batch may have images for DALI; see NOTE [ When deferral stops ]."""
         deferral = self._packer.deferral
         if deferral is None or deferral.is_active:
             return True
-        self._release()
+        self._stop_deferring()
         if self._transform is self.fetcher.transform:
             return False
-        self._has_released = False
+        self._hooks_removed = False
         deferral.restart()
         hooks.hold(deferral)
         return True
 
-    def _release(self) -> None:
-        """Remove the hooks because deferring was given up here or in other workers."""
+    def _stop_deferring(self) -> None:
+        """Remove the hooks after deferral stops, here or in other workers."""
         deferral = self._packer.deferral
-        if deferral is not None and not self._has_released:
-            self._has_released, self._transform = True, self.fetcher.transform
+        if deferral is not None and not self._hooks_removed:
+            self._hooks_removed, self._transform = True, self.fetcher.transform
             deferral.is_active = False
             hooks.release(deferral)
 
 
-def _failed(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
-    """Wrap a failure in a batch, so that its slot is given back."""
+def _wrap_failure(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
+    """Wrap an error in a batch, so that the main process releases its slot."""
     unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
     where = f"in DataLoader worker process {info.id}" if info is not None else None
     return PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
 
 
 class PackStream:
-    """The collate_fn of workers for an iterable-style dataset. ``sends_batches``: see PackedDataset."""
+    """The collate_fn of workers for an iterable-style dataset. ``sends_unpacked``: see PackedDataset."""
 
-    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, sends_batches: bool = False) -> None:
-        self._fetcher, self._packer, self._stream, self._sends_batches = fetcher, packer, stream, sends_batches
+    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, sends_unpacked: bool = False) -> None:
+        self._fetcher, self._packer, self._stream, self._sends_unpacked = fetcher, packer, stream, sends_unpacked
 
     def __call__(self, samples: Any) -> Any:
-        if self._fetcher.has_fallen_back and self._sends_batches and not self._stream.state():
+        if self._fetcher.has_fallen_back and self._sends_unpacked and not self._stream.state():
             if self._packer.deferral is not None:
                 hooks.release(self._packer.deferral)
             return self._packer.collate_fn(samples)
-        packed = _pack(self._packer, Fetched(samples if self._packer.batched else [samples]))
+        packed = _pack_samples(self._packer, FetchedSamples(samples if self._packer.batched else [samples]))
         return BatchMessage.create(packed, self._fetcher.worker_info(), self._stream.state)
 
 
-def _pack(packer: Packer, fetched: Fetched, request: BatchRequest | None = None) -> PackedBatch:
+def _pack_samples(packer: Packer, fetched: FetchedSamples, request: BatchRequest | None = None) -> PackedBatch:
     samples, unreadable = fetched.samples, tuple(fetched.unreadable)
     if unreadable and not samples:
         return PackedBatch(request, indices=(), unreadable=unreadable)
@@ -162,7 +162,7 @@ def _pack(packer: Packer, fetched: Fetched, request: BatchRequest | None = None)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferral | None, worker_id: int) -> None:
-    """Set up a worker, then call the user's function. This is torch's ``worker_init_fn``.
+    """Set up a worker, then call the user's function. Passed to torch as ``worker_init_fn``.
 
     Afterwards, ``get_worker_info()`` returns the user's dataset, and the worker exits with its parent.
     """
@@ -170,34 +170,34 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
     dataset = info.dataset if info is not None else None
     LazyTensor.in_loader_worker = True
     if isinstance(dataset, (PackedDataset, StatefulStream)):
-        # User code expects get_worker_info() to return the dataset that was given to the loader.
-        users = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset
-        object.__setattr__(info, "dataset", users)
+        # User code expects get_worker_info() to return the dataset passed to the loader.
+        user_dataset = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset
+        object.__setattr__(info, "dataset", user_dataset)
         keep_freed_memory()
     if deferral is not None:
         defer_in_process(deferral)
         if deferral.is_active:
             hooks.hold(deferral)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:
         worker_init_fn(worker_id)
     if isinstance(dataset, PackedDataset):
         dataset.begin(worker_id)
-    gc.freeze()  # so that the garbage collector does not visit all modules repeatedly; forked workers have done it
+    gc.freeze()  # so that the garbage collector does not repeatedly traverse all modules; forked workers have done so
 
 
 def keep_freed_memory() -> None:
-    """Let malloc keep the memory of a batch for the next one, which saves most of the time for reading files."""
+    """Let malloc keep a batch's memory for the next one, which saves most of the time for reading files."""
     with contextlib.suppress(AttributeError, OSError):  # mallopt exists only in glibc
         libc = ctypes.CDLL(None)
         libc.mallopt(M_MMAP_THRESHOLD, 32 << 20)
         libc.mallopt(M_TRIM_THRESHOLD, 512 << 20)
 
 
-def _end_with_parent(parent_pid: int) -> None:
+def _exit_with_parent(parent_pid: int) -> None:
     # torch's watchdog ends the loop of a worker whose parent was killed, but the process then waits forever for a queue
-    # that nobody reads. A worker's parent may be the fork server, so the main process is checked as well.
-    trainer = multiprocessing.parent_process()
-    while os.getppid() == parent_pid and (trainer is None or trainer.is_alive()):
+    # without a reader. A worker's parent may be the fork server, so the main process is checked as well.
+    main = multiprocessing.parent_process()
+    while os.getppid() == parent_pid and (main is None or main.is_alive()):
         time.sleep(1.0)
     os._exit(1)

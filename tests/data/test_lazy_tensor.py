@@ -63,7 +63,7 @@ def replayed(content: Any) -> Any:
             return torch.stack([found(output, *each) for each in place])
         return found(output, place) if isinstance(place, int) else found(output, *place)
 
-    return ContentUnpickler(data, resolve, kept=pickler.kept, device=torch.device("cpu")).load()
+    return ContentUnpickler(data, resolve, objects=pickler.objects, device=torch.device("cpu")).load()
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

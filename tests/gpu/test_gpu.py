@@ -76,7 +76,7 @@ def test_large_photographs_are_decoded_right_by_engines_and_cuda(tmp_path: Path)
     loader = DataLoader(dataset, 8, num_workers=2)
     for (theirs, _), (ours, _) in zip(StockLoader(dataset, 8, num_workers=2), loader, strict=True):
         assert (ours.cpu().int() - theirs.int()).abs().max() <= 3
-    (server,) = loader._servers.kept.values()
+    (server,) = loader._servers.queues.values()
     wanted = PipelineOptions(8, 0).for_files_of(LARGE_PIXELS, 0.0) if engines_decode() else PipelineOptions(8, 0)
     assert server.pipeline.num_threads == wanted.threads
     decoders = [each for each in server.pipeline._ops if "hw_decoder_load" in each._op._init_args]
@@ -89,7 +89,7 @@ def test_progressive_photographs_are_decoded_by_cuda_with_more_threads(tmp_path:
     loader = DataLoader(dataset, 24, num_workers=2)
     for (theirs, _), (ours, _) in zip(StockLoader(dataset, 24, num_workers=2), loader, strict=True):
         assert (ours.cpu().int() - theirs.int()).abs().max() <= 3
-    (server,) = loader._servers.kept.values()
+    (server,) = loader._servers.queues.values()
     assert server.pipeline.num_threads == PipelineOptions(24, 0).for_files_of(1.0, 0.5).threads
     assert loader.stats().images_by_dali == 48
 

@@ -90,7 +90,7 @@ def run(kind: Any, root: str, folder: str) -> dict[str, Any]:
 
         assert all(isinstance(loader, proxyloader.DataLoader) for loader in loaders)
         counts = loaders[0].base_dataloader._counts
-        assert counts._by_dali and not counts._in_workers, vars(counts)
+        assert counts._dali_images and not counts._worker_images, vars(counts)
     return told
 
 

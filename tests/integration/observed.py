@@ -54,7 +54,7 @@ def wait_until_read(log: Path, pictures: int) -> None:
 
 def runs_under_way(road: Road, loader: Any) -> int:
     """How many batches DALI works on or holds ready."""
-    queues = [road.server.runs] if road.server is not None else list(loader._servers.kept.values())
+    queues = [road.server.runs] if road.server is not None else list(loader._servers.queues.values())
     return sum(queue.num_runs for queue in queues)
 
 

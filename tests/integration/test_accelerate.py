@@ -218,11 +218,11 @@ def test_torchs_loader_beside_this_one_stays_torchs(photos: Path) -> None:
 def test_another_accelerate_gives_torchs_loader_and_one_warning(
     photos: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ours_in_accelerate.keep_loaders()
+    ours_in_accelerate.patch_accelerate()
     monkeypatch.setattr(data_loader, "_PYTORCH_DATALOADER_KWARGS", copy.copy(data_loader._PYTORCH_DATALOADER_KWARGS))
     del data_loader._PYTORCH_DATALOADER_KWARGS[ours_in_accelerate.BUILD]
     monkeypatch.delattr(data_loader, "DataLoaderAdapter")
-    ours_in_accelerate.warn_of_torchs_loader.cache_clear()
+    ours_in_accelerate.warn_loader_replaced.cache_clear()
     accelerator = Case().accelerator()
     for _ in range(2):
         prepared = accelerator.prepare(Case().loader("ours", str(photos)))

@@ -206,7 +206,7 @@ def test_a_transform_in_a_collate_fn_is_met(photos: Path, workers: int, device: 
 def test_a_transform_of_one_image_alone_gets_no_pipeline(photos: Path, workers: int, device: str) -> None:
     loader = DataLoader(ATransformPerImage(photos), 8, num_workers=workers, device=device)
     assert len(list(loader)) == 6 and loader.stats().images_by_workers == 48
-    assert loader._servers.kept == {} and loader.backend.startswith("torch: the workers have produced all")
+    assert loader._servers.queues == {} and loader.backend.startswith("torch: the workers have produced all")
 
 
 @WORKERS

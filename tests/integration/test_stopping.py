@@ -308,4 +308,4 @@ def test_loops_that_are_left_leave_their_memory_to_the_next(spelled_root: Path, 
     assert len(memory[0]) == (1 if device == "cpu" else 2)  # on a GPU, the marks of passed checks have their own
     assert all_numbers(loader) == list(range(48))
     arena: Any = loader._pool.arena  # type: ignore[union-attr]
-    assert [arena.lend() for _ in range(arena.slots + 1)].count(None) == 1
+    assert [arena.acquire() for _ in range(arena.slots + 1)].count(None) == 1

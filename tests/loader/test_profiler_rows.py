@@ -16,7 +16,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.loader.stats import row
+from proxyloader.loader.stats import profile_row
 
 # Torch 2.11 says so of each profile that is told no schedule, though it has a single cycle.
 pytestmark = pytest.mark.filterwarnings("ignore:.*clears events at the end of each cycle:UserWarning")
@@ -61,10 +61,10 @@ def test_a_loader_that_torch_loads_has_torchs_row_and_unprofiled_nothing_is_reco
     dataset = torch.utils.data.TensorDataset(torch.arange(6))
     stock, ours = (rows_of(kind(dataset, 2)) for kind in (StockLoader, proxyloader.DataLoader))
     assert ours == stock
-    assert not isinstance(row("proxyloader.anything"), profiler.record_function)
+    assert not isinstance(profile_row("proxyloader.anything"), profiler.record_function)
     with profile(activities=[ProfilerActivity.CPU]):
-        assert isinstance(row("proxyloader.anything"), profiler.record_function)
-    assert not isinstance(row("proxyloader.anything"), profiler.record_function)
+        assert isinstance(profile_row("proxyloader.anything"), profiler.record_function)
+    assert not isinstance(profile_row("proxyloader.anything"), profiler.record_function)
 
 
 @pytest.mark.gpu
@@ -72,6 +72,6 @@ def test_under_emit_nvtx_a_loader_has_ranges_and_gives_the_same_batches(photos: 
     loader = proxyloader.DataLoader(ImageFolder(str(photos), TRANSFORM), 16, num_workers=1)
     expected = list(loader)
     with profiler.emit_nvtx():
-        assert isinstance(row("proxyloader.anything"), profiler.record_function)
+        assert isinstance(profile_row("proxyloader.anything"), profiler.record_function)
         found = list(loader)
     assert [torch.equal(ours, theirs) for (ours, _), (theirs, _) in zip(found, expected, strict=True)] == [True] * 3

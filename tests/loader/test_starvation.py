@@ -28,7 +28,7 @@ def warnings_of(
     caplog.clear()
     recorder = StatsRecorder("Photographs, 48 samples", num_workers)
     for step in [Step(loop_s=0.01, wait_s=60.0, worker_wait_s=0.0, images=8), *steps]:  # the start of the first epoch
-        recorder.add_step(step, by_workers=step.images * workers_make_images)
+        recorder.add_step(step, worker_images=step.images * workers_make_images)
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
 
 

@@ -136,7 +136,7 @@ def test_times_are_those_of_the_loop_and_a_copy_counts_anew(photos: Path) -> Non
 def recorded(steps: list[Step]) -> LoaderStats:
     recorder = StatsRecorder("a dataset", 1)
     for step in steps:
-        recorder.add(PackedBatch(None, images_by=(0, 0, step.images), num_samples=step.images), step)
+        recorder.add(PackedBatch(None, image_counts=(0, 0, step.images), num_samples=step.images), step)
     return recorder.stats(batches_ahead=2, errors=1)
 
 
@@ -157,7 +157,7 @@ def test_printed_it_is_three_lines_and_as_a_dict_numbers_by_name() -> None:
     assert str(SOME).splitlines() == [
         "LoaderStats: 1,234 batches, 315,904 images, 12,346 images/s",
         "  wait 0.42 ms in a step of 20.70 ms (medians), 12.00 ms at the 99th percentile; 2 batches ahead",
-        "  made by DALI 315,000, Pillow 904, workers 0; 33,200.0 MB read; 3 errors",
+        "  produced by DALI 315,000, Pillow 904, workers 0; 33,200.0 MB read; 3 errors",
     ]
     numbers = SOME.as_dict()
     assert list(numbers) == list(METRICS) and all(type(number) in (int, float) for number in numbers.values())

@@ -200,12 +200,12 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
     """What is tried. The speeds are made up, as there may be no GPU."""
     found: list[BenchConfig] = []
 
-    def try_each(_: str, settings: Sequence[BenchConfig], tell: Any) -> dict[Tuning, Any]:
+    def run_trials(_: str, settings: Sequence[BenchConfig], log: Any) -> dict[Tuning, Any]:
         found.extend(settings)
         speeds = {of: 8 * (of[2] or 2) - of[0] for of in (each.tuning for each in settings)}
         return {of: {"failure": ""} if of.threads == 8 else {"images_per_s": speed} for of, speed in speeds.items()}
 
-    monkeypatch.setattr(runner, "try_each", try_each)
+    monkeypatch.setattr(runner, "run_trials", run_trials)
     return found
 
 
@@ -237,7 +237,7 @@ def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
 def test_by_default_nothing_is_said_that_has_a_default(photos: Path) -> None:
     loaders = {}
     for name in ("torch", "proxyloader", "iterator"):
-        loops: Any = make_loops(name, setting(photos, by_default=True, persistent_workers=False, tuning=Tuning(1)))
+        loops: Any = make_loops(name, setting(photos, use_defaults=True, persistent_workers=False, tuning=Tuning(1)))
         next(loops)
         loaders[name] = loops.gi_frame.f_locals.get("loader") or loops.gi_frame.f_locals["batches"]
         loops.close()
@@ -273,7 +273,7 @@ def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
 
 @WARM
 def test_a_case_whose_first_epochs_fail_is_tried_once_and_the_others_go_on(photos: Path, tmp_path: Path) -> None:
-    by_default, told = setting(photos, by_default=True, tuning=Tuning(0)), []
+    by_default, told = setting(photos, use_defaults=True, tuning=Tuning(0)), []
     cases = {"iterator": setting(tmp_path / "nowhere"), "torch": by_default}
     outcomes = run_first_epochs(cases, 2, 2, told.append)
     assert "RuntimeError" in outcomes["iterator"]["failure"] and not outcomes["iterator"]["epochs"]
@@ -287,7 +287,7 @@ def test_other_loaders_start_with_the_queues_that_cuda_gives_them(
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     monkeypatch.setattr(runner, "_loops", None)  # undone at the end, with the loader
-    found = runner.begin(name, setting(photos, by_default=True, tuning=Tuning(0)))
+    found = runner.begin(name, setting(photos, use_defaults=True, tuning=Tuning(0)))
     assert found["images_per_s"] > 0
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == {"torch": None, "proxyloader": "32"}[name]
 

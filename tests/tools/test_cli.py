@@ -70,7 +70,7 @@ class TestHelp:
         assert "default: None" not in text
         assert max(map(len, text.splitlines())) <= 84
         lines = [line.split() for line in text.splitlines() if line.startswith("  proxyloader ")]
-        assert len(lines) == examples and all(cli._parser().parse_args(line[1:]).runs for line in lines)
+        assert len(lines) == examples and all(cli._parser().parse_args(line[1:]).handler for line in lines)
 
     def test_help_and_usage_errors_do_not_import_torch(self) -> None:
         code = (
@@ -87,7 +87,7 @@ class TestUsageErrors:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            ((), "the following arguments are required: VERB"),
+            ((), "the following arguments are required: COMMAND"),
             (("demo", "--images", "many"), "argument --images: must be an integer >= 1, got 'many'"),
             (("demo", "--images", "0"), "argument --images: must be an integer >= 1, got '0'"),
             (("demo", "--workers", "-1"), "argument --workers: must be an integer >= 0, got '-1'"),

@@ -55,7 +55,7 @@ def test_the_whole_of_it(
     assert said["Labels"] == "all equal; 40 images compared"
     most = 1 if device == "cpu" or engines_decode() else 2
     assert re.fullmatch(
-        rf"differ by 0\.\d\d in the mean, [0-{most}]\.\d at the 99.9th percentile, \d+ at most, "
+        rf"differ by 0\.\d\d on average, [0-{most}]\.\d at the 99.9th percentile, \d+ at most, "
         r"of 255 levels \(worst batch\)",
         said["Pixels"],
     )
@@ -95,7 +95,7 @@ def test_one_image_makes_a_small_sheet_and_is_trained_on_without_dali(
     options = ("--images", "1", "--workers", "0", "--steps", "18", "--device", "cpu")
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     assert logging.getLogger("proxyloader").level == logging.NOTSET
-    said = "its small crops are not made by DALI, but by torch: on a CPU torchvision is faster at RandomResizedCrop"
+    said = "DALI is not used for its small crops: on a CPU torchvision is faster at RandomResizedCrop"
     assert said in capsys.readouterr().out and not caplog.records
     with Image.open(sheet) as image:
         assert 400 < image.width < 900
@@ -126,7 +126,7 @@ def test_a_loader_that_breaks_the_promise_is_named_and_ends_with_exit_status_1(
     monkeypatch.setattr(module, "DataLoader", type("Off", (Off,), off))
     assert main(["demo", "--data", str(photos), *SMALL]) == 1
     said = lines_of(capsys.readouterr().out)
-    documented = "documented are equal labels, and at most 0.5 in the mean and 2.0 at the percentile."
+    documented = "expected equal labels, and at most 0.5 on average and 2.0 at the 99.9th percentile."
     assert said["FAILED"].startswith(documented)
     assert said["Labels"].startswith("NOT EQUAL" if "label" in off else "all equal")
     with Image.open(cache / "demo.png") as sheet:  # its third row shows differences, 32 times as bright
@@ -143,7 +143,7 @@ def test_without_dali_it_says_that_the_loader_is_torchs(
     assert main(["demo", "--data", str(photos), *SMALL]) == 0
     said = lines_of(capsys.readouterr().out)
     assert said["Decoded on"].endswith("DALI is not installed, so proxyloader.DataLoader is torch's own loader here")
-    assert said["Pixels"].startswith("differ by 0.00 in the mean, 0.0 at the 99.9th percentile, 0 at most")
+    assert said["Pixels"].startswith("differ by 0.00 on average, 0.0 at the 99.9th percentile, 0 at most")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 import proxyloader.make_dataset as module
-from proxyloader.make_dataset import MANIFEST, UNFINISHED, make_dataset, photograph
+from proxyloader.make_dataset import MANIFEST, PARTIAL_MANIFEST, make_dataset, photograph
 
 from .. import scripts
 from ..limits import WAIT_S
@@ -91,13 +91,13 @@ def test_an_interrupted_one_is_completed(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(module, "photograph", interrupted)
         make_small(root)
     written = {path: path.stat().st_mtime_ns for path in root.rglob("*.jpg")}
-    assert len(written) == 5 and (root / UNFINISHED).exists() and not (root / MANIFEST).exists()
+    assert len(written) == 5 and (root / PARTIAL_MANIFEST).exists() and not (root / MANIFEST).exists()
     make_small(root)
     assert contents(root) == contents(make_small(tmp_path / "whole"))
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
-@pytest.mark.parametrize("name", [MANIFEST, UNFINISHED])
+@pytest.mark.parametrize("name", [MANIFEST, PARTIAL_MANIFEST])
 def test_a_set_made_with_other_arguments_is_kept(tmp_path: Path, name: str) -> None:
     os.replace(make_small(tmp_path) / MANIFEST, tmp_path / name)
     before = contents(tmp_path)

@@ -20,10 +20,10 @@ class Reads:
 
 def test_every_slot_is_lent_once_is_whole_pages_and_has_a_byte() -> None:
     arena = Arena(3, 100)
-    assert sorted(filter(lambda slot: slot is not None, (arena.lend() for _ in range(3)))) == [0, 1, 2]
-    assert arena.lend() is None
-    arena.give_back(1)
-    assert (arena.lend(), arena.lend()) == (1, None)
+    assert sorted(filter(lambda slot: slot is not None, (arena.acquire() for _ in range(3)))) == [0, 1, 2]
+    assert arena.acquire() is None
+    arena.release(1)
+    assert (arena.acquire(), arena.acquire()) == (1, None)
     arena = Arena(2, 5000)
     assert len(arena.memory(0, 1)) == len(arena.memory(1, 5000)) == 8192
     arena.memory(0, 1)[:] = 1
@@ -52,24 +52,24 @@ def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None
 
 def test_a_slot_that_is_still_read_is_lent_when_no_other_is_free_and_its_reader_was_waited_for() -> None:
     arena, readers = Arena(2, 1), [Reads(), Reads()]
-    arena.give_back(arena.lend(), readers[0])
-    assert arena.lend() == 1 and not readers[0].finished
-    arena.give_back(1, readers[1])
-    assert arena.lend() == 0
+    arena.release(arena.acquire(), readers[0])
+    assert arena.acquire() == 1 and not readers[0].finished
+    arena.release(1, readers[1])
+    assert arena.acquire() == 0
     assert [reader.finished for reader in readers] == [True, False]
     readers[1].finished = True
-    assert arena.lend() == 1
+    assert arena.acquire() == 1
     arena = Arena(1, 1)
-    arena.give_back(arena.lend(), Reads(is_abandoned=True))
-    assert arena.lend() is None
+    arena.release(arena.acquire(), Reads(is_abandoned=True))
+    assert arena.acquire() is None
 
 
 def test_ready_is_per_loan() -> None:
     arena = Arena(2, 1)
-    slot = arena.lend()
+    slot = arena.acquire()
     assert slot is not None and not arena.is_ready(slot)
     arena.mark_ready(slot)
     assert arena.is_ready(slot)
-    arena.give_back(slot)
-    lent = [arena.lend(), arena.lend()]
+    arena.release(slot)
+    lent = [arena.acquire(), arena.acquire()]
     assert not any(arena.is_ready(slot) for slot in lent if slot is not None)

@@ -111,7 +111,7 @@ def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool,
     dataset: Any = wrap(folder_of(tmp_path, files))
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
     for slot in (0, 1, 0, 1):
-        batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).opened
+        batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
         assert batch is not None and batch.failure is None
         (run,) = batch.runs
         assert [part.tobytes() for part in batch.inputs(run, arena)[0]] == files
@@ -125,7 +125,7 @@ def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_p
     dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
     for number in range(4):
-        batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).opened
+        batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).batch
         assert batch is not None and batch.failure is None
         assert batch.size_bytes < 2.5 * sum(map(len, files))
         assert [part.tobytes() for part in batch.inputs(batch.runs[0], arena)[0]] == files

@@ -197,13 +197,13 @@ def test_the_mode_of_checking_is_reset_after_the_dataset() -> None:
 def test_zeros_are_searched_for_if_a_gpu_decodes(monkeypatch: pytest.MonkeyPatch, check_scans: bool) -> None:
     loader = DataLoader(list(range(8)), 4, check_scans=check_scans, device="cpu")
     iter(loader)
-    assert loader._passed is None
+    assert loader._passed_samples is None
     monkeypatch.setattr(type(loader._options), "on_gpu", True)
     iter(loader)
-    assert (loader._passed is not None) is check_scans
-    before = loader._passed
+    assert (loader._passed_samples is not None) is check_scans
+    before = loader._passed_samples
     iter(loader)
-    assert loader._passed is before
+    assert loader._passed_samples is before
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,1 +1,1 @@
-"""``proxyloader bench``: the speed of the loader on this machine, compared with other ways to load the same images."""
+"""``proxyloader bench``: compare the throughput of this loader with other ways to load the same images."""

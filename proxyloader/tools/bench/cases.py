@@ -1,7 +1,7 @@
 """Benchmark cases: functions that take settings and yield loops over batches. Run in a child process.
 
-All cases crop at random, resize to 224, flip and normalize. DALI pipelines use default arguments, except for tuned ones
-and the number of prefetched batches.
+All cases crop at random, resize to 224, flip and normalize. DALI pipelines use default arguments, except tuned ones and
+the number of prefetched batches.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torchvision.datasets import ImageFolder
 
 from ..._cores import usable_cores
 from ...loader.dataloader import DataLoader
-from .config import CROP_PX, MEAN, STD, BenchConfig, transform_with
+from .config import CROP_PX, MEAN, STD, BenchConfig, make_transform
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Loops = Iterator[Iterator[Batch]]
 """Endless iterator of loops over batches: images (N, 3, H, W) and labels (N,)."""
 
-PREFETCH_BATCHES = 3  # of a DALI pipeline, unless its default is used
+PREFETCH_BATCHES = 3  # of a DALI pipeline with tuned settings
 
 EXAMPLE_CROP: dict[str, Any] = {"random_area": [0.1, 1.0], "random_aspect_ratio": [0.8, 1.25], "num_attempts": 100}
 EXAMPLE_MEMORY: dict[str, Any] = dict(preallocate_width_hint=5980, preallocate_height_hint=6430)
 EXAMPLE_MEMORY |= dict(device_memory_padding=211025920, host_memory_padding=140544512)
-"""Crops and GPU memory of the decoder in NVIDIA's ImageNet example."""
+"""Crop and memory arguments of the decoder in NVIDIA's ImageNet example."""
 
 
 class OwnDataset(Dataset[Any]):
@@ -68,104 +68,105 @@ def _transform_rows(transform: Any, rows: dict[str, Any]) -> dict[str, Any]:
 
 
 DATASETS: dict[str, Callable[[str, Any], Any]] = {"OwnDataset": OwnDataset, "HuggingFace": hugging_face}
-"""Functions that make a dataset from the root of an ImageFolder and a transform."""
+"""Functions that create a dataset from the root of an ImageFolder and a transform."""
 
 
-def torch_loader(setting: BenchConfig, added: str = "") -> Loops:
+def torch_loader(config: BenchConfig, added: str = "") -> Loops:
     """torch's DataLoader, with torchvision transforms in the workers."""
-    pin_memory = setting.on_gpu and not setting.by_default
-    return endless(setting, StockLoader(samples(setting, added), pin_memory=pin_memory, **loader_arguments(setting)))
+    pin_memory = config.on_gpu and not config.use_defaults
+    return loop_forever(config, StockLoader(samples(config, added), pin_memory=pin_memory, **loader_arguments(config)))
 
 
 def path_to_array(path: str) -> Any:
     return np.frombuffer(path.encode(), np.uint8)
 
 
-def upstream_proxy(setting: BenchConfig) -> Loops:
+def upstream_proxy(config: BenchConfig) -> Loops:
     """DALI's own proxy. Workers send paths, and DALI reads the files."""
-    pipeline = dali_pipeline(setting, lambda: [fn.io.file.read(fn.external_source(name="images", no_copy=True))])
+    pipeline = dali_pipeline(config, lambda: [fn.io.file.read(fn.external_source(name="images", no_copy=True))])
     server = proxy.DALIServer(pipeline)
     server.start_thread()
-    dataset = repeated(setting, ImageFolder(setting.root, server.proxy, loader=path_to_array))
-    return endless(setting, proxy.DataLoader(server, dataset, **loader_arguments(setting)))
+    dataset = repeat_dataset(config, ImageFolder(config.root, server.proxy, loader=path_to_array))
+    return loop_forever(config, proxy.DataLoader(server, dataset, **loader_arguments(config)))
 
 
-def proxyloader(setting: BenchConfig, added: str = "") -> Loops:
+def proxyloader(config: BenchConfig, added: str = "") -> Loops:
     """proxyloader.DataLoader."""
-    threads, load = ("auto" if each is None else each for each in setting.tuning[1:])
-    own: dict[str, Any] = {"device": setting.device, "num_threads": threads, "hw_decoder_load": load, **setting.format}
-    return endless(setting, DataLoader(samples(setting, added), **own, **loader_arguments(setting)))
+    threads, load = ("auto" if value is None else value for value in config.tuning[1:])
+    options: dict[str, Any] = {"device": config.device, "num_threads": threads, "hw_decoder_load": load}
+    options |= loader_arguments(config) | config.format
+    return loop_forever(config, DataLoader(samples(config, added), **options))
 
 
-def synthetic(setting: BenchConfig) -> Loops:
-    """The same random batch in each step, to measure the model alone."""
-    images = torch.randn(setting.batch_size, 3, CROP_PX, CROP_PX)
-    batch = to_device(setting, (images, torch.randint(1000, (setting.batch_size,))))
-    return endless(setting, [batch] * math.ceil(setting.images * setting.passes / setting.batch_size))
+def synthetic(config: BenchConfig) -> Loops:
+    """The same random batch in every step, to measure the model alone."""
+    images = torch.randn(config.batch_size, 3, CROP_PX, CROP_PX)
+    batch = to_device(config, (images, torch.randint(1000, (config.batch_size,))))
+    return loop_forever(config, [batch] * math.ceil(config.images * config.passes / config.batch_size))
 
 
-def samples(setting: BenchConfig, added: str) -> Any:
+def samples(config: BenchConfig, added: str) -> Any:
     """Return an ImageFolder with an optional augmentation, or one of ``DATASETS``."""
     if added in DATASETS:
-        return repeated(setting, DATASETS[added](setting.root, transform_with()))
-    return repeated(setting, ImageFolder(setting.root, transform_with(added)))
+        return repeat_dataset(config, DATASETS[added](config.root, make_transform()))
+    return repeat_dataset(config, ImageFolder(config.root, make_transform(added)))
 
 
-def repeated(setting: BenchConfig, once: Any) -> Any:
+def repeat_dataset(config: BenchConfig, dataset: Any) -> Any:
     # Unlike ConcatDataset, Subset forwards __getitems__, which Hugging Face datasets implement.
-    return once if setting.passes == 1 else Subset(once, setting.passes * [*range(len(once))])
+    return dataset if config.passes == 1 else Subset(dataset, config.passes * [*range(len(dataset))])
 
 
-def loader_arguments(setting: BenchConfig) -> dict[str, Any]:
+def loader_arguments(config: BenchConfig) -> dict[str, Any]:
     """Return the arguments common to all loaders with workers."""
-    workers = setting.tuning.workers or 0
-    persistent = {"persistent_workers": True} if setting.persistent_workers and workers > 0 else {}
-    return {"batch_size": setting.batch_size, "shuffle": True, "num_workers": workers, **persistent}
+    workers = config.tuning.workers or 0
+    persistent = {"persistent_workers": True} if config.persistent_workers and workers > 0 else {}
+    return {"batch_size": config.batch_size, "shuffle": True, "num_workers": workers, **persistent}
 
 
-def to_device(setting: BenchConfig, batch: Any) -> Batch:
-    """Move the images and labels of a batch to the device, and convert them to the format of the setting."""
+def to_device(config: BenchConfig, batch: Any) -> Batch:
+    """Move the images and labels of a batch to the device, and convert them to the configured format."""
     images, labels = batch.values() if isinstance(batch, dict) else batch
     if images.shape[-1] == 3:
         images = images.permute(0, 3, 1, 2)
-    images = images.to(setting.device, non_blocking=True, **setting.format)
-    return images, labels.to(setting.device, non_blocking=True).flatten().long()
+    images = images.to(config.device, non_blocking=True, **config.format)
+    return images, labels.to(config.device, non_blocking=True).flatten().long()
 
 
-def endless(setting: BenchConfig, loader: Any) -> Loops:
+def loop_forever(config: BenchConfig, loader: Any) -> Loops:
     while True:
-        yield (to_device(setting, batch) for batch in loader)
+        yield (to_device(config, batch) for batch in loader)
 
 
-def nvidia_example(setting: BenchConfig) -> Loops:
+def nvidia_example(config: BenchConfig) -> Loops:
     """DALI's file reader and iterator, with the graph of NVIDIA's ImageNet example, which decodes only crops."""
-    return iterator(setting, is_example=True)
+    return iterator(config, is_example=True)
 
 
-def iterator(setting: BenchConfig, is_example: bool = False) -> Loops:
+def iterator(config: BenchConfig, is_example: bool = False) -> Loops:
     """DALI's file reader and DALIClassificationIterator, as in examples/dali_iterator.py."""
-    files: dict[str, Any] = {"file_root": setting.root, "random_shuffle": True, "pad_last_batch": True}
-    pipeline = dali_pipeline(setting, lambda: fn.readers.file(name="Reader", **files), is_example)
+    files: dict[str, Any] = {"file_root": config.root, "random_shuffle": True, "pad_last_batch": True}
+    pipeline = dali_pipeline(config, lambda: fn.readers.file(name="Reader", **files), is_example)
     policy = LastBatchPolicy.PARTIAL
     batches = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True, last_batch_policy=policy)
     while True:
-        passes = itertools.chain.from_iterable(itertools.repeat(batches, setting.passes))
-        yield (to_device(setting, batch) for (batch,) in passes)
+        passes = itertools.chain.from_iterable(itertools.repeat(batches, config.passes))
+        yield (to_device(config, batch) for (batch,) in passes)
 
 
-def dali_pipeline(setting: BenchConfig, source: Callable[[], Any], is_example: bool = False) -> Any:
+def dali_pipeline(config: BenchConfig, source: Callable[[], Any], is_example: bool = False) -> Any:
     """Return a typical pipeline that is equivalent to the transform."""
-    load = setting.tuning.hw_decoder_load if setting.on_gpu else None
-    decoder: dict[str, Any] = {"device": "mixed" if setting.on_gpu else "cpu", "output_type": types.RGB}
+    load = config.tuning.hw_decoder_load if config.on_gpu else None
+    decoder: dict[str, Any] = {"device": "mixed" if config.on_gpu else "cpu", "output_type": types.RGB}
     decoder |= {} if load is None else {"hw_decoder_load": load}
-    ahead = {} if setting.by_default else {"exec_dynamic": True, "prefetch_queue_depth": PREFETCH_BATCHES}
-    where = {"num_threads": setting.tuning.threads or usable_cores(), "device_id": 0 if setting.on_gpu else None}
+    prefetch = {} if config.use_defaults else {"exec_dynamic": True, "prefetch_queue_depth": PREFETCH_BATCHES}
+    resources = {"num_threads": config.tuning.threads or usable_cores(), "device_id": 0 if config.on_gpu else None}
 
-    @pipeline_def(batch_size=setting.batch_size, **where, **ahead)  # type: ignore[untyped-decorator,unused-ignore]
+    @pipeline_def(batch_size=config.batch_size, **resources, **prefetch)  # type: ignore[untyped-decorator,unused-ignore]
     def graph() -> Any:
         encoded, *labels = source()
         if is_example:
-            decoder.update(EXAMPLE_CROP | (EXAMPLE_MEMORY if setting.on_gpu else {}))
+            decoder.update(EXAMPLE_CROP | (EXAMPLE_MEMORY if config.on_gpu else {}))
             images = fn.decoders.image_random_crop(encoded, **decoder)
             images = fn.resize(images, resize_x=CROP_PX, resize_y=CROP_PX, interp_type=types.INTERP_TRIANGULAR)
         else:
@@ -173,24 +174,24 @@ def dali_pipeline(setting: BenchConfig, source: Callable[[], Any], is_example: b
             images = fn.random_resized_crop(images, size=CROP_PX, interp_type=types.INTERP_LINEAR, antialias=True)
         images = fn.crop_mirror_normalize(
             images,
-            dtype=types.FLOAT16 if setting.dtype == "float16" else types.FLOAT,
-            output_layout="HWC" if setting.channels_last else "CHW",
+            dtype=types.FLOAT16 if config.dtype == "float16" else types.FLOAT,
+            output_layout="HWC" if config.channels_last else "CHW",
             mean=[255 * value for value in MEAN],
             std=[255 * value for value in STD],
             mirror=fn.random.coin_flip(),
         )
-        return images, *(label.gpu() if setting.on_gpu else label for label in labels)
+        return images, *(label.gpu() if config.on_gpu else label for label in labels)
 
     return graph()
 
 
 class Case(NamedTuple):
-    """A way to load the images, and the fields of ``Tuning`` that it supports. If it runs ahead, it prepares batches of
+    """A way to load the images, and the fields of ``Tuning`` that it supports. If it prefetches, it prepares batches of
     the next loop before that starts."""
 
     loops: Callable[..., Loops]
     tuned: tuple[str, ...] = ()
-    runs_ahead: bool = False
+    prefetches: bool = False
 
 
 OURS = "proxyloader"
@@ -199,30 +200,30 @@ DALI_SETTINGS = ("threads", "hw_decoder_load")
 CASES = {
     "torch": Case(torch_loader, ("workers",)),
     "upstream-proxy": Case(upstream_proxy, ("workers", *DALI_SETTINGS)),
-    "nvidia-example": Case(nvidia_example, DALI_SETTINGS, runs_ahead=True),
-    "iterator": Case(iterator, DALI_SETTINGS, runs_ahead=True),
-    OURS: Case(proxyloader, ("workers", *DALI_SETTINGS), runs_ahead=True),
+    "nvidia-example": Case(nvidia_example, DALI_SETTINGS, prefetches=True),
+    "iterator": Case(iterator, DALI_SETTINGS, prefetches=True),
+    OURS: Case(proxyloader, ("workers", *DALI_SETTINGS), prefetches=True),
     "synthetic": Case(synthetic),
 }
 """Cases by name, in the order of the report."""
 
-WITH = " + "  # between the name of a case and an added augmentation or dataset
-BY_DEFAULT = ", by default"  # suffix of a case that uses default settings where possible
+ADDED_SEPARATOR = " + "  # between a case and an added augmentation or dataset
+DEFAULTS_SUFFIX = ", by default"  # of a case that uses default settings where possible
 
 
-def case_names(setting: BenchConfig) -> list[str]:
-    names = [name for name in CASES if name != "synthetic" or setting.model != "none"]
-    return names + [name + WITH + added for added in setting.added for name in ("torch", OURS)]
+def case_names(config: BenchConfig) -> list[str]:
+    names = [name for name in CASES if name != "synthetic" or config.model != "none"]
+    return names + [name + ADDED_SEPARATOR + added for added in config.added for name in ("torch", OURS)]
 
 
 def default_names(names: list[str]) -> list[str]:
     """Return the names of the variants with default settings, for cases that have defaults."""
-    return [name + BY_DEFAULT for name in names if "threads" in find_case(name).tuned]
+    return [name + DEFAULTS_SUFFIX for name in names if "threads" in find_case(name).tuned]
 
 
 def find_case(name: str) -> Case:
-    return CASES[name.removesuffix(BY_DEFAULT).split(WITH)[0]]
+    return CASES[name.removesuffix(DEFAULTS_SUFFIX).split(ADDED_SEPARATOR)[0]]
 
 
-def make_loops(name: str, setting: BenchConfig) -> Loops:
-    return find_case(name).loops(setting, *name.removesuffix(BY_DEFAULT).split(WITH)[1:])
+def make_loops(name: str, config: BenchConfig) -> Loops:
+    return find_case(name).loops(config, *name.removesuffix(DEFAULTS_SUFFIX).split(ADDED_SEPARATOR)[1:])

@@ -1,4 +1,4 @@
-"""``proxyloader bench``, from its options to its exit status."""
+"""``proxyloader bench``: options, output and exit status."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from ..._cores import usable_cores
 from ...make_dataset import make_dataset
 from ..files import check_can_be_written, photograph_folder
 from . import report
-from .cases import CASES, OURS, WITH, case_names, default_names, find_case
+from .cases import ADDED_SEPARATOR, CASES, OURS, case_names, default_names, find_case
 from .config import SIZES, BenchConfig, Tuning, machine
 from .runner import Ranges, run, run_first_epochs, tune
 
 FIRST_EPOCHS = 3
-COUNTS = (4, 8, 16)  # numbers of workers or threads to try, besides all, half and a quarter of the cores
+COUNTS = (4, 8, 16)  # of workers or threads to try, in addition to all, half and a quarter of the cores
 MIN_BATCHES = 4  # per loop
 MIN_CORES = 8  # with a GPU. With fewer, the workers are slower than the GPU
 
 
 def bench(**options: Any) -> int:
-    """Run the cases, print the results, and append the record; or list the cases.
+    """Run the cases, print the results and append the record, or list the cases.
 
     Returns:
         The exit status: 1 if our case or all cases failed, or ours is slower than in the record to compare with.
@@ -44,45 +44,45 @@ def bench(**options: Any) -> int:
         for name, case in CASES.items():
             console.print(f"[bold]{name}[/bold]: {(case.loops.__doc__ or '').splitlines()[0]}")
         return 0
-    setting = make_setting(args)
-    ranges = make_ranges(args, setting)
-    names = _select(case_names(setting), args.only)
+    config = make_config(args)
+    ranges = make_ranges(args, config)
+    names = _select(case_names(config), args.only)
     earlier = report.read_last(args.compare) if args.compare else None
     if earlier is not None:
-        report.check_comparable(earlier, report.make_record(setting, ranges, {}, ""), names)
+        report.check_comparable(earlier, report.make_record(config, ranges, {}, ""), names)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_can_be_written(args.out)
-    found = machine()
-    versions = [f"{name} {found[name]}" for name in ("python", "torch", "torchvision", "dali", "proxyloader")]
-    console.print(", ".join([found["gpu"] or "no GPU", f"{found['cores']} cores ({found['cpu']})", *versions]))
-    for warning in find_problems(setting):
+    here = machine()
+    versions = [f"{name} {here[name]}" for name in ("python", "torch", "torchvision", "dali", "proxyloader")]
+    console.print(", ".join([here["gpu"] or "no GPU", f"{here['cores']} cores ({here['cpu']})", *versions]))
+    for warning in find_problems(config):
         console.print(f"[bold yellow]! {warning}")
     if not args.data:
-        make_dataset(setting.root, images=setting.images, **SIZES[setting.size])
+        make_dataset(config.root, images=config.images, **SIZES[config.size])
     begin = time.monotonic()
 
-    def tell(line: str) -> None:
+    def log(line: str) -> None:
         console.print(f"{time.monotonic() - begin:6.0f} s  {line}", markup=False, soft_wrap=True)
 
-    def default_setting(name: str, **changed: Any) -> BenchConfig:
+    def default_config(name: str, **changed: Any) -> BenchConfig:
         workers = ranges["workers"][-1] if "workers" in find_case(name).tuned else None
-        return replace(setting, by_default=True, tuning=Tuning(workers), **changed)
+        return replace(config, use_defaults=True, tuning=Tuning(workers), **changed)
 
     if args.first_epochs:
-        for path, _ in ImageFolder(setting.root).samples:
+        for path, _ in ImageFolder(config.root).samples:
             Path(path).read_bytes()  # into the page cache
-        settings = {name: default_setting(name, persistent_workers=False) for name in names}
-        outcomes = run_first_epochs(settings, args.rounds, FIRST_EPOCHS, tell)
+        settings = {name: default_config(name, persistent_workers=False) for name in names}
+        outcomes = run_first_epochs(settings, args.rounds, FIRST_EPOCHS, log)
     else:
-        tuned = {name: tune(setting, name, ranges, tell) for name in names}
-        settings = {name: replace(setting, tuning=tuning) for name, (tuning, _) in tuned.items()}
-        outcomes = run(settings, args.rounds, args.seconds, tell)
+        tuned = {name: tune(config, name, ranges, log) for name in names}
+        settings = {name: replace(config, tuning=tuning) for name, (tuning, _) in tuned.items()}
+        outcomes = run(settings, args.rounds, args.seconds, log)
         for name, (_, trials) in tuned.items():
             outcomes[name] |= {"trials": trials} if trials else {}
         # The defaults run later, as the JPEG engines lack the memory for all cases at once.
-        settings = {name: default_setting(name) for name in default_names(names)}
-        outcomes |= run(settings, args.rounds, args.seconds, tell)
-    record = report.make_record(setting, ranges, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
+        settings = {name: default_config(name) for name in default_names(names)}
+        outcomes |= run(settings, args.rounds, args.seconds, log)
+    record = report.make_record(config, ranges, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
     if args.first_epochs:
         record |= {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"}
     with args.out.open("a") as file:
@@ -97,13 +97,13 @@ def bench(**options: Any) -> int:
 
 
 def _select(names: list[str], only: list[str] | None) -> list[str]:
-    """Return the names in ``only``, and those of the cases that add something to them."""
+    """Return the cases in ``only``, and those that add an augmentation or dataset to them."""
     if unknown := [name for name in only or () if name not in names]:
         raise ValueError(f"no case {unknown[0]!r} with these options, only {', '.join(map(repr, names))}")
-    return [name for name in names if not only or name in only or name.split(WITH)[0] in only]
+    return [name for name in names if not only or name in only or name.split(ADDED_SEPARATOR)[0] in only]
 
 
-def make_setting(args: argparse.Namespace) -> BenchConfig:
+def make_config(args: argparse.Namespace) -> BenchConfig:
     """Return the settings, with the defaults for this machine. Raise ValueError if options contradict each other."""
     if args.data and (args.images or args.size != "imagenet"):
         raise ValueError("--images and --size cannot be used with --data")
@@ -134,23 +134,23 @@ def make_setting(args: argparse.Namespace) -> BenchConfig:
     )
 
 
-def make_ranges(args: argparse.Namespace, setting: BenchConfig) -> Ranges:
+def make_ranges(args: argparse.Namespace, config: BenchConfig) -> Ranges:
     """Return the values to try, with the defaults for this machine."""
     cores = usable_cores()
     counts = {max(1, cores // 4), max(1, cores // 2), cores, *(n for n in COUNTS if n <= cores)}
-    threads = counts if setting.on_gpu else counts | {cores + 1}
-    given = {"workers": args.workers or counts, "threads": args.threads or threads}
-    return {name: sorted(set(values)) for name, values in (given | {"hw_decoder_load": args.hw_decoder_load}).items()}
+    threads = counts if config.on_gpu else counts | {cores + 1}
+    ranges = {"workers": args.workers or counts, "threads": args.threads or threads}
+    return {name: sorted(set(values)) for name, values in (ranges | {"hw_decoder_load": args.hw_decoder_load}).items()}
 
 
-def find_problems(setting: BenchConfig) -> list[str]:
-    """Return a sentence for each fast path that is off, and for each reason why the figures are unreliable."""
+def find_problems(config: BenchConfig) -> list[str]:
+    """Return a sentence for each reason why loading is slow or the measurements are unreliable."""
     cores, load, problems = usable_cores(), os.getloadavg()[0], []
-    if setting.on_gpu and cores < MIN_CORES:
+    if config.on_gpu and cores < MIN_CORES:
         problems.append(f"With {cores} cores for a GPU, reading and sampling parameters may be the bottleneck.")
     if load > 0.5 * cores:
         problems.append(f"Other processes are running (load {load:.1f} on {cores} cores).")
-    batches = math.ceil(setting.images * setting.passes / setting.batch_size)
+    batches = math.ceil(config.images * config.passes / config.batch_size)
     if batches < MIN_BATCHES:
         problems.append(
             f"A loop has {batches} batches. DALI prepares some of them before the loop starts, so short loops "
@@ -160,7 +160,7 @@ def find_problems(setting: BenchConfig) -> list[str]:
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
         slow = pynvml.nvmlClocksThrottleReasonHwSlowdown | pynvml.nvmlClocksThrottleReasonSwPowerCap
-        if setting.on_gpu and pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & slow:
+        if config.on_gpu and pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu) & slow:
             problems.append("The GPU is throttled (heat or power), so all figures are too low.")
         try:
             pynvml.nvmlDeviceGetJpgUtilization(gpu)

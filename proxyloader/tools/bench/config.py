@@ -1,4 +1,4 @@
-"""Settings of a benchmark, and the machine it runs on."""
+"""Settings of a benchmark, and the machine that it runs on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ AUGMENTATIONS: dict[str, Any] = {
 }
 
 
-def transform_with(augmentation: str = "", crop_px: int = CROP_PX) -> transforms.Compose:
+def make_transform(augmentation: str = "", crop_px: int = CROP_PX) -> transforms.Compose:
     """Return the transform of the benchmark, with an optional augmentation after the flip."""
     random = [transforms.RandomResizedCrop(crop_px), transforms.RandomHorizontalFlip()]
     random += [AUGMENTATIONS[augmentation]] if augmentation else []
@@ -61,11 +61,11 @@ class BenchConfig:
     Attributes:
         root: root of an ImageFolder with ``images`` images.
         size: size of the synthetic photographs, a key of ``SIZES``; "" for the user's images.
-        passes: number of passes over the images per loop, so that its startup weighs as little as in a long epoch.
+        passes: number of passes over the images per loop, to amortize its startup as in a long epoch.
         device: "cuda" or "cpu".
-        by_default: whether to omit arguments that have a default, except for those of the data and its format.
-        added: augmentations and datasets; each adds a case of torch's loader and one of ours.
-        model: torchvision model that is trained on the batches; "none" to only load them.
+        use_defaults: whether to omit arguments that have a default, except those of the data and its format.
+        added: augmentations and datasets; each adds a case for torch's loader and one for ours.
+        model: torchvision model to train on the batches; "none" to only load them.
     """
 
     root: str
@@ -74,7 +74,7 @@ class BenchConfig:
     batch_size: int
     device: str
     tuning: Tuning = Tuning()  # noqa: RUF009  it is a tuple
-    by_default: bool = False
+    use_defaults: bool = False
     persistent_workers: bool = True
     dtype: str = "float32"
     channels_last: bool = False
@@ -93,8 +93,8 @@ class BenchConfig:
 
 
 def machine() -> dict[str, Any]:
-    """Return the hardware and the installed versions; None for what is missing."""
-    installed = {each.name: each.version for each in importlib.metadata.distributions()}
+    """Return the hardware and the installed versions; None for missing ones."""
+    installed = {dist.name: dist.version for dist in importlib.metadata.distributions()}
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cuda_queues": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"),

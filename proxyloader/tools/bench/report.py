@@ -14,28 +14,28 @@ from matplotlib.figure import Figure
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .cases import BY_DEFAULT, OURS
+from .cases import DEFAULTS_SUFFIX, OURS
 from .config import BenchConfig, Tuning, machine
 from .runner import Outcome, Ranges
 
 METHOD = 3  # version of the measurement; benchmarks/README.md describes the differences
-SLOWER = 0.9  # ratio to an earlier relative speed below which proxyloader is slower. Equal runs differ by up to 10 %
+MIN_RATIO = 0.9  # of the relative speed to an earlier one. Repeated runs differ by up to 10 %
 
-OMITTED = ("root", "tuning", "by_default", "persistent_workers")  # settings that are not recorded
+UNRECORDED = ("root", "tuning", "use_defaults", "persistent_workers")  # omitted settings
 MAY_DIFFER = ("date", "benchmark", "command", "cases", "added")  # keys that may differ between compared records
 
 Record = dict[str, Any]
 
 
-def make_record(setting: BenchConfig, ranges: Ranges, outcomes: Mapping[str, Outcome], command: str) -> Record:
-    """Return a record, one line of a file of results."""
+def make_record(config: BenchConfig, ranges: Ranges, outcomes: Mapping[str, Outcome], command: str) -> Record:
+    """Return a record, a line of a results file."""
     return {
         "date": datetime.date.today().isoformat(),
         "benchmark": "bench",
         "method": METHOD,
         "command": command,
         "machine": machine(),
-        **{name: value for name, value in asdict(setting).items() if name not in OMITTED},
+        **{name: value for name, value in asdict(config).items() if name not in UNRECORDED},
         **ranges,
         "cases": {name: _summary(outcome) for name, outcome in outcomes.items()},
     }
@@ -51,11 +51,11 @@ def _summary(outcome: Outcome) -> dict[str, Any]:
 
 
 def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return the median of each figure, the maximum of ``wait_ms_max``, and the speeds of all rounds."""
-    summary: dict[str, Any] = {"images_per_s_rounds": [round(each["images_per_s"], 1) for each in rounds]}
+    """Return the median of each metric, the maximum of ``wait_ms_max``, and the speeds of all rounds."""
+    summary: dict[str, Any] = {"images_per_s_rounds": [round(figures["images_per_s"], 1) for figures in rounds]}
     for name in rounds[0]:
         reduce = max if name == "wait_ms_max" else statistics.median
-        summary[name] = round(reduce(each[name] for each in rounds), 3)
+        summary[name] = round(reduce(figures[name] for figures in rounds), 3)
     return summary
 
 
@@ -70,11 +70,11 @@ def read_last(path: Path) -> Record:
 
 
 def check_comparable(earlier: Record, record: Record, names: Sequence[str]) -> None:
-    """Raise ValueError if two records have different settings, or too few cases in common among ``names``."""
+    """Raise ValueError if two records have different settings, or share too few of the cases ``names``."""
     before = {"size": "imagenet", "method": 1} | earlier  # for old records
     before["machine"], record = earlier["machine"]["gpu"], record | {"machine": record["machine"]["gpu"]}
-    if others := [name for name in record if name not in MAY_DIFFER and before.get(name) != record[name]]:
-        pairs = "; ".join(f"{name} {before.get(name)}, now {record[name]}" for name in others)
+    if differing := [name for name in record if name not in MAY_DIFFER and before.get(name) != record[name]]:
+        pairs = "; ".join(f"{name} {before.get(name)}, now {record[name]}" for name in differing)
         raise ValueError(f"the record to compare with has different settings: {pairs}. Use the same options")
     common = {name for name, case in earlier["cases"].items() if "images_per_s" in case and name in names}
     if OURS not in common or len(common) == 1:
@@ -85,20 +85,20 @@ def check_comparable(earlier: Record, record: Record, names: Sequence[str]) -> N
 
 
 def find_slowdowns(earlier: Record, record: Record) -> list[str]:
-    """Return a sentence for each case relative to which proxyloader has become slower."""
+    """Return a sentence for each case relative to which proxyloader has slowed down."""
     if "images_per_s" not in (ours := record["cases"].get(OURS, {})):
         return [f"{OURS} failed: {ours.get('failure', 'it was not run')}"]
     ratios = [(name, relative_speed(earlier, name), relative_speed(record, name)) for name in earlier["cases"]]
     return [
         f"{OURS} has {after:.2f} times the speed of {name}, and had {before:.2f} times"
         for name, before, after in ratios
-        if before and after and after < SLOWER * before
+        if before and after and after < MIN_RATIO * before
     ]
 
 
 def relative_speed(record: Record, name: str) -> float | None:
-    """Return our speed relative to another case. Both are tuned, or both use defaults."""
-    ours = OURS + BY_DEFAULT if name.endswith(BY_DEFAULT) else OURS
+    """Return our speed relative to another case, both tuned or both with defaults."""
+    ours = OURS + DEFAULTS_SUFFIX if name.endswith(DEFAULTS_SUFFIX) else OURS
     speeds = [record["cases"].get(case, {}).get("images_per_s") for case in (ours, name)]
     return speeds[0] / speeds[1] if all(speeds) and name != ours else None
 
@@ -108,7 +108,7 @@ COLUMNS = {
     "first batch, s": "first_batch_s:.1f",
     "CPU ms/image": "cpu_ms_per_image:.2f",
 }
-"""Key and format of each column. For first epochs, a cell lists the figures of all epochs."""
+"""Key and format of each column. For first epochs, a cell lists the values of all epochs."""
 
 
 def make_table(record: Record) -> Table:
@@ -120,7 +120,7 @@ def make_table(record: Record) -> Table:
     for name, case in record["cases"].items():
         cells = []
         for key, spec in (column.split(":") for column in COLUMNS.values()):
-            cells.append(", ".join(format(each[key], spec) for each in case.get("epochs", [case]) if key in each))
+            cells.append(", ".join(format(run[key], spec) for run in case.get("epochs", [case]) if key in run))
         speeds, ratio = case.get("images_per_s_rounds"), relative_speed(record, name)
         cells.append(f"{min(speeds):,.0f} - {max(speeds):,.0f}" if speeds else "")
         cells.append(f"{ratio:.2f} times" if ratio else "")
@@ -133,7 +133,7 @@ def plot(record: Record, path: Path) -> None:
     cases = {name: case for name, case in record["cases"].items() if "images_per_s" in case}
     speeds = [case["images_per_s"] for case in cases.values()]
     rounds = [case["images_per_s_rounds"] for case in cases.values()]
-    spread = [[abs(speed - limit(each)) for speed, each in zip(speeds, rounds)] for limit in (min, max)]
+    spread = [[abs(speed - limit(values)) for speed, values in zip(speeds, rounds)] for limit in (min, max)]
     figure = Figure(figsize=(8, 0.5 * len(cases) + 1.5), layout="constrained")
     axes = figure.subplots()
     colors = ["tab:green" if name.startswith(OURS) else "tab:blue" for name in cases]
