@@ -1,0 +1,62 @@
+"""Steps of images of the same batch, one at a time, against Pillow and torchvision."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torchvision.transforms.functional as F
+import torchvision.transforms.v2.functional as F2
+
+from . import truth
+from .emulation import require_compiler, run
+from .truth import CLOSE, EXACT, Done, hard_images, on_pil, on_tensor, program_of
+
+ROUNDS = 3
+"""Batches of each step, with other numbers."""
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    require_compiler()
+
+
+def differences(images: list[truth.Pixels], done: list[list[Done]]) -> Iterator[np.ndarray]:
+    """Yield how many levels each pixel of each image is off, after the steps of each image."""
+    for result, steps in zip(run(images, program_of(images, done)), done, strict=True):
+        yield np.abs(result.numpy().astype(int) - steps[-1].result).max(-1)
+
+
+@pytest.mark.parametrize("name", [name for name in EXACT if name != "RESAMPLE"])
+def test_step_is_exact(name: str) -> None:
+    for seed in range(ROUNDS):
+        images, rng = hard_images(), random.Random(f"{name} {seed}")
+        done = [[EXACT[name](rng, image)] for image in images]
+        for image, (step,), off in zip(images, done, differences(images, done), strict=True):
+            assert not off.any(), f"{image.shape} {step.numbers}: {(off > 0).sum()} pixels off by up to {off.max()}"
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_step_is_close(name: str) -> None:
+    for seed in range(ROUNDS):
+        images, rng = hard_images(), random.Random(f"{name} {seed}")
+        images = [image[..., :1].repeat(3, 2) for image in images] if "of grey" in name else images
+        done = [[CLOSE[name](rng, image)] for image in images]
+        for image, (step,), off in zip(images, done, differences(images, done), strict=True):
+            assert off.max() <= 1 and (off > 0).sum() <= 2 + off.size / 1000, f"{image.shape} {step.numbers}"
+
+
+@pytest.mark.parametrize("of", ["HUE", "GREY", "TENSOR_HUE", "TENSOR_GREY"])
+def test_step_is_exact_for_many_colours(of: str) -> None:
+    """Each 61st of all colours: hue and grey mix the channels."""
+    colours = np.arange(0, 2**24, 61, dtype=np.uint32)[: 500 * 550].view(np.uint8).reshape(500, 550, 4)[..., :3].copy()
+    steps = {
+        "HUE": lambda: Done("HUE", on_pil(colours, lambda i: F.adjust_hue(i, 0.1)), [25]),
+        "GREY": lambda: Done("GREY", on_pil(colours, lambda i: F.to_grayscale(i, 3))),
+        "TENSOR_HUE": lambda: Done("TENSOR_HUE", on_tensor(colours, lambda t: F2.adjust_hue(t, 0.1)), [0.1]),
+        "TENSOR_GREY": lambda: Done("TENSOR_GREY", on_tensor(colours, lambda t: F2.rgb_to_grayscale(t, 3))),
+    }
+    (off,) = differences([colours], [[steps[of]()]])
+    assert not off.any()

@@ -1,0 +1,107 @@
+"""Resizes and the formats of outputs, against Pillow and torch."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from proxyloader.kernels.programs import FILTERS
+from proxyloader.make_dataset import photograph
+
+from . import truth
+from .emulation import UNTOUCHED, require_compiler, run
+from .truth import Done, Pixels, Random, hard_images, program_of
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+DTYPES = [torch.uint8, torch.float16, torch.bfloat16, torch.float32]
+
+
+@pytest.fixture(autouse=True)
+def _compiler() -> None:
+    require_compiler()
+
+
+def extremes(rng: Random) -> Pixels:
+    """Noise of the two extreme levels, where sums come closest to what 32 bits hold."""
+    size = truth.a_size(rng, 400), truth.a_size(rng, 500), 3
+    return np.random.default_rng(rng.randrange(1 << 30)).choice(np.array([0, 255], np.uint8), size)
+
+
+def assert_equal(images: list[Pixels], done: list[Done]) -> None:
+    for image, step, result in zip(images, done, run(images, program_of(images, [[d] for d in done])), strict=True):
+        assert np.array_equal(result.numpy(), step.result), f"{image.shape} to {step.result.shape}: {step.numbers}"
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_resize_is_pillows(seed: int) -> None:
+    """All filters, fractional boxes, crops partly or wholly outside, flips, both orders; half of them store at once."""
+    rng = random.Random(seed)
+    images = [*hard_images(), *(extremes(rng) for _ in range(8))]
+    assert_equal(images, [truth.resample(rng, image) for image in images])
+
+
+def test_resize_of_photographs_is_pillows() -> None:
+    rng, photo = random.Random(0), np.asarray(photograph(1))
+    done = [truth.resample(rng, photo, 240) for _ in range(30)]
+    assert {step.numbers[13] for step in done} == {0, 1} and {step.numbers[10] for step in done} == {*FILTERS.values()}
+    assert_equal([photo] * len(done), done)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_resize_is_torchs(seed: int) -> None:
+    """``resize(antialias=True)`` of uint8 tensors. torch itself fails on some sizes of one pixel."""
+    rng = random.Random(seed)
+    images = [image for image in [*hard_images(), *(extremes(rng) for _ in range(6))] if min(image.shape[:2]) > 1]
+    assert_equal(images, [truth.resample_tensor(rng, image, 150) for image in images])
+
+
+def formatted(levels: Pixels, channels: int, layout: str, dtype: torch.dtype, scaled: bool) -> torch.Tensor:
+    """As ToTensor and Normalize make it."""
+    tensor = torch.from_numpy(levels[..., :channels].copy()).permute(2, 0, 1)
+    if dtype != torch.uint8:
+        mean, std = (torch.tensor(values[:channels]).reshape(-1, 1, 1) for values in (MEAN, STD))
+        tensor = tensor.to(torch.float32)
+        tensor = (tensor.div(255) if scaled else tensor).sub_(mean).div_(std).to(dtype)
+    return tensor if layout == "CHW" else tensor.permute(1, 2, 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+def test_format(layout: str, dtype: torch.dtype) -> None:
+    """Ragged and dense batches, with and without a resize before, of three channels and of one."""
+    rng = random.Random(0)
+    images = [np.asarray(photograph(2, size=(61, 45))), np.asarray(photograph(3, size=(64, 32))), *hard_images()[:8]]
+    for channels, scaled, is_dense in [(3, True, False), (3, False, True), (1, True, False), (1, True, True)]:
+        given = [images[1]] * 3 if is_dense else images
+        resized = [truth.resample(rng, given[0]) if is_dense else truth.resample(rng, image) for image in given]
+        done = [[step] if i % 2 and not is_dense else [] for i, step in enumerate(resized)]
+        for steps in [[[]] * 3, [[resized[0]]] * 3] if is_dense else [done]:
+            programs = program_of(given, steps, channels, (scaled, *MEAN, *STD))
+            for image, of_image, result in zip(given, steps, run(given, programs, layout, dtype), strict=True):
+                levels = of_image[-1].result if of_image else image
+                assert torch.equal(result, formatted(levels, channels, layout, dtype, scaled)), (image.shape, of_image)
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+def test_nothing_beside_the_output_is_written(layout: str) -> None:
+    """Outputs are parts of larger tensors, and begin where no word does."""
+    rng = random.Random(1)
+    images = hard_images()
+    for channels in (3, 1):
+        done = [[truth.resample(rng, image)] if i % 2 else [] for i, image in enumerate(images)]
+        wholes, outputs = [], []
+        for image, steps in zip(images, done):
+            height, width = (steps[-1].result if steps else image).shape[:2]
+            shape = (channels, height + 2, width + 3) if layout == "CHW" else (height + 2, width + 3, channels)
+            wholes.append(torch.full(shape, UNTOUCHED, dtype=torch.uint8))
+            part = slice(1, height + 1), slice(1, width + 1)
+            outputs.append(wholes[-1][(slice(None), *part) if layout == "CHW" else part])
+        run(images, program_of(images, done, channels), layout, torch.uint8, outputs)
+        for image, steps, whole, output in zip(images, done, wholes, outputs):
+            levels = steps[-1].result if steps else image
+            assert torch.equal(output, formatted(levels, channels, layout, torch.uint8, False))
+            output.fill_(UNTOUCHED)
+            assert (whole == UNTOUCHED).all()
