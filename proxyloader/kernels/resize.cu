@@ -17,7 +17,6 @@
 #define ROWS_PER_THREAD 2  // they share the loads of the weights
 #define CHANNELS 3
 
-const int UNROLLED_TAPS = 2;  // a pragma does not expand macros
 const int ROW_BYTES = TILE_X * CHANNELS;
 const int WORDS_PER_ROW = ROW_BYTES / 4;
 const int WORDS_PER_THREAD = (TILE_Y * WORDS_PER_ROW + THREADS - 1) / THREADS;
@@ -66,13 +65,10 @@ struct Table {
 // ---------------------------------------------------------------------------------------------------------- weights
 
 const double PI = 3.14159265358979323846;
-const int PILLOW_SHIFT = 32 - 8 - 2;
-const int TORCH_LARGEST_SHIFT = 22;
+const int LARGEST_SHIFT = 32 - 8 - 2;
 const int TORCH_WEIGHT_BITS = 15;  // of an int16, without its sign
 
 __device__ double sinc(double x) { return x == 0.0 ? 1.0 : sin(x * PI) / (x * PI); }
-
-__device__ double bilinear(double x) { return x < 1.0 ? 1.0 - x : 0.0; }
 
 __device__ double hamming(double x) {
     if (x == 0.0) return 1.0;
@@ -92,7 +88,7 @@ __device__ double filter_at(int filter, int arithmetic, double x) {
     // Box and Lanczos are not symmetric at their ends.
     if (filter == BOX) return x > -0.5 && x <= 0.5 ? 1.0 : 0.0;
     if (filter == LANCZOS) return x >= -3.0 && x < 3.0 ? sinc(x) * sinc(x / 3.0) : 0.0;
-    if (filter == BILINEAR) return bilinear(fabs(x));
+    if (filter == BILINEAR) return fmax(1.0 - fabs(x), 0.0);
     if (filter == HAMMING) return hamming(fabs(x));
     return bicubic(fabs(x), arithmetic);
 }
@@ -103,74 +99,50 @@ __device__ double support_of(int filter) {
 
 // The source pixels of one output, in the crop, and where the filter stands over them.
 struct Window {
-    int first, count;
-    double center, inverse_scale;
+    int first, count, filter, arithmetic;
+    double center, inverse_scale, sum;
 
-    __device__ double filter_position(int tap) const { return (tap + first - center + 0.5) * inverse_scale; }
+    __device__ Window(const Axis &axis, int index) : filter(axis.filter), arithmetic(axis.arithmetic), sum(0.0) {
+        const double scale = (double)(axis.box_end - axis.box_begin) / axis.output_size;
+        const double widening = scale < 1.0 ? 1.0 : scale;
+        const double support = support_of(filter) * widening;
+        center = axis.box_begin + (index + 0.5) * scale;
+        inverse_scale = 1.0 / widening;
+        first = max((int)(center - support + 0.5), 0);
+        count = min((int)(center + support + 0.5), axis.crop_size) - first;
+        for (int tap = 0; tap < count; ++tap) sum += filter_at_tap(tap);
+    }
+
+    __device__ double filter_at_tap(int tap) const {
+        return filter_at(filter, arithmetic, (tap + first - center + 0.5) * inverse_scale);
+    }
+
+    __device__ double weight(int tap) const { return sum != 0.0 ? filter_at_tap(tap) / sum : filter_at_tap(tap); }
 };
-
-__device__ double scale_of(const Axis &axis) { return (double)(axis.box_end - axis.box_begin) / axis.output_size; }
-
-__device__ Window window_of(const Axis &axis, int index) {
-    const double scale = scale_of(axis);
-    const double widening = scale < 1.0 ? 1.0 : scale;
-    const double support = support_of(axis.filter) * widening;
-    Window window;
-    window.center = axis.box_begin + (index + 0.5) * scale;
-    window.inverse_scale = 1.0 / widening;
-    window.first = max((int)(window.center - support + 0.5), 0);
-    window.count = min((int)(window.center + support + 0.5), axis.crop_size) - window.first;
-    return window;
-}
-
-__device__ double sum_of_weights(const Axis &axis, const Window &window) {
-    double sum = 0.0;
-    for (int tap = 0; tap < window.count; ++tap)
-        sum += filter_at(axis.filter, axis.arithmetic, window.filter_position(tap));
-    return sum;
-}
-
-__device__ double weight_at(const Axis &axis, const Window &window, int tap, double sum) {
-    const double weight = filter_at(axis.filter, axis.arithmetic, window.filter_position(tap));
-    return sum != 0.0 ? weight / sum : weight;
-}
 
 __device__ int to_fixed(double weight, int shift) {
     const double scaled = weight * (1 << shift);
     return (int)(scaled < 0 ? -0.5 + scaled : 0.5 + scaled);
 }
 
-__device__ void write_window(const Axis &axis, int index, int shift, const Table &table, int at) {
-    const Window window = window_of(axis, index);
-    const double sum = sum_of_weights(axis, window);
-    *table.first_at(at) = axis.crop_begin + window.first;
-    *table.count_at(at) = window.count;
-    for (int tap = 0; tap < window.count; ++tap)
-        *table.weight_at(at, tap) = to_fixed(weight_at(axis, window, tap, sum), shift);
-}
-
 // torch keeps as many bits of the weights as let the largest of the axis be an int16.
 __device__ int torch_shift(double largest) {
     int shift = 0;
-    while (shift < TORCH_LARGEST_SHIFT && (int)(0.5 + largest * (1 << (shift + 1))) < (1 << TORCH_WEIGHT_BITS)) ++shift;
+    while (shift < LARGEST_SHIFT && (int)(0.5 + largest * (2 << shift)) < (1 << TORCH_WEIGHT_BITS)) ++shift;
     return shift;
-}
-
-__device__ double largest_weight(const Axis &axis, int index) {
-    const Window window = window_of(axis, index);
-    const double sum = sum_of_weights(axis, window);
-    double largest = 0.0;
-    for (int tap = 0; tap < window.count; ++tap) largest = fmax(largest, weight_at(axis, window, tap, sum));
-    return largest;
 }
 
 // The bits of doubles that are not negative have the order of their values.
 __device__ int shift_of(const Axis &axis, ullong *largest_bits) {
-    if (axis.arithmetic == PILLOW) return PILLOW_SHIFT;
+    if (axis.arithmetic == PILLOW) return LARGEST_SHIFT;
     if (threadIdx.x == 0) *largest_bits = 0;
     __syncthreads();
-    for (int index = threadIdx.x; index < axis.output_size; index += blockDim.x)
-        atomicMax(largest_bits, (ullong)__double_as_longlong(largest_weight(axis, index)));
+    for (int index = threadIdx.x; index < axis.output_size; index += blockDim.x) {
+        const Window window(axis, index);
+        double largest = 0.0;
+        for (int tap = 0; tap < window.count; ++tap) largest = fmax(largest, window.weight(tap));
+        atomicMax(largest_bits, (ullong)__double_as_longlong(largest));
+    }
     __syncthreads();
     return torch_shift(__longlong_as_double((long long)*largest_bits));
 }
@@ -183,15 +155,18 @@ extern "C" __global__ void __launch_bounds__(WEIGHTS_THREADS) build_weights(Batc
     const Table table = {batch.pool + (blockIdx.x ? job.table_y : job.table_x), axis.output_size};
     const int shift = shift_of(axis, &largest_bits);
     if (threadIdx.x == 0) *table.shift_at() = shift;
-    for (int index = threadIdx.x; index < axis.output_size; index += blockDim.x)
-        write_window(axis, index, shift, table, axis.flip ? axis.output_size - 1 - index : index);
+    for (int index = threadIdx.x; index < axis.output_size; index += blockDim.x) {
+        const Window window(axis, index);
+        const int at = axis.flip ? axis.output_size - 1 - index : index;
+        *table.first_at(at) = axis.crop_begin + window.first;
+        *table.count_at(at) = window.count;
+        for (int tap = 0; tap < window.count; ++tap) *table.weight_at(at, tap) = to_fixed(window.weight(tap), shift);
+    }
 }
 
 // -------------------------------------------------------------------------------------------------------- resampling
 
 __device__ int to_level(int sum, int shift) { return min(max(sum >> shift, 0), 255); }
-
-__device__ int half_of_unit(int shift) { return 1 << (shift - 1); }
 
 __device__ bool holds(int first, int count, int size) { return first >= 0 && first + count <= size; }
 
@@ -204,9 +179,7 @@ __device__ int level_or_fill(const Source &source, int x, int y, int channel) {
     return inside ? __ldg(pixel_at(source, x, y) + channel) : source.fill >> (8 * channel) & 255;
 }
 
-struct Range {
-    int first, last;
-};
+struct Range { int first, last; };
 
 // The part of a source axis that outputs of a tile need. Tables are monotonic, upwards, or downwards if flipped.
 __device__ Range source_of(const Table &table, int begin, int end) {
@@ -214,10 +187,7 @@ __device__ Range source_of(const Table &table, int begin, int end) {
             max(table.first(begin) + table.count(begin), table.first(end) + table.count(end)) - 1};
 }
 
-// A tile of an output: its first pixel, and its last.
-struct Tile {
-    int x, y, last_x, last_y;
-};
+struct Tile { int x, y, last_x, last_y; };  // of an output
 
 // Four values of an output, which are next to each other in memory.
 template <bool IS_PLANAR> struct Word {
@@ -228,70 +198,58 @@ template <bool IS_PLANAR> struct Word {
     __device__ int channel(int i) const { return IS_PLANAR ? place / TILE_X : (place + i) % CHANNELS; }
 };
 
+// Adds the taps of one output at COUNT places. `level(tap, i, channel)` is of a source pixel.
+template <int UNROLL, int COUNT, class Level>
+__device__ void add_taps(const Table &table, int index, int count, Level level, int (&sums)[COUNT][CHANNELS]) {
+#pragma unroll UNROLL
+    for (int tap = 0; tap < count; ++tap) {
+        const int weight = table.weight(index, tap);
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+            for (int channel = 0; channel < CHANNELS; ++channel) sums[i][channel] += weight * level(tap, i, channel);
+    }
+}
+
+template <int COUNT> __device__ void start(int (&sums)[COUNT][CHANNELS], int shift) {
+#pragma unroll
+    for (int i = 0; i < COUNT * CHANNELS; ++i) sums[i / CHANNELS][i % CHANNELS] = 1 << (shift - 1);  // a half
+}
+
 // The usual order: the horizontal pass leaves rows of the source, as wide as the tile, in shared memory.
 template <bool IS_PLANAR> struct RowsFirst {
-    typedef int Rows[ROWS_PER_THREAD];
-    typedef int Sums[ROWS_PER_THREAD][CHANNELS];
-
-    __device__ static Range needed(const Table &along_x, const Table &along_y, const Tile &tile) {
+    __device__ static Range needed(const Table &, const Table &along_y, const Tile &tile) {
         return source_of(along_y, tile.y, tile.last_y);
     }
 
-    __device__ static int second_shift(const Table &along_x, const Table &along_y) { return along_y.shift(); }
+    __device__ static int second_shift(const Table &, const Table &along_y) { return along_y.shift(); }
 
-    __device__ static void add_inside(
-        const Source &source, const Table &table, int column, int first, int count, const Rows &y, Sums &sums
-    ) {
-        const uchar * lines[ROWS_PER_THREAD];
-#pragma unroll
-        for (int row = 0; row < ROWS_PER_THREAD; ++row) lines[row] = pixel_at(source, first, y[row]);
-#pragma unroll UNROLLED_TAPS
-        for (int tap = 0; tap < count; ++tap) {
-            const int weight = table.weight(column, tap);
-#pragma unroll
-            for (int row = 0; row < ROWS_PER_THREAD; ++row)
-#pragma unroll
-                for (int channel = 0; channel < CHANNELS; ++channel)
-                    sums[row][channel] += weight * __ldg(lines[row] + tap * CHANNELS + channel);
-        }
-    }
-
-    __device__ static void add_or_fill(
-        const Source &source, const Table &table, int column, int first, int count, const Rows &y, Sums &sums
-    ) {
-#pragma unroll 1
-        for (int tap = 0; tap < count; ++tap) {
-            const int weight = table.weight(column, tap);
-#pragma unroll
-            for (int row = 0; row < ROWS_PER_THREAD; ++row)
-#pragma unroll
-                for (int channel = 0; channel < CHANNELS; ++channel)
-                    sums[row][channel] += weight * level_or_fill(source, first + tap, y[row], channel);
-        }
-    }
-
-    __device__ static void first_pass(
-        const Source &source, const Table &along_x, const Table&, const Tile &tile, Range chunk, uchar * shared
-    ) {
+    __device__ static void first_pass(const Source &source, const Table &along_x, const Table &, const Tile &tile,
+                                      Range chunk, uchar *shared) {
         const int shift = along_x.shift();
         const int groups = (chunk.last - chunk.first) / ROWS_PER_THREAD + 1;
         for (int item = threadIdx.x; item < groups * TILE_X; item += THREADS) {
             const int x = item % TILE_X, column = tile.x + x;
             const int row = item / TILE_X * ROWS_PER_THREAD;
             if (column > tile.last_x) continue;
-            Rows y;
-            Sums sums;
+            int y[ROWS_PER_THREAD], sums[ROWS_PER_THREAD][CHANNELS];
+            start(sums, shift);
 #pragma unroll
-            for (int i = 0; i < ROWS_PER_THREAD; ++i) {
+            for (int i = 0; i < ROWS_PER_THREAD; ++i)
                 y[i] = min(chunk.first + row + i, chunk.last);  // a group may reach below; nobody reads that
-#pragma unroll
-                for (int channel = 0; channel < CHANNELS; ++channel) sums[i][channel] = half_of_unit(shift);
-            }
             const int first = along_x.first(column), count = along_x.count(column);
-            if (holds(first, count, source.width) && y[0] >= 0 && y[ROWS_PER_THREAD - 1] < source.height)
-                add_inside(source, along_x, column, first, count, y, sums);
-            else
-                add_or_fill(source, along_x, column, first, count, y, sums);
+            if (holds(first, count, source.width) && y[0] >= 0 && y[ROWS_PER_THREAD - 1] < source.height) {
+                const uchar *lines[ROWS_PER_THREAD];
+#pragma unroll
+                for (int i = 0; i < ROWS_PER_THREAD; ++i) lines[i] = pixel_at(source, first, y[i]);
+                add_taps<2>(along_x, column, count, [&](int tap, int i, int channel) {
+                    return __ldg(lines[i] + tap * CHANNELS + channel);
+                }, sums);
+            } else {
+                add_taps<1>(along_x, column, count, [&](int tap, int i, int channel) {
+                    return level_or_fill(source, first + tap, y[i], channel);
+                }, sums);
+            }
 #pragma unroll
             for (int i = 0; i < ROWS_PER_THREAD; ++i)
 #pragma unroll
@@ -301,17 +259,15 @@ template <bool IS_PLANAR> struct RowsFirst {
         }
     }
 
-    __device__ static void second_pass(
-        const Table&, const Table &along_y, const Tile &tile, Word<IS_PLANAR> word, Range chunk, const uchar * shared,
-        int (&sums)[4]
-    ) {
+    __device__ static void second_pass(const Table &, const Table &along_y, const Tile &tile,
+                                       Word<IS_PLANAR> word, Range chunk, const uchar *shared, int (&sums)[4]) {
         const int y = tile.y + word.row;
         const int first = along_y.first(y);
         const int end = min(first + along_y.count(y), chunk.last + 1);
-#pragma unroll UNROLLED_TAPS
+#pragma unroll 2
         for (int row = max(first, chunk.first); row < end; ++row) {
             const int weight = along_y.weight(y, row - first);
-            const unsigned levels = *(const unsigned*)(shared + (row - chunk.first) * ROW_BYTES + word.place);
+            const uint levels = *(const uint *)(shared + (row - chunk.first) * ROW_BYTES + word.place);
 #pragma unroll
             for (int i = 0; i < 4; ++i) sums[i] += weight * (int)(levels >> (8 * i) & 255);
         }
@@ -320,67 +276,45 @@ template <bool IS_PLANAR> struct RowsFirst {
 
 // The other order: the vertical pass leaves columns of the source, as high as the tile, in shared memory.
 template <bool IS_PLANAR> struct ColumnsFirst {
-    __device__ static Range needed(const Table &along_x, const Table &along_y, const Tile &tile) {
+    __device__ static Range needed(const Table &along_x, const Table &, const Tile &tile) {
         return source_of(along_x, tile.x, tile.last_x);
     }
 
-    __device__ static int second_shift(const Table &along_x, const Table &along_y) { return along_x.shift(); }
+    __device__ static int second_shift(const Table &along_x, const Table &) { return along_x.shift(); }
 
-    __device__ static void first_pass(
-        const Source &source, const Table&, const Table &along_y, const Tile &tile, Range chunk, uchar * shared
-    ) {
+    __device__ static void first_pass(const Source &source, const Table &, const Table &along_y, const Tile &tile,
+                                      Range chunk, uchar *shared) {
         const int shift = along_y.shift();
         for (int item = threadIdx.x; item < (tile.last_y - tile.y + 1) * CHUNK; item += THREADS) {
             const int x = chunk.first + item % CHUNK, y = tile.y + item / CHUNK;
             if (x > chunk.last) continue;
             const int first = along_y.first(y), count = along_y.count(y);
-            int sums[CHANNELS];
-#pragma unroll
-            for (int channel = 0; channel < CHANNELS; ++channel) sums[channel] = half_of_unit(shift);
-            if (x >= 0 && x < source.width && holds(first, count, source.height))
-                add_inside(source, along_y, x, y, first, count, sums);
-            else
-                add_or_fill(source, along_y, x, y, first, count, sums);
-#pragma unroll
-            for (int channel = 0; channel < CHANNELS; ++channel)
-                shared[item * CHANNELS + channel] = to_level(sums[channel], shift);
-        }
-    }
-
-    __device__ static void add_inside(
-        const Source &source, const Table &table, int x, int y, int first, int count, int (&sums)[CHANNELS]
-    ) {
-        const uchar * pixel = pixel_at(source, x, first);
-#pragma unroll UNROLLED_TAPS
-        for (int tap = 0; tap < count; ++tap, pixel += source.row_bytes) {
-            const int weight = table.weight(y, tap);
-#pragma unroll
-            for (int channel = 0; channel < CHANNELS; ++channel) sums[channel] += weight * __ldg(pixel + channel);
-        }
-    }
-
-    __device__ static void add_or_fill(
-        const Source &source, const Table &table, int x, int y, int first, int count, int (&sums)[CHANNELS]
-    ) {
-#pragma unroll 1
-        for (int tap = 0; tap < count; ++tap) {
-            const int weight = table.weight(y, tap);
+            int sums[1][CHANNELS];
+            start(sums, shift);
+            if (x >= 0 && x < source.width && holds(first, count, source.height)) {
+                const uchar *pixel = pixel_at(source, x, first);
+                add_taps<2>(along_y, y, count, [&](int tap, int, int channel) {
+                    return __ldg(pixel + (long long)tap * source.row_bytes + channel);
+                }, sums);
+            } else {
+                add_taps<1>(along_y, y, count, [&](int tap, int, int channel) {
+                    return level_or_fill(source, x, first + tap, channel);
+                }, sums);
+            }
 #pragma unroll
             for (int channel = 0; channel < CHANNELS; ++channel)
-                sums[channel] += weight * level_or_fill(source, x, first + tap, channel);
+                shared[item * CHANNELS + channel] = to_level(sums[0][channel], shift);
         }
     }
 
-    __device__ static void second_pass(
-        const Table &along_x, const Table&, const Tile &tile, Word<IS_PLANAR> word, Range chunk, const uchar * shared,
-        int (&sums)[4]
-    ) {
+    __device__ static void second_pass(const Table &along_x, const Table &, const Tile &tile,
+                                       Word<IS_PLANAR> word, Range chunk, const uchar *shared, int (&sums)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int x = min(tile.x + word.x(i), tile.last_x);  // a word may reach beyond; nobody reads that
             const int first = along_x.first(x);
             const int end = min(first + along_x.count(x), chunk.last + 1);
-            const uchar * row = shared + word.row * CHUNK * CHANNELS + word.channel(i);
+            const uchar *row = shared + word.row * CHUNK * CHANNELS + word.channel(i);
 #pragma unroll 1
             for (int column = max(first, chunk.first); column < end; ++column)
                 sums[i] += along_x.weight(x, column - first) * row[(column - chunk.first) * CHANNELS];
@@ -452,7 +386,7 @@ __device__ Element to_element(int level, int channel, const Normalization &by) {
 struct ToImage {
     typedef uchar Value;
     static const bool IS_PLANAR = false;
-    __device__ static void prepare(const Batch &, const Job &, Normalization &) {}
+    __device__ static void prepare(const Step &, Normalization &) {}
     __device__ static Value value(int level, int, const Normalization &) { return level; }
     __device__ static long long row_stride(const Job &job) { return (long long)job.width * CHANNELS; }
 };
@@ -460,20 +394,14 @@ struct ToImage {
 struct ToOutput {
     typedef Element Value;
     static const bool IS_PLANAR = PLANAR;
-    __device__ static void prepare(const Batch &batch, const Job &job, Normalization &by) {
-        by.read(batch.steps[job.first + 1]);
-    }
-    __device__ static Value value(int level, int channel, const Normalization &by) {
-        return to_element(level, channel, by);
-    }
+    __device__ static void prepare(const Step &step, Normalization &by) { by.read(step); }
+    __device__ static Value value(int level, int c, const Normalization &by) { return to_element(level, c, by); }
     __device__ static long long row_stride(const Job &job) { return job.row_stride; }
 };
 
 template <class Target>
-__device__ void write_word(
-    const Job &job, const Tile &tile, Word<Target::IS_PLANAR> word, int shift, const int (&sums)[4],
-    const Normalization &by
-) {
+__device__ void write_word(const Job &job, const Tile &tile, Word<Target::IS_PLANAR> word,
+                           int shift, const int (&sums)[4], const Normalization &by) {
     typedef typename Target::Value Value;
     Four<Value> values;
 #pragma unroll
@@ -500,13 +428,13 @@ template <template <bool> class Order, class Target> __device__ void resample(co
     const Table along_x = {batch.pool + job.table_x, job.width}, along_y = {batch.pool + job.table_y, job.height};
     const Range needed = Passes::needed(along_x, along_y, tile);
     const int shift = Passes::second_shift(along_x, along_y);
-    Target::prepare(batch, job, by);  // the barriers below are those of its result, too
+    Target::prepare(batch.steps[job.first + 1], by);  // the barriers below are those of its result, too
 
     int sums[WORDS_PER_THREAD][4];
 #pragma unroll
     for (int i = 0; i < WORDS_PER_THREAD; ++i)
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[i][j] = half_of_unit(shift);
+        for (int j = 0; j < 4; ++j) sums[i][j] = 1 << (shift - 1);  // a half
 
     for (int first = needed.first; first <= needed.last; first += CHUNK) {
         const Range chunk = {first, min(first + CHUNK - 1, needed.last)};

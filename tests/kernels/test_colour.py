@@ -17,6 +17,9 @@ from .truth import CLOSE, EXACT, Done, hard_images, on_pil, on_tensor, program_o
 ROUNDS = 3
 """Batches of each step, with other numbers."""
 
+LAST_PIXELS = 32
+"""At most so many at the end of a tensor are computed one by one, without fused multiply-add."""
+
 
 @pytest.fixture(autouse=True)
 def _compiler() -> None:
@@ -45,7 +48,9 @@ def test_step_is_close(name: str) -> None:
         images = [image[..., :1].repeat(3, 2) for image in images] if "of grey" in name else images
         done = [[CLOSE[name](rng, image)] for image in images]
         for image, (step,), off in zip(images, done, differences(images, done), strict=True):
-            assert off.max() <= 1 and (off > 0).sum() <= 2 + off.size / 1000, f"{image.shape} {step.numbers}"
+            off = off.reshape(-1)
+            assert off.max() <= 1, f"{image.shape} {step.numbers}"
+            assert np.count_nonzero(off[:-LAST_PIXELS]) <= off.size / 1000, f"{image.shape} {step.numbers}"
 
 
 @pytest.mark.parametrize("of", ["HUE", "GREY", "TENSOR_HUE", "TENSOR_GREY"])
