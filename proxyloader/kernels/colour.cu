@@ -11,8 +11,6 @@
 
 extern __shared__ uint shared_words[];
 
-// --- pixels ----------------------------------------------------------------------------------------------------------
-
 __device__ void store_quad(uchar *to, int count, const Pixel quad[4]) {
     if (count == 4 && ((size_t)to & 3) == 0) {
         uint *words = (uint *)to;
@@ -26,11 +24,9 @@ __device__ void store_quad(uchar *to, int count, const Pixel quad[4]) {
         if (i < count) to[3 * i] = quad[i].r, to[3 * i + 1] = quad[i].g, to[3 * i + 2] = quad[i].b;
 }
 
-__device__ int clip(int v) { return clip_to(v, 255); }
-
 // To a level, as C does it: towards zero. Comparing first keeps huge values defined.
+__device__ int clip(int v) { return clip_to(v, 255); }
 __device__ int clip(float v) { return v <= 0.0f ? 0 : v >= 255.0f ? 255 : (int)v; }
-
 __device__ int clip(double v) { return v <= 0.0 ? 0 : v >= 255.0 ? 255 : (int)v; }
 
 // Image.blend. Between 0 and 1 Pillow does not clip, and need not.
@@ -373,7 +369,6 @@ __device__ Pixel tensor_sharpened(const Job &job, int x, int y, double ratio) {
 
 // Geometry.c cuts towards zero, after what is below zero went to -1
 __device__ int coordinate(double v) { return v < 0.0 ? -1 : (int)v; }
-
 __device__ int whole(double v) { return v < 0.0 ? (int)floor(v) : (int)v; }
 
 // Pillow adds `step` once per pixel, and each sum is rounded. If both are multiples of 2^-20 no sum is.

@@ -39,7 +39,15 @@ template <class To, class From> static To same_bits(From value) {
 static long long __double_as_longlong(double value) { return same_bits<long long>(value); }
 static double __longlong_as_double(long long bits) { return same_bits<double>(bits); }
 static unsigned __float_as_uint(float value) { return same_bits<unsigned>(value); }
-static unsigned short float16_bits(float value) { return same_bits<unsigned short>((_Float16)value); }
+
+// Rounded to nearest even: by the addition of bits, which carries into the exponent, or of what is too small for one.
+static unsigned short float16_bits(float value) {
+    const float size = std::fabs(value);
+    const unsigned bits = same_bits<unsigned>(size);
+    const unsigned normal = (bits + 0xFFF + (bits >> 13 & 1)) >> 13;
+    const unsigned rounded = size < 0x1p-14f ? (unsigned)std::nearbyint(size * 0x1p24f) : normal - (112 << 10);
+    return (std::signbit(value) ? 0x8000 : 0) | std::min(rounded, 0x7C00u);
+}
 
 static const unsigned MOST_THREADS = 256;
 static jmp_buf scheduler, fibers[MOST_THREADS];

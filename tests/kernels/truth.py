@@ -23,6 +23,7 @@ Pixels = NDArray[np.uint8]
 Random = random.Random
 
 FACTORS = (0.0, 0.1, 0.4, 0.73, 0.999, 1.0, 1.0001, 1.37, 1.9, 2.5, 7.0, 100.0)
+FACTORS_OF_PIL = (*FACTORS, -0.5)
 HUES = (-0.5, -0.31, -0.1, -0.003, 0.0, 0.004, 0.05, 0.2, 0.37, 0.5)
 
 
@@ -34,6 +35,9 @@ class Done:
     result: Pixels
     numbers: Sequence[float] = ()
     extras: Any = None
+
+
+Draw = Callable[[Random, Pixels], Done]
 
 
 def on_pil(image: Pixels, change: Callable[[Image.Image], Image.Image]) -> Pixels:
@@ -53,15 +57,24 @@ def table(rng: Random, image: Pixels) -> Done:
     return Done("TABLE", on_pil(image, lambda i: i.point(levels)), extras=np.array(levels, np.uint8).view(np.float64))
 
 
-def enhance(name: str, rng: Random, image: Pixels) -> Done:
-    factor = rng.choice([*FACTORS, -0.5])
-    return Done(name.upper(), on_pil(image, lambda i: getattr(F, f"adjust_{name}")(i, factor)), [factor])
+def of_pil(name: str, change: Any, numbers: Sequence[float] = (0,)) -> Draw:
+    """Return a step of one of these numbers, which ``change`` of a PIL image is called with."""
+
+    def draw(rng: Random, image: Pixels) -> Done:
+        number = rng.choice(numbers)
+        return Done(name, on_pil(image, lambda i: change(i, number)), [number])
+
+    return draw
 
 
-def enhance_tensor(name: str, rng: Random, image: Pixels) -> Done:
-    factor = rng.choice(FACTORS)
-    change = getattr(F2, f"adjust_{name}")
-    return Done(f"TENSOR_{name.upper()}", on_tensor(image, lambda t: change(t, factor)), [factor])
+def of_tensor(name: str, change: Any, numbers: Sequence[float] = (0,)) -> Draw:
+    """Return a step of one of these numbers, which ``change`` of a tensor is called with."""
+
+    def draw(rng: Random, image: Pixels) -> Done:
+        number = rng.choice(numbers)
+        return Done(name, on_tensor(image, lambda t: change(t, number)), [number])
+
+    return draw
 
 
 def contrast_of_grey(rng: Random, image: Pixels) -> Done:
@@ -71,47 +84,16 @@ def contrast_of_grey(rng: Random, image: Pixels) -> Done:
     return Done("TENSOR_CONTRAST", result.repeat(3, 2), [factor, 1])
 
 
-def posterize(rng: Random, image: Pixels) -> Done:
-    bits = rng.randint(1, 8)
-    return Done("POSTERIZE", on_pil(image, lambda i: F.posterize(i, bits)), [bits])
-
-
-def solarize(rng: Random, image: Pixels) -> Done:
-    threshold = rng.choice([0, 1, 85.3, 128, 200.5, 255, 256])
-    return Done("SOLARIZE", on_pil(image, lambda i: F.solarize(i, threshold)), [threshold])
-
-
 def solarize_add(rng: Random, image: Pixels) -> Done:  # of timm
     add, threshold = rng.choice([0, 50, 110]), rng.choice([0, 128, 256])
     levels = [min(255, level + add) if level < threshold else level for level in range(256)]
     return Done("SOLARIZE_ADD", on_pil(image, lambda i: i.point(levels * 3)), [add, threshold])
 
 
-def without_numbers(name: str, of_pil: str, rng: Random, image: Pixels) -> Done:
-    return Done(name, on_pil(image, getattr(F, of_pil)))
-
-
-def tensor_autocontrast(rng: Random, image: Pixels) -> Done:
-    return Done("TENSOR_AUTOCONTRAST", on_tensor(image, F2.autocontrast))
-
-
-def grey(rng: Random, image: Pixels) -> Done:
-    return Done("GREY", on_pil(image, lambda i: F.to_grayscale(i, 3)))
-
-
-def tensor_grey(rng: Random, image: Pixels) -> Done:
-    return Done("TENSOR_GREY", on_tensor(image, lambda t: F2.rgb_to_grayscale(t, 3)))
-
-
 def hue(rng: Random, image: Pixels) -> Done:
     factor = rng.choice(HUES)
     turn = float(np.int32(factor * 255).astype(np.uint8))
     return Done("HUE", on_pil(image, lambda i: F.adjust_hue(i, factor)), [turn])
-
-
-def tensor_hue(rng: Random, image: Pixels) -> Done:
-    factor = rng.choice(HUES)
-    return Done("TENSOR_HUE", on_tensor(image, lambda t: F2.adjust_hue(t, factor)), [factor])
 
 
 def channels(rng: Random, image: Pixels) -> Done:
@@ -155,12 +137,6 @@ def select(rng: Random, image: Pixels) -> Done:
     return Done("SELECT", np.ascontiguousarray(image[np.ix_(*lines)]), extras=[*lines[0], *lines[1]])
 
 
-def turn(rng: Random, image: Pixels) -> Done:
-    quarters = rng.randint(1, 3)
-    how = Image.Transpose[f"ROTATE_{90 * quarters}"]
-    return Done("TURN", on_pil(image, lambda i: i.transpose(how)), [quarters])
-
-
 def kernel(side: int, rng: Random, image: Pixels) -> Done:
     named = "CONTOUR DETAIL EDGE_ENHANCE EMBOSS FIND_EDGES SHARPEN SMOOTH" if side == 3 else "BLUR SMOOTH_MORE"
     drawn = ImageFilter.Kernel((side, side), [rng.gauss(0, 1) for _ in range(side * side)], 1.7, 20.25)
@@ -181,6 +157,7 @@ def affine(mode: str, rng: Random, image: Pixels) -> Done:
         [scale, 0, shift_x, 0, rng.choice([1, -1, 0.3]), shift_y],
         [1, rng.uniform(-1, 1), shift_x, 0, 1, shift_y],
         [rng.gauss(0, 1) for _ in range(6)],
+        [500, 500, 5 - 500 - 1e-7, -500, 500, 3 - 1e-7],  # of large results alone not in fixed point, which rounds it up
     ])  # fmt: skip
     return _transformed(f"AFFINE_{mode}", Image.Transform.AFFINE, [*map(float, numbers)], rng, image)
 
@@ -279,28 +256,32 @@ def _colour(rng: Random) -> list[int]:
     return [rng.choice([0, 255, rng.randrange(256)]) for _ in range(3)]
 
 
-Draw = Callable[[Random, Pixels], Done]
 EXACT: dict[str, Draw] = {
     "TABLE": table,
-    **{name.upper(): partial(enhance, name) for name in ("brightness", "contrast", "saturation", "sharpness")},
-    "POSTERIZE": posterize,
-    "SOLARIZE": solarize,
+    "BRIGHTNESS": of_pil("BRIGHTNESS", F.adjust_brightness, FACTORS_OF_PIL),
+    "CONTRAST": of_pil("CONTRAST", F.adjust_contrast, FACTORS_OF_PIL),
+    "SATURATION": of_pil("SATURATION", F.adjust_saturation, FACTORS_OF_PIL),
+    "SHARPNESS": of_pil("SHARPNESS", F.adjust_sharpness, FACTORS_OF_PIL),
+    "POSTERIZE": of_pil("POSTERIZE", F.posterize, range(1, 9)),
+    "SOLARIZE": of_pil("SOLARIZE", F.solarize, [0, 1, 85.3, 128, 200.5, 255, 256]),
     "SOLARIZE_ADD": solarize_add,
-    **{name.upper(): partial(without_numbers, name.upper(), name) for name in ("invert", "autocontrast", "equalize")},
-    "TENSOR_BRIGHTNESS": partial(enhance_tensor, "brightness"),
-    "TENSOR_AUTOCONTRAST": tensor_autocontrast,
-    "GREY": grey,
+    "INVERT": of_pil("INVERT", lambda i, _: F.invert(i)),
+    "AUTOCONTRAST": of_pil("AUTOCONTRAST", lambda i, _: F.autocontrast(i)),
+    "EQUALIZE": of_pil("EQUALIZE", lambda i, _: F.equalize(i)),
+    "TENSOR_BRIGHTNESS": of_tensor("TENSOR_BRIGHTNESS", F2.adjust_brightness, FACTORS),
+    "TENSOR_AUTOCONTRAST": of_tensor("TENSOR_AUTOCONTRAST", lambda t, _: F2.autocontrast(t)),
+    "GREY": of_pil("GREY", lambda i, _: F.to_grayscale(i, 3)),
     "HUE": hue,
     "CHANNELS": channels,
     "MATRIX": matrix,
     "ERASE": erase,
-    "TENSOR_GREY": tensor_grey,
-    "TENSOR_HUE": tensor_hue,
+    "TENSOR_GREY": of_tensor("TENSOR_GREY", lambda t, _: F2.rgb_to_grayscale(t, 3)),
+    "TENSOR_HUE": of_tensor("TENSOR_HUE", F2.adjust_hue, HUES),
     "WINDOW": window,
     "SELECT": select,
-    "FLIP_X": partial(without_numbers, "FLIP_X", "hflip"),
-    "FLIP_Y": partial(without_numbers, "FLIP_Y", "vflip"),
-    "TURN": turn,
+    "FLIP_X": of_pil("FLIP_X", lambda i, _: F.hflip(i)),
+    "FLIP_Y": of_pil("FLIP_Y", lambda i, _: F.vflip(i)),
+    "TURN": of_pil("TURN", lambda i, quarters: i.transpose(getattr(Image, f"ROTATE_{90 * quarters}")), [1, 2, 3]),
     "KERNEL3": partial(kernel, 3),
     "KERNEL5": partial(kernel, 5),
     **{f"AFFINE_{mode}": partial(affine, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
@@ -311,7 +292,9 @@ EXACT: dict[str, Draw] = {
 """Steps of which each level is the same."""
 
 CLOSE: dict[str, Draw] = {
-    **{f"TENSOR_{name.upper()}": partial(enhance_tensor, name) for name in ("contrast", "saturation", "sharpness")},
+    "TENSOR_CONTRAST": of_tensor("TENSOR_CONTRAST", F2.adjust_contrast, FACTORS),
+    "TENSOR_SATURATION": of_tensor("TENSOR_SATURATION", F2.adjust_saturation, FACTORS),
+    "TENSOR_SHARPNESS": of_tensor("TENSOR_SHARPNESS", F2.adjust_sharpness, FACTORS),
     "TENSOR_CONTRAST of grey": contrast_of_grey,
     "TENSOR_BLUR": tensor_blur,
 }
@@ -351,5 +334,4 @@ def hard_images(small_only: bool = False) -> list[Pixels]:
     return made
 
 
-ALL_STEPS = EXACT | CLOSE
-assert {name.split()[0] for name in ALL_STEPS} | {"STORE"} == set(CODE)
+assert {name.split()[0] for name in EXACT | CLOSE} | {"STORE"} == set(CODE)
