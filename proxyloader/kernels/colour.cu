@@ -466,7 +466,7 @@ __device__ Pixel perspective(const Job &job, int kind, const double *a, int x, i
     return sampled(job, kind, (a[0] * u + a[1] * v + a[2]) / depth, (a[3] * u + a[4] * v + a[5]) / depth, fill);
 }
 
-// Quarter turns against the clock. Odd ones swap height and width.
+// Against the clock. Odd ones swap height and width.
 __device__ Pixel turned(const Job &job, int quarters, int x, int y) {
     const int right = job.source_width - 1, bottom = job.source_height - 1;
     switch (quarters & 3) {
@@ -582,12 +582,14 @@ extern "C" __global__ void blur_rows(Batch batch, int first) {
     for (int i = threadIdx.x; i < bytes; i += blockDim.x) job.target[row + i] = a[i];
 }
 
-#define BLUR_STRIP 32  // bytes of each row: a whole sector of memory
+#define BLUR_STRIP 32     // bytes of each row: a whole sector of memory, or less
+#define BLUR_BYTES 65536  // of shared memory, for the strip of a tall image
 
 // In place, after blur_rows. Grid: (strips of the widest image, jobs).
 extern "C" __global__ void blur_columns(Batch batch, int first) {
     const Job job = batch.jobs[first + blockIdx.y];
-    const int bytes = 3 * job.width, left = blockIdx.x * BLUR_STRIP, lines = min(BLUR_STRIP, bytes - left);
+    const int strip = max(min(BLUR_BYTES / 2 / job.height, BLUR_STRIP), 1);
+    const int bytes = 3 * job.width, left = blockIdx.x * strip, lines = min(strip, bytes - left);
     const double *n = batch.steps[job.first].numbers;
     if (lines <= 0 || n[1] == 0) return;
     uchar *a = (uchar *)shared_words, *to = job.target + left;

@@ -127,8 +127,8 @@ RUN = np.dtype([("first", "i4"), ("count", "i4"), ("job", "i4"), ("table", "i4")
 """``struct Run``: consecutive steps from level to level, their job and their table."""
 
 STATS_BYTES, TABLE_BYTES = 8 + 3 * 256 * 4, 3 * 256
-TILE, BLUR_STRIP = 32, 32
-"""Constants of the kernels."""
+TILE, BLUR_STRIP, BLUR_BYTES = 32, 32, 1 << 16
+"""Constants of the kernels. The strips of tall images are narrower, to fit into the shared memory of any GPU."""
 
 Indices = NDArray[np.int64]
 
@@ -344,7 +344,11 @@ class Jobs:
             yield Launch("gather", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
         elif kind == Kind.BOX_BLUR:
             yield Launch("blur_rows", (height, count), 128, 6 * width, first)
-            yield Launch("blur_columns", (_blocks(3 * width, BLUR_STRIP), count), 256, 2 * BLUR_STRIP * height, first)
+            strips = np.clip(BLUR_BYTES // 2 // jobs["height"], 1, BLUR_STRIP)
+            blocks, shared = (
+                int(each.max()) for each in (-(-3 * jobs["width"] // strips), 2 * strips * jobs["height"])
+            )
+            yield Launch("blur_columns", (blocks, count), 256, shared, first)
         elif kind == Kind.TENSOR_BLUR:
             reach_x, reach_y = map(int, self.steps["numbers"][jobs["first"], :2].max(0))
             shared = 4 * (2 * (reach_x + reach_y + 1) + (TILE + 2 * reach_y) * 3 * TILE)
