@@ -57,3 +57,22 @@ def test_step_is_exact_for_many_colours(of: str) -> None:
     colours = np.arange(0, 2**24, 61, dtype=np.uint32)[: 500 * 550].view(np.uint8).reshape(500, 550, 4)[..., :3].copy()
     (off,) = differences([colours], [[EXACT[of](random.Random(of), colours)]])
     assert not off.any()
+
+
+def test_blur_of_tall_and_wide_images_fits_into_shared_memory() -> None:
+    rng = random.Random(0)
+    images = [
+        np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8) for size in [(9000, 3), (2, 7000), (9, 9)]
+    ]
+    for off in differences(images, [[EXACT["BOX_BLUR"](rng, image)] for image in images]):
+        assert not off.any()
+
+
+@pytest.mark.parametrize("scale", [200, 500, 1000])
+def test_size_of_the_result_decides_about_fixed_point(scale: int) -> None:
+    """Which rounds the position of the first pixel up to a whole one, and holds no positions from 32768."""
+    numbers = [scale, scale, 5 - scale - 1e-7, -scale, scale, 3 - 1e-7]
+    images = [image for image in hard_images() if min(image.shape[:2]) > 5]
+    for size in [(3, 3), (20, 40), (90, 90)]:
+        done = [[truth.transformed("AFFINE_NEAREST", numbers, size, image, [0, 0, 0])] for image in images]
+        assert not any(off.any() for off in differences(images, done))

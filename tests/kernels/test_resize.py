@@ -105,3 +105,17 @@ def test_nothing_beside_the_output_is_written(layout: str) -> None:
             assert torch.equal(output, formatted(levels, channels, layout, torch.uint8, False))
             output.fill_(UNTOUCHED)
             assert (whole == UNTOUCHED).all()
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_quotients_are_those_of_divisions(scaled: bool) -> None:
+    """Each level, with many means and standard deviations."""
+    rng, count = np.random.default_rng(0), 300
+    mean, std = rng.normal(size=(3, count)), 10.0 ** rng.uniform(-4, 4, (3, count))
+    image = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
+    programs = program_of([image] * count, [[]] * count, 3, (scaled, *mean, *std))
+    levels = torch.from_numpy(image.copy()).permute(2, 0, 1).float()
+    levels = levels.div(255) if scaled else levels
+    for i, result in enumerate(run([image] * count, programs, "CHW", torch.float32)):
+        by = (torch.from_numpy(each[:, i]).float().reshape(3, 1, 1) for each in (mean, std))
+        assert torch.equal(result, (levels - next(by)) / next(by))

@@ -157,9 +157,8 @@ def affine(mode: str, rng: Random, image: Pixels) -> Done:
         [scale, 0, shift_x, 0, rng.choice([1, -1, 0.3]), shift_y],
         [1, rng.uniform(-1, 1), shift_x, 0, 1, shift_y],
         [rng.gauss(0, 1) for _ in range(6)],
-        [500, 500, 5 - 500 - 1e-7, -500, 500, 3 - 1e-7],  # of large results alone not in fixed point, which rounds it up
     ])  # fmt: skip
-    return _transformed(f"AFFINE_{mode}", Image.Transform.AFFINE, [*map(float, numbers)], rng, image)
+    return transformed(f"AFFINE_{mode}", numbers, _transformed_size(rng, image), image, _colour(rng))
 
 
 def perspective(mode: str, rng: Random, image: Pixels) -> Done:
@@ -168,19 +167,20 @@ def perspective(mode: str, rng: Random, image: Pixels) -> Done:
     numbers = [*numbers, rng.uniform(-0.5, 0.5) / width, rng.uniform(-0.5, 0.5) / height]
     if rng.random() < 0.2:  # all positions are (7, 5) if the division is exact
         numbers = [7, 0, 7, 5, 0, 5, 1, 0]
-    return _transformed(f"PERSPECTIVE_{mode}", Image.Transform.PERSPECTIVE, [*map(float, numbers)], rng, image)
+    return transformed(f"PERSPECTIVE_{mode}", numbers, _transformed_size(rng, image), image, _colour(rng))
 
 
-def _transformed(name: str, method: Any, numbers: list[float], rng: Random, image: Pixels) -> Done:
+def _transformed_size(rng: Random, image: Pixels) -> tuple[int, int]:
     height, width = image.shape[:2]
-    size = (
-        (width, height)
-        if rng.random() < 0.6
-        else (rng.randint(1, min(2 * width + 5, 250)), rng.randint(1, min(2 * height + 5, 250)))
-    )
-    how, fill = Image.Resampling[name.split("_")[1]], _colour(rng)
-    result = on_pil(image, lambda i: i.transform(size, method, numbers, how, fillcolor=tuple(fill)))
-    return Done(name, result, [*fill, *numbers])
+    sizes = [(height, width), (rng.randint(1, min(2 * height + 5, 250)), rng.randint(1, min(2 * width + 5, 250)))]
+    return sizes[rng.random() < 0.4]
+
+
+def transformed(name: str, numbers: Sequence[float], size: tuple[int, int], image: Pixels, fill: Sequence[int]) -> Done:
+    method, mode = name.split("_")
+    how, to, data = Image.Resampling[mode], Image.Transform[method], [*map(float, numbers)]
+    result = on_pil(image, lambda i: i.transform(size[::-1], to, data, how, fillcolor=tuple(fill)))
+    return Done(name, result, [*fill, *data])
 
 
 def box_blur(rng: Random, image: Pixels) -> Done:
