@@ -234,8 +234,7 @@ __device__ Pixel tensor_hue_turned(Pixel p, double turn) {
     h = fmodf(h, 1.0f);  // remainder_ has the sign of the divisor
     if (h < 0.0f) h += 1.0f;
     const float h6 = h * 6.0f, sector = floorf(h6), f = h6 - sector;
-    const float sf = s * f, not_s = 1.0f - s;
-    const float to_level = 255.999f;
+    const float sf = s * f, not_s = 1.0f - s, to_level = 255.999f;
     const int v = clip(high * to_level), a = clip(between_0_and_1(not_s * high) * to_level);
     const int q = clip(between_0_and_1((1.0f - sf) * high) * to_level);
     const int t = clip(between_0_and_1((sf + not_s) * high) * to_level);
@@ -341,7 +340,6 @@ __device__ Pixel convolved(const Job &job, int x, int y, float offset, Weight we
 struct SmoothWeight {  // ImageFilter.SMOOTH
     __device__ float operator()(int i) const { return i == 4 ? 5.0f / 13.0f : 1.0f / 13.0f; }
 };
-
 struct GivenWeight {
     const double *weights;  // float32 values: divided by the scale already
     __device__ float operator()(int i) const { return (float)weights[i]; }
@@ -384,7 +382,6 @@ __device__ bool fits_fixed_point(const double *a, int x, int y) {
 }
 
 __device__ int fixed_point(double v) { return whole(v * 65536.0 + 0.5); }
-
 __device__ int fixed_position(double a, double b, double c, int x, int y) {
     // unsigned, as the products may wrap; their sum does not
     return (int)((uint)fixed_point(c + a * 0.5 + b * 0.5) + (uint)fixed_point(a) * x + (uint)fixed_point(b) * y) >> 16;

@@ -26,7 +26,6 @@ struct Job {
 };
 
 struct Run { int first, count, job, table; };
-
 struct Stats { ullong grey_sum; uint counts[3][256]; };
 
 struct Batch {
@@ -40,7 +39,6 @@ struct Batch {
 };
 
 static_assert(sizeof(Step) == 144 && sizeof(Job) == 80 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
-
 struct Pixel { int r, g, b; };
 
 __device__ Pixel pixel_at(const Job &job, int x, int y) {

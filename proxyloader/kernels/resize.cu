@@ -10,7 +10,6 @@
 // 32: float32).
 
 #define THREADS 256
-#define WEIGHTS_THREADS 128
 #define TILE_X 32  // of a warp, so that it reads a contiguous piece of a source row
 #define TILE_Y 32
 #define CHUNK 96  // rows, or columns, that the first pass of a tile leaves in shared memory at a time
@@ -21,8 +20,7 @@ const int ROW_BYTES = TILE_X * CHANNELS;
 const int WORDS_PER_ROW = ROW_BYTES / 4;
 const int WORDS_PER_THREAD = (TILE_Y * WORDS_PER_ROW + THREADS - 1) / THREADS;
 const int SHARED_WORDS = CHUNK * CHANNELS * (TILE_X > TILE_Y ? TILE_X : TILE_Y) / 4;
-static_assert(CHUNK % ROWS_PER_THREAD == 0, "threads write whole groups of rows");
-static_assert(CHUNK % 4 == 0, "rows of words");
+static_assert(CHUNK % ROWS_PER_THREAD == 0 && CHUNK % 4 == 0, "threads write groups of rows, and rows are words");
 
 enum Filter { LANCZOS = 1, BILINEAR = 2, BICUBIC = 3, BOX = 4, HAMMING = 5 };  // as Pillow numbers them
 enum Arithmetic { PILLOW = 0, TORCH = 1 };
@@ -148,7 +146,7 @@ __device__ int shift_of(const Axis &axis, ullong *largest_bits) {
 }
 
 // Grid: (2 axes, jobs).
-extern "C" __global__ void __launch_bounds__(WEIGHTS_THREADS) build_weights(Batch batch, int first) {
+extern "C" __global__ void __launch_bounds__(128) build_weights(Batch batch, int first) {
     __shared__ ullong largest_bits;
     const Job job = batch.jobs[first + blockIdx.y];
     const Axis axis(job, batch.steps[job.first].numbers, blockIdx.x);
@@ -229,8 +227,7 @@ template <bool IS_PLANAR> struct RowsFirst {
         const int shift = along_x.shift();
         const int groups = (chunk.last - chunk.first) / ROWS_PER_THREAD + 1;
         for (int item = threadIdx.x; item < groups * TILE_X; item += THREADS) {
-            const int x = item % TILE_X, column = tile.x + x;
-            const int row = item / TILE_X * ROWS_PER_THREAD;
+            const int x = item % TILE_X, column = tile.x + x, row = item / TILE_X * ROWS_PER_THREAD;
             if (column > tile.last_x) continue;
             int y[ROWS_PER_THREAD], sums[ROWS_PER_THREAD][CHANNELS];
             start(sums, shift);
@@ -261,8 +258,7 @@ template <bool IS_PLANAR> struct RowsFirst {
 
     __device__ static void second_pass(const Table &, const Table &along_y, const Tile &tile,
                                        Word<IS_PLANAR> word, Range chunk, const uchar *shared, int (&sums)[4]) {
-        const int y = tile.y + word.row;
-        const int first = along_y.first(y);
+        const int y = tile.y + word.row, first = along_y.first(y);
         const int end = min(first + along_y.count(y), chunk.last + 1);
 #pragma unroll 2
         for (int row = max(first, chunk.first); row < end; ++row) {
@@ -336,26 +332,29 @@ template <class T> __device__ void store_four(T *at, const Four<T> &values, int 
         if (i < valid) at[i] = values.at[i];
 }
 
-// a / b, correctly rounded, given 1 / b (Markstein's theorem): a third of the instructions of a division.
-__device__ float quotient(float a, float b, float reciprocal) {
+// a / b, correctly rounded, given 1 / b twice (Markstein's theorem): a third of the instructions of a division. Without
+// the correction, a * reciprocal.
+__device__ float quotient(float a, float b, float reciprocal, float correction) {
     const float estimate = a * reciprocal;
-    return fmaf(fmaf(-b, estimate, a), reciprocal, estimate);
+    return fmaf(fmaf(-b, estimate, a), correction, estimate);
 }
 
-// The numbers of a STORE, in shared memory. Threads read them after a barrier.
+// The numbers of a STORE, in shared memory. Threads read them after a barrier. ToTensor divides levels by 255 (1), v2's
+// ToDtype multiplies by 1 / 255 (2).
 struct Normalization {
-    float unit, of_unit, mean[3], std[3], of_std[3];
+    float unit, of_unit, correction, mean[3], std[3], of_std[3];
 
     __device__ void read(const Step &step) {
         const int channel = threadIdx.x;
         if (channel >= 3) return;
         unit = step.numbers[1] != 0 ? 255.0f : 1.0f, of_unit = 1.0f / unit;
+        correction = step.numbers[1] == 2 ? 0.0f : of_unit;
         mean[channel] = (float)step.numbers[2 + channel], std[channel] = (float)step.numbers[5 + channel];
         of_std[channel] = 1.0f / std[channel];
     }
 
-    __device__ float operator()(int level, int channel) const {
-        return quotient(quotient((float)level, unit, of_unit) - mean[channel], std[channel], of_std[channel]);
+    __device__ float operator()(int level, int c) const {
+        return quotient(quotient((float)level, unit, of_unit, correction) - mean[c], std[c], of_std[c], of_std[c]);
     }
 };
 

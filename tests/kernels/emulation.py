@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -13,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 import proxyloader.kernels
@@ -70,12 +67,6 @@ class Kernels:
 @functools.cache
 def _module(name: str, options: str = "") -> Module:
     return Module(name, options)
-
-
-def require_compiler() -> None:
-    """Skip where there is no g++, except in CI."""
-    if not shutil.which("g++") and "CI" not in os.environ:
-        pytest.skip("no g++")
 
 
 class Memory:

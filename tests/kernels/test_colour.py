@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from . import truth
-from .emulation import require_compiler, run
+from .emulation import run
 from .truth import CLOSE, EXACT, Done, hard_images, program_of
 
 ROUNDS = 3
@@ -17,11 +17,6 @@ ROUNDS = 3
 
 LAST_PIXELS = 32
 """At most so many at the end of a tensor are computed one by one, without fused multiply-add."""
-
-
-@pytest.fixture(autouse=True)
-def _compiler() -> None:
-    require_compiler()
 
 
 def differences(images: list[truth.Pixels], done: list[list[Done]]) -> Iterator[np.ndarray]:

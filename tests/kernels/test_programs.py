@@ -5,22 +5,16 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxyloader.kernels.programs import Programs
 
-from .emulation import require_compiler, run
+from .emulation import run
 from .truth import EXACT, Done, Pixels, hard_images, program_of
 
 MOST_STEPS = 12
 IMAGES = [image for image in hard_images() if image.shape != (256, 256, 3)]  # which Pillow takes long for
-
-
-@pytest.fixture(autouse=True)
-def _compiler() -> None:
-    require_compiler()
 
 
 def steps_of(names: list[str], rng: random.Random, image: Pixels) -> list[Done]:
@@ -34,7 +28,7 @@ def steps_of(names: list[str], rng: random.Random, image: Pixels) -> list[Done]:
 names = st.lists(st.sampled_from(list(EXACT)), max_size=MOST_STEPS)
 
 
-@settings(max_examples=120)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(st.sampled_from(range(len(IMAGES))), names), min_size=1, max_size=5), st.integers(0, 99))
 def test_programs(batch: list[tuple[int, list[str]]], seed: int) -> None:
     rng = random.Random(seed)

@@ -7,21 +7,19 @@ import random
 import numpy as np
 import pytest
 import torch
+import torchvision.transforms.v2.functional as F2
 
 from proxyloader.kernels.programs import FILTERS
 from proxyloader.make_dataset import photograph
 
 from . import truth
-from .emulation import UNTOUCHED, require_compiler, run
+from .emulation import UNTOUCHED, run
 from .truth import Done, Pixels, Random, hard_images, program_of
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TIES, ONES = (0.5, 0.25, 0.0625), (1.0, 1.0, 1.0)
+"""Levels less one of these are half way between two values of 16 bits."""
 DTYPES = [torch.uint8, torch.float16, torch.bfloat16, torch.float32]
-
-
-@pytest.fixture(autouse=True)
-def _compiler() -> None:
-    require_compiler()
 
 
 def extremes(rng: Random) -> Pixels:
@@ -62,7 +60,9 @@ def formatted(levels: Pixels, channels: int, layout: str, dtype: torch.dtype, sc
     """As ToTensor and Normalize make it."""
     tensor = torch.from_numpy(levels[..., :channels].copy()).permute(2, 0, 1)
     if dtype != torch.uint8:
-        mean, std = (torch.tensor(values[:channels]).reshape(-1, 1, 1) for values in (MEAN, STD))
+        mean, std = (
+            torch.tensor(values[:channels]).reshape(-1, 1, 1) for values in ((MEAN, STD) if scaled else (TIES, ONES))
+        )
         tensor = tensor.to(torch.float32)
         tensor = (tensor.div(255) if scaled else tensor).sub_(mean).div_(std).to(dtype)
     return tensor if layout == "CHW" else tensor.permute(1, 2, 0)
@@ -79,7 +79,7 @@ def test_format(layout: str, dtype: torch.dtype) -> None:
         resized = [truth.resample(rng, given[0]) if is_dense else truth.resample(rng, image) for image in given]
         done = [[step] if i % 2 and not is_dense else [] for i, step in enumerate(resized)]
         for steps in [[[]] * 3, [[resized[0]]] * 3] if is_dense else [done]:
-            programs = program_of(given, steps, channels, (scaled, *MEAN, *STD))
+            programs = program_of(given, steps, channels, (1, *MEAN, *STD) if scaled else (0, *TIES, *ONES))
             for image, of_image, result in zip(given, steps, run(given, programs, layout, dtype), strict=True):
                 levels = of_image[-1].result if of_image else image
                 assert torch.equal(result, formatted(levels, channels, layout, dtype, scaled)), (image.shape, of_image)
@@ -107,15 +107,15 @@ def test_nothing_beside_the_output_is_written(layout: str) -> None:
             assert (whole == UNTOUCHED).all()
 
 
-@pytest.mark.parametrize("scaled", [False, True])
-def test_quotients_are_those_of_divisions(scaled: bool) -> None:
-    """Each level, with many means and standard deviations."""
+@pytest.mark.parametrize("scaling", [0, 1, 2])
+def test_values_are_torchs(scaling: int) -> None:
+    """Each level: itself, as of ToTensor, and of v2's ToDtype; with many means and standard deviations."""
     rng, count = np.random.default_rng(0), 300
     mean, std = rng.normal(size=(3, count)), 10.0 ** rng.uniform(-4, 4, (3, count))
     image = np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3)
-    programs = program_of([image] * count, [[]] * count, 3, (scaled, *mean, *std))
-    levels = torch.from_numpy(image.copy()).permute(2, 0, 1).float()
-    levels = levels.div(255) if scaled else levels
+    programs = program_of([image] * count, [[]] * count, 3, (scaling, *mean, *std))
+    pixels = torch.from_numpy(image.copy()).permute(2, 0, 1)
+    levels = (pixels.float(), pixels.float().div(255), F2.to_dtype(pixels, torch.float32, scale=True))[scaling]
     for i, result in enumerate(run([image] * count, programs, "CHW", torch.float32)):
         by = (torch.from_numpy(each[:, i]).float().reshape(3, 1, 1) for each in (mean, std))
         assert torch.equal(result, (levels - next(by)) / next(by))
