@@ -39,51 +39,53 @@ class Kind(IntEnum):
 
 OPCODES: dict[str, Kind] = {
     # From level to level. Consecutive ones become one table.
-    "TABLE": Kind.POINTS,
-    "BRIGHTNESS": Kind.POINTS,
-    "CONTRAST": Kind.STATS,
-    "POSTERIZE": Kind.POINTS,
-    "SOLARIZE": Kind.POINTS,
-    "SOLARIZE_ADD": Kind.POINTS,
+    "TABLE": Kind.POINTS,  # extras: 768 bytes as 96 numbers
+    "BRIGHTNESS": Kind.POINTS,  # factor
+    "CONTRAST": Kind.STATS,  # factor
+    "POSTERIZE": Kind.POINTS,  # bits
+    "SOLARIZE": Kind.POINTS,  # threshold
+    "SOLARIZE_ADD": Kind.POINTS,  # addition, threshold
     "INVERT": Kind.POINTS,
     "AUTOCONTRAST": Kind.STATS,
     "EQUALIZE": Kind.STATS,
-    "TENSOR_BRIGHTNESS": Kind.POINTS,
-    "TENSOR_CONTRAST": Kind.STATS,
+    "TENSOR_BRIGHTNESS": Kind.POINTS,  # factor
+    "TENSOR_CONTRAST": Kind.STATS,  # factor, whether the tensor has one channel
     "TENSOR_AUTOCONTRAST": Kind.STATS,
     # From pixel to pixel.
-    "SATURATION": Kind.POINTS,
+    "SATURATION": Kind.POINTS,  # factor
     "GREY": Kind.POINTS,
-    "HUE": Kind.POINTS,
-    "CHANNELS": Kind.POINTS,
-    "MATRIX": Kind.POINTS,
-    "ERASE": Kind.POINTS,
-    "TENSOR_SATURATION": Kind.POINTS,
+    "HUE": Kind.POINTS,  # turn, in levels
+    "CHANNELS": Kind.POINTS,  # source of each channel
+    "MATRIX": Kind.POINTS,  # 12, by rows
+    "ERASE": Kind.POINTS,  # left, top, right, bottom, r, g, b
+    "TENSOR_SATURATION": Kind.POINTS,  # factor
     "TENSOR_GREY": Kind.POINTS,
-    "TENSOR_HUE": Kind.POINTS,
+    "TENSOR_HUE": Kind.POINTS,  # turn, of 1
     # From other pixels.
-    "WINDOW": Kind.GATHER,
-    "SELECT": Kind.GATHER,
+    "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
+    "SELECT": Kind.GATHER,  # extras: rows, columns
     "FLIP_X": Kind.GATHER,
     "FLIP_Y": Kind.GATHER,
-    "TURN": Kind.GATHER,
-    "SHARPNESS": Kind.GATHER,
-    "TENSOR_SHARPNESS": Kind.GATHER,
-    "KERNEL3": Kind.GATHER,
-    "KERNEL5": Kind.GATHER,
-    "AFFINE_NEAREST": Kind.GATHER,
+    "TURN": Kind.GATHER,  # quarters, against the clock
+    "SHARPNESS": Kind.GATHER,  # factor
+    "TENSOR_SHARPNESS": Kind.GATHER,  # factor
+    "KERNEL3": Kind.GATHER,  # offset; extras: weights
+    "KERNEL5": Kind.GATHER,  # offset; extras: weights
+    "AFFINE_NEAREST": Kind.GATHER,  # r, g, b outside, 6 of the map; likewise the next two
     "AFFINE_BILINEAR": Kind.GATHER,
     "AFFINE_BICUBIC": Kind.GATHER,
-    "PERSPECTIVE_NEAREST": Kind.GATHER,
+    "PERSPECTIVE_NEAREST": Kind.GATHER,  # r, g, b outside, 8 of the map; likewise the next two
     "PERSPECTIVE_BILINEAR": Kind.GATHER,
     "PERSPECTIVE_BICUBIC": Kind.GATHER,
-    "BOX_BLUR": Kind.BOX_BLUR,
-    "TENSOR_BLUR": Kind.TENSOR_BLUR,
+    "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
+    "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
+    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
+    # r | g << 8 | b << 16 outside; whether the height is resized first.
     "RESAMPLE": Kind.RESAMPLE_ROWS,
-    # To the output.
+    # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,
 }
-"""Opcodes and the kind of job that each needs. The kernels define what an opcode does and its numbers."""
+"""Opcodes, the kind of job that each needs, and the numbers of its steps. The kernels define what an opcode does."""
 
 CODE = {name: code for code, name in enumerate(OPCODES)}
 KINDS = np.array(list(OPCODES.values()), np.int32)
