@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
-from torchvision.transforms import _functional_tensor as FT
 
 from ..errors import UnsupportedTransformError
 from ..transforms import augment, color, geometry, multi_crop, resize, type_conversion, warp
@@ -55,7 +54,7 @@ class State:
         column: the next column of the parameters.
         channels: 3, or 1 for grayscale images, whose three channels are equal.
         crop: left, top, width and height of a crop that the next step has to make, and its fill; None: none.
-        scale, mean, std: conversion to floats at the end. ``scale`` is None as long as values are levels.
+        scale, mean, std: numbers of the conversion to floats. ``scale`` is None as long as values are levels.
         erased: boxes to erase in the output: images, numbers and noise, or None for a color.
     """
 
@@ -65,7 +64,7 @@ class State:
     column: int = 0
     channels: int = 3
     crop: tuple[Any, tuple[float, ...]] | None = None
-    scale: bool | None = None
+    scale: int | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
     erased: list[tuple[Indices, Any, Any]] = field(default_factory=list)
@@ -131,7 +130,7 @@ def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
     state.make_crop()
     channels = state.channels
     mean, std = rgb(state.mean), rgb(state.std or (1.0,))
-    programs.add("STORE", (channels, bool(state.scale), *mean, *std), np.arange(len(state.programs)))
+    programs.add("STORE", (channels, state.scale or 0, *mean, *std), np.arange(len(state.programs)))
     for images, numbers, noise in state.erased:
         programs.add("ERASE_OUTPUT", numbers, images)
         if noise is not None:
@@ -355,16 +354,16 @@ def grayscale(state: State, step: color.Grayscale) -> None:
 def blur(state: State, step: augment.Blur) -> None:
     state.require_levels(step)
     (sigmas,) = state.take(1)
-    (height, width), device = step.window, torch.device("cpu")
+    (height, width), sigma = step.window, torch.from_numpy(sigmas.astype(np.float32))[:, None]
     state.add("TENSOR_BLUR", (width // 2, height // 2))
-    state.programs.add_extras(
-        [[weight for side in (width, height) for weight in _gaussian(side, sigma, device)] for sigma in sigmas.tolist()]
-    )
+    state.programs.add_extras(torch.cat([_gaussian(side, sigma) for side in (width, height)], 1).numpy())
 
 
-def _gaussian(side: int, sigma: float, device: torch.device) -> list[float]:
-    weights: list[float] = FT._get_gaussian_kernel1d(side, sigma, torch.float32, device).tolist()
-    return weights
+def _gaussian(side: int, sigma: torch.Tensor) -> torch.Tensor:
+    """Return torchvision's ``_get_gaussian_kernel1d`` of each sigma, (N, side) float32."""
+    reach = (side - 1) * 0.5
+    weights = torch.exp(-0.5 * (torch.linspace(-reach, reach, side) / sigma).pow(2))
+    return weights / weights.sum(1, keepdim=True)
 
 
 @operation(augment.Erase)
@@ -383,7 +382,13 @@ def erase_with_noise(state: State, step: augment.EraseWithNoise) -> None:
     box, first_block = state.take(4), state.take(1)[0]
     counts = np.maximum(box[2:], 1).prod(0).astype(np.int64) * state.channels
     state.make_crop()
-    state.erased.append((state.images, (*box, 1), state.rows.arrays(state.images, first_block, counts)))
+    noise = state.rows.arrays(state.images, first_block, counts)
+    state.erased.append((state.images, _by_corner(box, 1, 0, 0, 0, state.channels), noise))
+
+
+def _by_corner(box: Columns, *others: Any) -> tuple[Any, ...]:
+    top, left, height, width = box
+    return left, top, width, height, *others
 
 
 def _erase(state: State, box: Columns, values: Any) -> None:
@@ -392,7 +397,7 @@ def _erase(state: State, box: Columns, values: Any) -> None:
         state.add("ERASE", (left, top, left + width, top + height, *values))
     else:
         state.make_crop()
-        state.erased.append((state.images, (*box, 0, *values), None))
+        state.erased.append((state.images, _by_corner(box, 0, *values, state.channels), None))
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
@@ -405,7 +410,7 @@ def to_tensor(state: State, step: type_conversion.ToTensor) -> None:
 
 @operation(type_conversion.ToFloat)
 def to_float(state: State, step: type_conversion.ToFloat) -> None:
-    state.scale = step.scale
+    state.scale = (1 if step.version == "v1" else 2) if step.scale else 0
 
 
 @operation(type_conversion.Normalize)

@@ -40,52 +40,55 @@ class Kind(IntEnum):
 
 OPCODES: dict[str, Kind] = {
     # From level to level. Consecutive ones become one table.
-    "TABLE": Kind.POINTS,
-    "BRIGHTNESS": Kind.POINTS,
-    "CONTRAST": Kind.STATS,
-    "POSTERIZE": Kind.POINTS,
-    "SOLARIZE": Kind.POINTS,
-    "SOLARIZE_ADD": Kind.POINTS,
+    "TABLE": Kind.POINTS,  # extras: 768 bytes as 96 numbers
+    "BRIGHTNESS": Kind.POINTS,  # factor
+    "CONTRAST": Kind.STATS,  # factor
+    "POSTERIZE": Kind.POINTS,  # bits
+    "SOLARIZE": Kind.POINTS,  # threshold
+    "SOLARIZE_ADD": Kind.POINTS,  # addition, threshold
     "INVERT": Kind.POINTS,
     "AUTOCONTRAST": Kind.STATS,
     "EQUALIZE": Kind.STATS,
-    "TENSOR_BRIGHTNESS": Kind.POINTS,
-    "TENSOR_CONTRAST": Kind.STATS,
+    "TENSOR_BRIGHTNESS": Kind.POINTS,  # factor
+    "TENSOR_CONTRAST": Kind.STATS,  # factor, whether the tensor has one channel
     "TENSOR_AUTOCONTRAST": Kind.STATS,
     # From pixel to pixel.
-    "SATURATION": Kind.POINTS,
+    "SATURATION": Kind.POINTS,  # factor
     "GREY": Kind.POINTS,
-    "HUE": Kind.POINTS,
-    "CHANNELS": Kind.POINTS,
-    "MATRIX": Kind.POINTS,
-    "ERASE": Kind.POINTS,
-    "TENSOR_SATURATION": Kind.POINTS,
+    "HUE": Kind.POINTS,  # turn, in levels
+    "CHANNELS": Kind.POINTS,  # source of each channel
+    "MATRIX": Kind.POINTS,  # 12, by rows
+    "ERASE": Kind.POINTS,  # left, top, right, bottom, r, g, b
+    "TENSOR_SATURATION": Kind.POINTS,  # factor
     "TENSOR_GREY": Kind.POINTS,
-    "TENSOR_HUE": Kind.POINTS,
+    "TENSOR_HUE": Kind.POINTS,  # turn, of 1
     # From other pixels.
-    "WINDOW": Kind.GATHER,
-    "SELECT": Kind.GATHER,
+    "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
+    "SELECT": Kind.GATHER,  # r, g, b where a line is -1; extras: rows, columns
     "FLIP_X": Kind.GATHER,
     "FLIP_Y": Kind.GATHER,
-    "TURN": Kind.GATHER,
-    "SHARPNESS": Kind.GATHER,
-    "TENSOR_SHARPNESS": Kind.GATHER,
-    "KERNEL3": Kind.GATHER,
-    "KERNEL5": Kind.GATHER,
-    "AFFINE_NEAREST": Kind.GATHER,
+    "TURN": Kind.GATHER,  # quarters, against the clock
+    "SHARPNESS": Kind.GATHER,  # factor
+    "TENSOR_SHARPNESS": Kind.GATHER,  # factor
+    "KERNEL3": Kind.GATHER,  # offset; extras: weights
+    "KERNEL5": Kind.GATHER,  # offset; extras: weights
+    "AFFINE_NEAREST": Kind.GATHER,  # r, g, b outside, 6 of the map; likewise the next two
     "AFFINE_BILINEAR": Kind.GATHER,
     "AFFINE_BICUBIC": Kind.GATHER,
-    "PERSPECTIVE_NEAREST": Kind.GATHER,
+    "PERSPECTIVE_NEAREST": Kind.GATHER,  # r, g, b outside, 8 of the map; likewise the next two
     "PERSPECTIVE_BILINEAR": Kind.GATHER,
     "PERSPECTIVE_BICUBIC": Kind.GATHER,
-    "BOX_BLUR": Kind.BOX_BLUR,
-    "TENSOR_BLUR": Kind.TENSOR_BLUR,
+    "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
+    "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
+    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
+    # r | g << 8 | b << 16 outside; whether the height is resized first.
     "RESAMPLE": Kind.RESAMPLE_ROWS,
-    # To the output, and in it.
+    # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,
+    # In the output. Left, top, width, height, whether the extras have the values (H, W, channels), 3 values, channels.
     "ERASE_OUTPUT": Kind.OUTPUT,
 }
-"""Opcodes and the kind of job that each needs. The kernels define what an opcode does and its numbers."""
+"""Opcodes, the kind of job that each needs, and the numbers of its steps. The kernels define what an opcode does."""
 
 CODE = {name: code for code, name in enumerate(OPCODES)}
 KINDS = np.array(list(OPCODES.values()), np.int32)
@@ -129,8 +132,8 @@ RUN = np.dtype([("first", "i4"), ("count", "i4"), ("job", "i4"), ("table", "i4")
 """``struct Run``: consecutive steps from level to level, their job and their table."""
 
 STATS_BYTES, TABLE_BYTES = 8 + 3 * 256 * 4, 3 * 256
-TILE, BLUR_STRIP = 32, 32
-"""Constants of the kernels."""
+TILE, BLUR_STRIP, BLUR_BYTES = 32, 32, 1 << 16
+"""Constants of the kernels. The strips of tall images are narrower, to fit into the shared memory of any GPU."""
 
 Indices = NDArray[np.int64]
 
@@ -159,7 +162,7 @@ class Programs:
         self._images: list[Indices] = []
         self._steps: list[NDArray[Any]] = []
         self._sizes: list[tuple[Indices, Indices]] = []
-        self._extras: list[NDArray[np.float64]] = []
+        self._extras: list[NDArray[np.float32]] = []
         self._num_extras = 0
 
     def __len__(self) -> int:
@@ -186,12 +189,12 @@ class Programs:
         self._steps.append(steps)
         self._sizes.append((before, self.sizes[images]))
 
-    def add_extras(self, extras: Sequence[Any]) -> None:
+    def add_extras(self, extras: Sequence[Any] | NDArray[Any]) -> None:
         """Attach numbers to the step that was appended last: one-dimensional, for each of its images."""
         if len(extras):
             ends = self._num_extras + np.cumsum([len(each) for each in extras])
             self._steps[-1]["extra"] = [self._num_extras, *ends[:-1]]
-            self._extras.append(np.concatenate(extras, dtype=np.float64))
+            self._extras.append(np.concatenate(extras, dtype=np.float32))
             self._num_extras = int(ends[-1])
 
     def flip_last(self, number: int, wanted: Any, images: Indices) -> bool:
@@ -240,7 +243,7 @@ class Programs:
         jobs["height"], jobs["width"] = after[last].T
         first_job = np.flatnonzero(first_of_image[at])
         stages = np.arange(len(at)) - np.repeat(first_job, np.diff(np.append(first_job, len(at))))
-        extras = np.concatenate(self._extras) if self._extras else np.zeros(0)
+        extras = np.concatenate(self._extras) if self._extras else np.zeros(0, np.float32)
         return Jobs(self, jobs, job_kinds, stages, images[at], steps, extras)
 
 
@@ -263,7 +266,7 @@ class Jobs:
     stages: Indices
     images: Indices
     steps: NDArray[Any]
-    extras: NDArray[np.float64]
+    extras: NDArray[np.float32]
 
     def __post_init__(self) -> None:
         # Which memory each job reads and writes: 0 and 1 are those of the image itself, which take turns; jobs from
@@ -357,7 +360,11 @@ class Jobs:
             yield Launch("gather", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
         elif kind == Kind.BOX_BLUR:
             yield Launch("blur_rows", (height, count), 128, 6 * width, first)
-            yield Launch("blur_columns", (_blocks(3 * width, BLUR_STRIP), count), 256, 2 * BLUR_STRIP * height, first)
+            strips = np.clip(BLUR_BYTES // 2 // jobs["height"], 1, BLUR_STRIP)
+            blocks, shared = (
+                int(each.max()) for each in (-(-3 * jobs["width"] // strips), 2 * strips * jobs["height"])
+            )
+            yield Launch("blur_columns", (blocks, count), 256, shared, first)
         elif kind == Kind.TENSOR_BLUR:
             reach_x, reach_y = map(int, self.steps["numbers"][jobs["first"], :2].max(0))
             shared = 4 * (2 * (reach_x + reach_y + 1) + (TILE + 2 * reach_y) * 3 * TILE)

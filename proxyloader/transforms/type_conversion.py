@@ -12,6 +12,7 @@ from torchvision.transforms._presets import ImageClassification
 
 from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair
+from .params import Version, version_of
 from .plan import Branch, ImageState, MemoryOrder, Step, output_state
 from .registry import rule
 from .resize import parse_size, resize_like
@@ -36,9 +37,10 @@ class ToTensor(Step):
 
 @dataclass(frozen=True)
 class ToFloat(Step):
-    """Conversion from uint8 to float32, with a division by 255 if ``scale`` is set."""
+    """Conversion from uint8 to float32, if ``scale`` is set with a division by 255, or in v2 a product with 1 / 255."""
 
     scale: bool
+    version: Version = "v1"
     keeps_order: ClassVar[bool] = True
 
     def output_state(self, state: ImageState) -> ImageState:
@@ -84,12 +86,12 @@ def tensor_already(transform: Any) -> Branch:
 def convert_image_dtype(transform: Any, state: ImageState) -> Branch:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
         raise wrong_place("it works on tensors; put PILToTensor() before it")
-    return _to_dtype(transform.dtype, True, state)
+    return _to_dtype(transform.dtype, True, state, version_of(transform))
 
 
 @rule(v2.ToDtype)
 def to_dtype(transform: Any, state: ImageState) -> Branch:
-    return _to_dtype(transform.dtype, bool(transform.scale), state)
+    return _to_dtype(transform.dtype, bool(transform.scale), state, "v2")
 
 
 @rule(v2.Identity, v2.ToPureTensor)
@@ -98,11 +100,11 @@ def as_it_is(transform: Any, state: ImageState) -> Branch:
     return ()
 
 
-def _to_dtype(dtype: Any, scale: bool, state: ImageState) -> Branch:
+def _to_dtype(dtype: Any, scale: bool, state: ImageState, version: Version = "v1") -> Branch:
     if state.kind == "pil":  # v2 classes leave PIL images unchanged
         return ()
     if dtype is torch.float32:
-        return (ToFloat(scale),) if state.dtype == "uint8" else ()
+        return (ToFloat(scale, version),) if state.dtype == "uint8" else ()
     if dtype is torch.uint8 and state.dtype == "uint8":
         return ()
     raise unsupported(f"conversion from torch.{state.dtype} to {dtype} is not supported; use torch.float32", "dtype")

@@ -1,0 +1,660 @@
+// Image operations with Pillow's own arithmetic, or torchvision's (TENSOR_*), on RGB images: uint8, HWC.
+//
+//   stats         sums and histograms, of jobs that start with contrast, autocontrast or equalize
+//   tables        the table of each run of steps from level to level: such steps are never done on pixels
+//   points        jobs of steps on single pixels only, in place but for the first job of an image
+//   gather        jobs that start with a step that reads other pixels
+//   blur_rows, blur_columns   box blurs, a line at a time in shared memory
+//   blur_tensor   torchvision's Gaussian blur, a tile at a time
+//
+// Grids are (parts of the largest image, jobs) unless it is said. Blocks past the end of a smaller image return.
+
+extern __shared__ uint shared_words[];
+
+__device__ void store_quad(uchar *to, int count, const Pixel quad[4]) {
+    if (count == 4 && ((size_t)to & 3) == 0) {
+        uint *words = (uint *)to;
+        words[0] = quad[0].r | quad[0].g << 8 | quad[0].b << 16 | (uint)quad[1].r << 24;
+        words[1] = quad[1].g | quad[1].b << 8 | quad[2].r << 16 | (uint)quad[2].g << 24;
+        words[2] = quad[2].b | quad[3].r << 8 | quad[3].g << 16 | (uint)quad[3].b << 24;
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (i < count) to[3 * i] = quad[i].r, to[3 * i + 1] = quad[i].g, to[3 * i + 2] = quad[i].b;
+}
+
+// To a level, as C does it: towards zero. Comparing first keeps huge values defined.
+__device__ int clip(int v) { return clip_to(v, 255); }
+__device__ int clip(float v) { return v <= 0.0f ? 0 : v >= 255.0f ? 255 : (int)v; }
+__device__ int clip(double v) { return v <= 0.0 ? 0 : v >= 255.0 ? 255 : (int)v; }
+
+// Image.blend. Between 0 and 1 Pillow does not clip, and need not.
+__device__ int blend(int a, int b, float factor) { return clip((float)a + factor * (float)(b - a)); }
+
+// Image.convert("L")
+__device__ int grey(Pixel p) { return (p.r * 19595 + p.g * 38470 + p.b * 7471 + 0x8000) >> 16; }
+
+// rgb_to_grayscale of a tensor: torch's add with alpha is fused
+__device__ float tensor_grey(Pixel p) {
+    return floorf(fmaf((float)p.b, (float)0.114, fmaf((float)p.g, (float)0.587, (float)p.r * (float)0.2989)));
+}
+
+// _blend of torchvision's _color.py
+__device__ int tensor_blend(float a, float b, double ratio) {
+    return clip(fmaf(b, (float)(1.0 - ratio), a * (float)ratio));
+}
+
+// --- statistics ------------------------------------------------------------------------------------------------------
+
+// Neighbours in a photograph are often equal, and equal levels of a warp wait for each other: so there are copies.
+#define COPIES 4
+#define PIXELS_PER_STATS_BLOCK 8192
+
+// The grey whose mean is that of a contrast. torchvision takes the only channel of a grayscale tensor as it is.
+__device__ int grey_for(const Step &step, Pixel p) {
+    if (step.code == CONTRAST) return grey(p);
+    return step.numbers[1] != 0 ? p.r : (int)tensor_grey(p);
+}
+
+__device__ void sum_grey(const Job &job, int begin, int end, const Step &step, Stats *stats) {
+    if (threadIdx.x == 0) shared_words[0] = 0;
+    __syncthreads();
+    uint sum = 0;  // 8192 pixels of 255 fit
+    for (int at = begin + 4 * threadIdx.x; at < end; at += 4 * blockDim.x) {
+        Pixel quad[4];
+        load_quad(job.source + 3 * (size_t)at, min(4, end - at), quad);
+#pragma unroll
+        for (int i = 0; i < 4; i++) sum += grey_for(step, quad[i]);  // 0 past the end
+    }
+    atomicAdd(&shared_words[0], sum);
+    __syncthreads();
+    if (threadIdx.x == 0) atomicAdd(&stats->grey_sum, (ullong)shared_words[0]);
+}
+
+__device__ void count_levels(const Job &job, int begin, int end, Stats *stats) {
+    for (int i = threadIdx.x; i < COPIES * 768; i += blockDim.x) shared_words[i] = 0;
+    __syncthreads();
+    uint *counts = shared_words + threadIdx.x % COPIES * 768;
+    for (int at = begin + 4 * threadIdx.x; at < end; at += 4 * blockDim.x) {
+        Pixel quad[4];
+        load_quad(job.source + 3 * (size_t)at, min(4, end - at), quad);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (at + i >= end) break;
+            atomicAdd(&counts[quad[i].r], 1u);
+            atomicAdd(&counts[256 + quad[i].g], 1u);
+            atomicAdd(&counts[512 + quad[i].b], 1u);
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 768; i += blockDim.x) {
+        uint sum = 0;
+        for (int copy = 0; copy < COPIES; copy++) sum += shared_words[copy * 768 + i];
+        if (sum) atomicAdd(&stats->counts[0][0] + i, sum);
+    }
+}
+
+extern "C" __global__ void stats(Batch batch, int first) {
+    const Job job = batch.jobs[first + blockIdx.y];
+    const int begin = blockIdx.x * PIXELS_PER_STATS_BLOCK;
+    const int end = min(begin + PIXELS_PER_STATS_BLOCK, job.height * job.width);
+    if (begin >= end) return;
+    const Step &step = batch.steps[job.first];
+    Stats *to = batch.stats + job.stats;
+    if (step.code == CONTRAST || step.code == TENSOR_CONTRAST) sum_grey(job, begin, end, step, to);
+    else count_levels(job, begin, end, to);
+}
+
+// --- tables ----------------------------------------------------------------------------------------------------------
+
+// What a histogram says of each channel: its lowest and highest level, its pixels, and how many are below each level.
+struct Levels { int lowest[3], highest[3]; uint below[3][256]; uint scratch[3][256]; };
+
+__device__ void read_levels(const Stats &stats, Levels &levels) {
+    const int level = threadIdx.x;
+    if (level < 3) levels.lowest[level] = 255, levels.highest[level] = 0;
+    __syncthreads();
+    for (int c = 0; c < 3; c++) {
+        levels.below[c][level] = level ? stats.counts[c][level - 1] : 0;
+        if (stats.counts[c][level]) atomicMin(&levels.lowest[c], level), atomicMax(&levels.highest[c], level);
+    }
+    __syncthreads();
+    // each pass adds the sum of as many levels again
+    for (int width = 1; width < 256; width *= 2) {
+        for (int c = 0; c < 3; c++)
+            levels.scratch[c][level] = levels.below[c][level] + (level >= width ? levels.below[c][level - width] : 0);
+        __syncthreads();
+        for (int c = 0; c < 3; c++) levels.below[c][level] = levels.scratch[c][level];
+        __syncthreads();
+    }
+}
+
+// ImageOps.autocontrast
+__device__ int stretched(int v, int low, int high) {
+    if (high <= low) return v;
+    const double scale = 255.0 / (high - low), offset = -low * scale;
+    return clip((int)(v * scale + offset));
+}
+
+// ImageOps.equalize; Image.point clips what exceeds 255
+__device__ int equalized(int v, const uint *below, uint pixels, uint of_highest) {
+    if (pixels == of_highest) return v;
+    const uint step = (pixels - of_highest) / 255;
+    return step ? min((step / 2 + below[v]) / step, 255u) : v;
+}
+
+// autocontrast of a tensor
+__device__ int tensor_stretched(int v, int low, int high) {
+    if (high == low) return v;
+    return clip((float)(v - low) / ((float)(high - low) * (float)(1.0 / 255.0)));
+}
+
+__device__ int table_value(const Batch &batch, const Step &step, int v, int channel, const Stats &stats,
+                           const Levels &levels, uint pixels) {
+    const double *n = step.numbers;
+    switch (step.code) {
+        case TABLE: return ((const uchar *)(batch.extras + step.extra))[channel * 256 + v];
+        case BRIGHTNESS: return blend(0, v, (float)n[0]);
+        case CONTRAST: return blend((int)((double)stats.grey_sum / pixels + 0.5), v, (float)n[0]);
+        case POSTERIZE: return v & ~((1 << (8 - (int)n[0])) - 1);
+        case SOLARIZE: return v < n[0] ? v : 255 - v;
+        case SOLARIZE_ADD: return v < n[1] ? clip(v + (int)n[0]) : v;
+        case INVERT: return 255 - v;
+        case AUTOCONTRAST: return stretched(v, levels.lowest[channel], levels.highest[channel]);
+        case EQUALIZE:
+            return equalized(v, levels.below[channel], pixels, stats.counts[channel][levels.highest[channel]]);
+        case TENSOR_BRIGHTNESS: return clip((float)v * (float)n[0]);
+        // torch sums float32; the same as long as the sum is below 2^24
+        case TENSOR_CONTRAST: return tensor_blend((float)v, (float)stats.grey_sum / (float)pixels, n[0]);
+        case TENSOR_AUTOCONTRAST: return tensor_stretched(v, levels.lowest[channel], levels.highest[channel]);
+    }
+    return v;
+}
+
+// Grid: (runs, 1). A block of 256 threads makes one table.
+extern "C" __global__ void tables(Batch batch, int first) {
+    const Run run = batch.runs[first + blockIdx.x];
+    const Job job = batch.jobs[run.job];
+    Levels &levels = *(Levels *)shared_words;
+    const Stats &stats = batch.stats[job.stats];
+    const int code = batch.steps[run.first].code;
+    if (code == AUTOCONTRAST || code == EQUALIZE || code == TENSOR_AUTOCONTRAST) read_levels(stats, levels);
+    uchar *to = batch.tables + (size_t)run.table * 768;
+    for (int channel = 0; channel < 3; channel++) {
+        int v = threadIdx.x;
+        for (int i = run.first; i < run.first + run.count; i++)
+            v = table_value(batch, batch.steps[i], v, channel, stats, levels, job.height * job.width);
+        to[channel * 256 + threadIdx.x] = v;
+    }
+}
+
+// --- one pixel to one pixel ------------------------------------------------------------------------------------------
+
+// convert("HSV"), a turn of hue that wraps at 256, convert("RGB"). Convert.c computes parts of it in double. This is in
+// float32 and integers, written so that each of the 2^24 colours, and each of the 2^24 of HSV, gives the same levels.
+__device__ Pixel hue_turned(Pixel p, int turn) {
+    const int high = max(p.r, max(p.g, p.b)), low = min(p.r, min(p.g, p.b)), range = high - low;
+    if (range == 0) return p;
+    const float part = (float)(2 * high + low - p.r - p.g - p.b) / (float)range;  // from the highest to the middle one
+    float h;
+    if (p.r == high) h = p.b == low ? 1.0f - part : part - 1.0f;
+    else if (p.g == high) h = p.b == low ? 1.0f + part : 3.0f - part;
+    else h = p.r == low ? 3.0f + part : 5.0f - part;
+    const float turns = h >= 0.0f ? h / 6.0f : fmaf(h, 1.0f / 6.0f, 1.0f);
+    const int hue = ((int)(turns * 255.0f) + turn) & 255;
+    const int sector = 2 * hue / 85;
+    const float f = (float)(2 * hue - 85 * sector) / 85.0f, s = (float)(range * 255 / high) / 255.0f, v = (float)high;
+    const int a = (int)(v * (1.0f - s) + 0.5f);
+    const int q = (int)(v * (1.0f - s * f) + 0.5f);
+    const int t = (int)(v * (1.0f - s * (1.0f - f)) + 0.5f);
+    switch (sector % 6) {
+        case 0: return {high, t, a};
+        case 1: return {q, high, a};
+        case 2: return {a, high, t};
+        case 3: return {a, q, high};
+        case 4: return {t, a, high};
+        default: return {high, a, q};
+    }
+}
+
+__device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
+
+// adjust_hue of a tensor: all in float32, each operation rounded
+__device__ Pixel tensor_hue_turned(Pixel p, double turn) {
+    const float scale = (float)(1.0 / 255.0);
+    const float r = (float)p.r * scale, g = (float)p.g * scale, b = (float)p.b * scale;
+    const float high = fmaxf(r, fmaxf(g, b)), low = fminf(r, fminf(g, b));
+    const float range = high - low, divisor = high == low ? 1.0f : range;
+    const float s = range / (high == low ? 1.0f : high);
+    const float rc = (high - r) / divisor, gc = (high - g) / divisor, bc = (high - b) / divisor;
+    const bool is_r = high == r, is_g = high == g && !is_r;
+    float h = is_r ? bc - gc : is_g ? rc + 2.0f - bc : gc + 4.0f - rc;
+    h = fmodf(h * (float)(1.0 / 6.0) + 1.0f, 1.0f) + (float)turn;
+    h = fmodf(h, 1.0f);  // remainder_ has the sign of the divisor
+    if (h < 0.0f) h += 1.0f;
+    const float h6 = h * 6.0f, sector = floorf(h6), f = h6 - sector;
+    const float sf = s * f, not_s = 1.0f - s, to_level = 255.999f;
+    const int v = clip(high * to_level), a = clip(between_0_and_1(not_s * high) * to_level);
+    const int q = clip(between_0_and_1((1.0f - sf) * high) * to_level);
+    const int t = clip(between_0_and_1((sf + not_s) * high) * to_level);
+    switch ((int)sector % 6) {
+        case 0: return {v, t, a};
+        case 1: return {q, v, a};
+        case 2: return {a, v, t};
+        case 3: return {a, q, v};
+        case 4: return {t, a, v};
+        default: return {v, a, q};
+    }
+}
+
+__device__ int channel_of(Pixel p, int channel) { return channel == 0 ? p.r : channel == 1 ? p.g : p.b; }
+
+// Image.convert("RGB", matrix): products in float, the half in double
+__device__ int mixed(Pixel p, const double *m) {
+    return clip((float)((float)m[0] * p.r + (float)m[1] * p.g + (float)m[2] * p.b + (float)m[3] + 0.5));
+}
+
+__device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
+    const double *n = step.numbers;
+    switch (step.code) {
+        case SATURATION: {
+            const int l = grey(p);
+            const float factor = (float)n[0];
+            return {blend(l, p.r, factor), blend(l, p.g, factor), blend(l, p.b, factor)};
+        }
+        case GREY: { const int l = grey(p); return {l, l, l}; }
+        case HUE: return hue_turned(p, (int)n[0]);
+        case CHANNELS: return {channel_of(p, (int)n[0]), channel_of(p, (int)n[1]), channel_of(p, (int)n[2])};
+        case MATRIX: return {mixed(p, n), mixed(p, n + 4), mixed(p, n + 8)};
+        case ERASE: {  // left, top, right, bottom, colour
+            const int x = at % width, y = at / width;
+            if (x < n[0] || y < n[1] || x >= n[2] || y >= n[3]) return p;
+            return {(int)n[4], (int)n[5], (int)n[6]};
+        }
+        case TENSOR_SATURATION: {
+            const float l = tensor_grey(p);
+            return {tensor_blend(p.r, l, n[0]), tensor_blend(p.g, l, n[0]), tensor_blend(p.b, l, n[0])};
+        }
+        case TENSOR_GREY: { const int l = (int)tensor_grey(p); return {l, l, l}; }
+        case TENSOR_HUE: return tensor_hue_turned(p, n[0]);
+    }
+    return p;
+}
+
+// Steps `first` and on of a job, on COUNT pixels from number `at` on.
+template <int COUNT> __device__ void change(const Batch &batch, const Job &job, int first, Pixel *pixels, int at) {
+    for (int i = first; i < job.first + job.count; i++) {
+        const Step &step = batch.steps[i];
+        if (step.run > 0) {
+            const uchar *table = batch.tables + (size_t)step.table * 768;
+#pragma unroll
+            for (int k = 0; k < COUNT; k++)
+                pixels[k] = {table[pixels[k].r], table[256 + pixels[k].g], table[512 + pixels[k].b]};
+            i += step.run - 1;
+            continue;
+        }
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) pixels[k] = changed(step, pixels[k], job.width, at + k);
+    }
+}
+
+#define QUADS 2  // of a thread in `points`
+
+extern "C" __global__ void points(Batch batch, int first) {
+    const Job job = batch.jobs[first + blockIdx.y];
+    const int pixels = job.height * job.width;
+    for (int part = 0; part < QUADS; part++) {
+        const int at = 4 * ((blockIdx.x * QUADS + part) * blockDim.x + threadIdx.x), count = min(4, pixels - at);
+        if (count <= 0) return;
+        Pixel quad[4];
+        load_quad(job.source + 3 * (size_t)at, count, quad);
+        change<4>(batch, job, job.first, quad, at);
+        store_quad(job.target + 3 * (size_t)at, count, quad);
+    }
+}
+
+// --- other pixels ----------------------------------------------------------------------------------------------------
+
+// Image.filter of a kernel. Pillow starts with the row below, adds a row at a time, and leaves the border alone.
+template <int SIDE, class Weight>
+__device__ Pixel convolved(const Job &job, int x, int y, float offset, Weight weight) {
+    const int reach = SIDE / 2;
+    if (x < reach || y < reach || x >= job.width - reach || y >= job.height - reach) return pixel_at(job, x, y);
+    float r = (float)(offset + 0.5), g = r, b = r;
+#pragma unroll
+    for (int row = 0; row < SIDE; row++) {
+        const uchar *p = job.source + 3 * ((size_t)(y + reach - row) * job.source_width + x - reach);
+        const float left = weight(row * SIDE);
+        float line_r = p[0] * left, line_g = p[1] * left, line_b = p[2] * left;
+#pragma unroll
+        for (int i = 1; i < SIDE; i++) {
+            const float w = weight(row * SIDE + i);
+            line_r += p[3 * i] * w, line_g += p[3 * i + 1] * w, line_b += p[3 * i + 2] * w;
+        }
+        r += line_r, g += line_g, b += line_b;
+    }
+    return {clip(r), clip(g), clip(b)};
+}
+
+struct SmoothWeight {  // ImageFilter.SMOOTH
+    __device__ float operator()(int i) const { return i == 4 ? 5.0f / 13.0f : 1.0f / 13.0f; }
+};
+struct GivenWeight {
+    const float *weights;  // divided by the scale already
+    __device__ float operator()(int i) const { return weights[i]; }
+};
+
+__device__ Pixel sharpened(const Job &job, int x, int y, float factor) {
+    const Pixel p = pixel_at(job, x, y), smooth = convolved<3>(job, x, y, 0.0f, SmoothWeight());
+    return {blend(smooth.r, p.r, factor), blend(smooth.g, p.g, factor), blend(smooth.b, p.b, factor)};
+}
+
+// adjust_sharpness of a tensor. Thirteenths are never half way between two levels: integers round as float sums do.
+__device__ Pixel tensor_sharpened(const Job &job, int x, int y, double ratio) {
+    const Pixel p = pixel_at(job, x, y);
+    if (x < 1 || y < 1 || x >= job.width - 1 || y >= job.height - 1) return p;
+    Pixel sum = {4 * p.r, 4 * p.g, 4 * p.b};
+    for (int i = 0; i < 9; i++) {
+        const Pixel near = pixel_at(job, x + i % 3 - 1, y + i / 3 - 1);
+        sum.r += near.r, sum.g += near.g, sum.b += near.b;
+    }
+    const float alpha = (float)(1.0 - ratio);
+    return {clip(fmaf((float)((sum.r + 6) / 13 - p.r), alpha, (float)p.r)),
+            clip(fmaf((float)((sum.g + 6) / 13 - p.g), alpha, (float)p.g)),
+            clip(fmaf((float)((sum.b + 6) / 13 - p.b), alpha, (float)p.b))};
+}
+
+// Geometry.c cuts towards zero, after what is below zero went to -1
+__device__ int coordinate(double v) { return v < 0.0 ? -1 : (int)v; }
+__device__ int whole(double v) { return v < 0.0 ? (int)floor(v) : (int)v; }
+
+// Pillow adds `step` once per pixel, and each sum is rounded. If both are multiples of 2^-20 no sum is.
+__device__ double accumulated(double start, double step, int count) {
+    const double scale = 1048576.0;
+    if (start * scale == floor(start * scale) && step * scale == floor(step * scale)) return start + step * count;
+    for (int i = 0; i < count; i++) start += step;
+    return start;
+}
+
+__device__ bool fits_fixed_point(const double *a, int x, int y) {
+    return fabs(x * a[0] + y * a[1] + a[2]) < 32768.0 && fabs(x * a[3] + y * a[4] + a[5]) < 32768.0;
+}
+
+__device__ int fixed_point(double v) { return whole(v * 65536.0 + 0.5); }
+__device__ int fixed_position(double a, double b, double c, int x, int y) {
+    // unsigned, as the products may wrap; their sum does not
+    return (int)((uint)fixed_point(c + a * 0.5 + b * 0.5) + (uint)fixed_point(a) * x + (uint)fixed_point(b) * y) >> 16;
+}
+
+// Nearest pixel of an affine map. Pillow has three ways, that differ in how positions are rounded. Fixed point is for
+// maps of the whole result, whatever the size of the source.
+__device__ bool affine_position(const Job &job, const double *a, int x, int y, int &from_x, int &from_y) {
+    const int w = job.width, h = job.height;
+    if (a[1] == 0 && a[3] == 0) {
+        from_x = coordinate(accumulated(a[2] + a[0] * 0.5, a[0], x));
+        from_y = coordinate(accumulated(a[5] + a[4] * 0.5, a[4], y));
+    } else if (fits_fixed_point(a, 0, 0) && fits_fixed_point(a, w, h) && fits_fixed_point(a, 0, h) &&
+               fits_fixed_point(a, w, 0)) {
+        from_x = fixed_position(a[0], a[1], a[2], x, y);
+        from_y = fixed_position(a[3], a[4], a[5], x, y);
+    } else {
+        from_x = coordinate(accumulated(accumulated(a[2] + a[1] * 0.5 + a[0] * 0.5, a[1], y), a[0], x));
+        from_y = coordinate(accumulated(accumulated(a[5] + a[4] * 0.5 + a[3] * 0.5, a[4], y), a[3], x));
+    }
+    return from_x >= 0 && from_x < job.source_width && from_y >= 0 && from_y < job.source_height;
+}
+
+__device__ double mix(double a, double b, double d) { return a + (b - a) * d; }
+
+__device__ Pixel bilinear(const Job &job, double x_at, double y_at) {
+    x_at -= 0.5, y_at -= 0.5;
+    const int x = whole(x_at), y = whole(y_at), right = job.source_width - 1, bottom = job.source_height - 1;
+    const double dx = x_at - x, dy = y_at - y;
+    // below the last row Pillow repeats the upper line; a clamped row gives that too
+    const int x0 = max(x, 0), x1 = min(x + 1, right), y0 = max(y, 0), y1 = min(y + 1, bottom);
+    const Pixel a = pixel_at(job, x0, y0), b = pixel_at(job, x1, y0);
+    const Pixel c = pixel_at(job, x0, y1), d = pixel_at(job, x1, y1);
+    return {(int)mix(mix(a.r, b.r, dx), mix(c.r, d.r, dx), dy), (int)mix(mix(a.g, b.g, dx), mix(c.g, d.g, dx), dy),
+            (int)mix(mix(a.b, b.b, dx), mix(c.b, d.b, dx), dy)};
+}
+
+__device__ double cubic(double a, double b, double c, double d, double at) {
+    const double p2 = -a + c, p3 = 2 * (a - b) + c - d, p4 = -a + b - c + d;
+    return b + at * (p2 + at * (p3 + at * p4));
+}
+
+__device__ Pixel bicubic(const Job &job, double x_at, double y_at) {
+    x_at -= 0.5, y_at -= 0.5;
+    const int x = whole(x_at), y = whole(y_at), right = job.source_width - 1, bottom = job.source_height - 1;
+    const double dx = x_at - x, dy = y_at - y;
+    double r[4], g[4], b[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int row = clip_to(y - 1 + i, bottom);
+        const Pixel p0 = pixel_at(job, clip_to(x - 1, right), row), p1 = pixel_at(job, clip_to(x, right), row);
+        const Pixel p2 = pixel_at(job, clip_to(x + 1, right), row), p3 = pixel_at(job, clip_to(x + 2, right), row);
+        r[i] = cubic(p0.r, p1.r, p2.r, p3.r, dx);
+        g[i] = cubic(p0.g, p1.g, p2.g, p3.g, dx);
+        b[i] = cubic(p0.b, p1.b, p2.b, p3.b, dx);
+    }
+    return {clip(cubic(r[0], r[1], r[2], r[3], dy)), clip(cubic(g[0], g[1], g[2], g[3], dy)),
+            clip(cubic(b[0], b[1], b[2], b[3], dy))};
+}
+
+// What the opcodes of warps have in common: 0 nearest, 1 bilinear, 2 bicubic.
+__device__ Pixel sampled(const Job &job, int kind, double x, double y, Pixel fill) {
+    if (!(x >= 0.0 && x < job.source_width && y >= 0.0 && y < job.source_height)) return fill;
+    if (kind == 0) return pixel_at(job, (int)x, (int)y);
+    return kind == 1 ? bilinear(job, x, y) : bicubic(job, x, y);
+}
+
+__device__ Pixel affine(const Job &job, int kind, const double *a, int x, int y, Pixel fill) {
+    if (kind == 0) {
+        int from_x, from_y;
+        return affine_position(job, a, x, y, from_x, from_y) ? pixel_at(job, from_x, from_y) : fill;
+    }
+    const double u = x + 0.5, v = y + 0.5;
+    return sampled(job, kind, a[0] * u + a[1] * v + a[2], a[3] * u + a[4] * v + a[5], fill);
+}
+
+__device__ Pixel perspective(const Job &job, int kind, const double *a, int x, int y, Pixel fill) {
+    const double u = x + 0.5, v = y + 0.5, depth = a[6] * u + a[7] * v + 1;
+    return sampled(job, kind, (a[0] * u + a[1] * v + a[2]) / depth, (a[3] * u + a[4] * v + a[5]) / depth, fill);
+}
+
+// Against the clock. Odd ones swap height and width.
+__device__ Pixel turned(const Job &job, int quarters, int x, int y) {
+    const int right = job.source_width - 1, bottom = job.source_height - 1;
+    switch (quarters & 3) {
+        case 1: return pixel_at(job, right - y, x);
+        case 2: return pixel_at(job, right - x, bottom - y);
+        case 3: return pixel_at(job, y, bottom - x);
+    }
+    return pixel_at(job, x, y);
+}
+
+enum Border { CONSTANT, EDGE, REFLECT, SYMMETRIC };
+
+// The index that numpy.pad puts at `i`, which may be far outside: the image and its mirror image take turns.
+__device__ int inside(int i, int length, int border) {
+    if (i >= 0 && i < length) return i;
+    if (border == EDGE || length == 1) return clip_to(i, length - 1);
+    const int repeats = border == SYMMETRIC;  // whether the mirror image repeats the first and the last
+    const int period = 2 * length - 2 + 2 * repeats;
+    i %= period;
+    if (i < 0) i += period;
+    return i < length ? i : period - repeats - i;
+}
+
+__device__ Pixel through_window(const Job &job, const double *n, int x, int y) {
+    x += (int)n[0], y += (int)n[1];
+    const int border = (int)n[2], width = job.source_width, height = job.source_height;
+    if (border == CONSTANT && (x < 0 || y < 0 || x >= width || y >= height)) return {(int)n[3], (int)n[4], (int)n[5]};
+    return pixel_at(job, inside(x, width, border), inside(y, height, border));
+}
+
+__device__ Pixel selected(const Job &job, const double *n, int x, int y) {
+    if (x < 0 || y < 0) return {(int)n[0], (int)n[1], (int)n[2]};
+    return pixel_at(job, x, y);
+}
+
+__device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, int x, int y) {
+    const double *n = step.numbers;
+    const float *extras = batch.extras + step.extra;
+    switch (step.code) {
+        case WINDOW: return through_window(job, n, x, y);
+        case SELECT: return selected(job, n, (int)extras[job.height + x], (int)extras[y]);
+        case FLIP_X: return pixel_at(job, job.width - 1 - x, y);
+        case FLIP_Y: return pixel_at(job, x, job.height - 1 - y);
+        case TURN: return turned(job, (int)n[0], x, y);
+        case SHARPNESS: return sharpened(job, x, y, (float)n[0]);
+        case TENSOR_SHARPNESS: return tensor_sharpened(job, x, y, n[0]);
+        case KERNEL3: return convolved<3>(job, x, y, (float)n[0], GivenWeight{extras});
+        case KERNEL5: return convolved<5>(job, x, y, (float)n[0], GivenWeight{extras});
+    }
+    // colour of what is outside, then the map
+    const Pixel fill = {(int)n[0], (int)n[1], (int)n[2]};
+    if (step.code <= AFFINE_BICUBIC) return affine(job, step.code - AFFINE_NEAREST, n + 3, x, y, fill);
+    return perspective(job, step.code - PERSPECTIVE_NEAREST, n + 3, x, y, fill);
+}
+
+// A thread has one pixel.
+extern "C" __global__ void gather(Batch batch, int first) {
+    const Job job = batch.jobs[first + blockIdx.y];
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= job.height * job.width) return;
+    Pixel p = gathered(batch, job, batch.steps[job.first], at % job.width, at / job.width);
+    change<1>(batch, job, job.first + 1, &p, at);
+    uchar *to = job.target + 3 * (size_t)at;
+    to[0] = p.r, to[1] = p.g, to[2] = p.b;
+}
+
+// --- box blurs -------------------------------------------------------------------------------------------------------
+
+// A box that reaches `radius` levels to both sides. In 2^-24: the weight `inner` of each, and `outer` of the next two.
+struct Box { int radius; uint inner, outer; };
+
+__device__ Box box_of(float radius) {
+    Box box;
+    box.radius = (int)radius;
+    box.inner = (uint)((float)(1 << 24) / (radius * 2 + 1));
+    box.outer = ((1u << 24) - (box.radius * 2 + 1) * box.inner) / 2;
+    return box;
+}
+
+#define BLUR_RUN 8  // levels that a thread makes: it sums the box of the first, then moves it
+
+// A line whose levels are `stride` apart. What is past an end is as the end.
+__device__ void blur_run(const uchar *from, uchar *to, int length, int stride, int begin, Box box) {
+    uint sum = 0;
+    for (int i = begin - box.radius; i <= begin + box.radius; i++) sum += from[clip_to(i, length - 1) * stride];
+    for (int i = begin; i < min(begin + BLUR_RUN, length); i++) {
+        const uint before = from[clip_to(i - box.radius - 1, length - 1) * stride];
+        const uint after = from[clip_to(i + box.radius + 1, length - 1) * stride];
+        to[i * stride] = (sum * box.inner + (before + after) * box.outer + (1 << 23)) >> 24;
+        sum += after - from[clip_to(i - box.radius, length - 1) * stride];
+    }
+}
+
+// Lines side by side in shared memory: the levels of one are `lines` bytes apart. Returns where the result is.
+__device__ uchar *blur_lines(uchar *a, uchar *b, int length, int lines, float radius, int passes) {
+    const Box box = box_of(radius);
+    const int runs = (length + BLUR_RUN - 1) / BLUR_RUN;
+    for (int pass = 0; pass < passes; pass++) {
+        __syncthreads();
+        for (int i = threadIdx.x; i < runs * lines; i += blockDim.x)
+            blur_run(a + i % lines, b + i % lines, length, lines, i / lines * BLUR_RUN, box);
+        uchar *swapped = a;
+        a = b, b = swapped;
+    }
+    __syncthreads();
+    return a;
+}
+
+// Numbers of BOX_BLUR: radius along x, along y, passes. A row is three lines: its channels. Grid: (rows, jobs).
+extern "C" __global__ void blur_rows(Batch batch, int first) {
+    const Job job = batch.jobs[first + blockIdx.y];
+    const int bytes = 3 * job.width;
+    if ((int)blockIdx.x >= job.height) return;
+    const double *n = batch.steps[job.first].numbers;
+    uchar *a = (uchar *)shared_words;
+    const size_t row = (size_t)blockIdx.x * bytes;
+    for (int i = threadIdx.x; i < bytes; i += blockDim.x) a[i] = job.source[row + i];
+    a = blur_lines(a, a + bytes, job.width, 3, (float)n[0], n[0] == 0 ? 0 : (int)n[2]);
+    for (int i = threadIdx.x; i < bytes; i += blockDim.x) job.target[row + i] = a[i];
+}
+
+#define BLUR_STRIP 32     // bytes of each row: a whole sector of memory, or less
+#define BLUR_BYTES 65536  // of shared memory, for the strip of a tall image
+
+// In place, after blur_rows. Grid: (strips of the widest image, jobs).
+extern "C" __global__ void blur_columns(Batch batch, int first) {
+    const Job job = batch.jobs[first + blockIdx.y];
+    const int strip = max(min(BLUR_BYTES / 2 / job.height, BLUR_STRIP), 1);
+    const int bytes = 3 * job.width, left = blockIdx.x * strip, lines = min(strip, bytes - left);
+    const double *n = batch.steps[job.first].numbers;
+    if (lines <= 0 || n[1] == 0) return;
+    uchar *a = (uchar *)shared_words, *to = job.target + left;
+    const int all = lines * job.height;
+    for (int i = threadIdx.x; i < all; i += blockDim.x) a[i] = to[(size_t)(i / lines) * bytes + i % lines];
+    a = blur_lines(a, a + all, job.height, lines, (float)n[1], (int)n[2]);
+    for (int i = threadIdx.x; i < all; i += blockDim.x) to[(size_t)(i / lines) * bytes + i % lines] = a[i];
+}
+
+// --- torchvision's Gaussian blur -------------------------------------------------------------------------------------
+
+#define TILE 32      // pixels along both sides
+#define TILE_LINE 96  // levels of a row of it
+
+// Past an edge, the image is mirrored without its first pixel.
+__device__ int reflected(int i, int length) {
+    return clip_to(i < 0 ? -i : i >= length ? 2 * length - 2 - i : i, length - 1);  // what is past that is not used
+}
+
+// Four sums side by side, of `2 * reach + 4` values: each value is read once.
+template <class Value> __device__ void weighted_sums(const float *weights, int reach, Value value, float sums[4]) {
+    float w1 = 0, w2 = 0, w3 = 0;
+    sums[0] = sums[1] = sums[2] = sums[3] = 0;
+    for (int i = 0; i < 2 * reach + 4; i++) {
+        const float v = value(i), w0 = i <= 2 * reach ? weights[i] : 0.0f;
+        sums[0] = fmaf(w0, v, sums[0]), sums[1] = fmaf(w1, v, sums[1]);
+        sums[2] = fmaf(w2, v, sums[2]), sums[3] = fmaf(w3, v, sums[3]);
+        w3 = w2, w2 = w1, w1 = w0;
+    }
+}
+
+// gaussian_blur of a PIL image or a uint8 tensor: float32, rounded once. torch sums products over a square, in an order
+// that its library chooses; this sums along x, then along y. Where a sum is all but half way, the level may differ.
+// Numbers: reach along x, along y; extras: the weights of both. Grid: (tiles of the largest image, jobs).
+extern "C" __global__ void blur_tensor(Batch batch, int first) {
+    const Job job = batch.jobs[first + blockIdx.y];
+    const int tiles = (job.width + TILE - 1) / TILE, bytes = 3 * job.width;
+    const int left = blockIdx.x % tiles * TILE, top = blockIdx.x / tiles * TILE;
+    if (top >= job.height) return;
+    const double *n = batch.steps[job.first].numbers;
+    const float *given = batch.extras + batch.steps[job.first].extra;
+    const int reach_x = (int)n[0], reach_y = (int)n[1], rows = TILE + 2 * reach_y, count = 2 * (reach_x + reach_y) + 2;
+    float *weights = (float *)shared_words, *lines = weights + count, *weights_y = weights + 2 * reach_x + 1;
+    for (int i = threadIdx.x; i < count; i += blockDim.x) weights[i] = (float)given[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < rows * TILE_LINE / 4; i += blockDim.x) {
+        const int channel = i % 3, x = i / 3 % (TILE / 4) * 4, row = i / (TILE_LINE / 4);
+        const uchar *line = job.source + (size_t)reflected(top - reach_y + row, job.height) * bytes + channel;
+        const int begin = left + x - reach_x;
+        float sums[4];
+        const auto level = [&](int k) { return (float)line[3 * reflected(begin + k, job.width)]; };
+        weighted_sums(weights, reach_x, level, sums);
+        for (int k = 0; k < 4; k++) lines[row * TILE_LINE + 3 * (x + k) + channel] = sums[k];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < TILE * TILE_LINE / 4; i += blockDim.x) {
+        const int level = i % TILE_LINE, y = i / TILE_LINE * 4;
+        if (3 * left + level >= bytes) continue;
+        float sums[4];
+        weighted_sums(weights_y, reach_y, [&](int k) { return lines[(y + k) * TILE_LINE + level]; }, sums);
+        for (int k = 0; k < 4; k++)
+            if (top + y + k < job.height)
+                job.target[(size_t)(top + y + k) * bytes + 3 * left + level] = (uchar)rintf(sums[k]);
+    }
+}

@@ -1,0 +1,144 @@
+"""The kernels on the CPU: g++ compiles the same sources, with emulate.h in CUDA's place."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
+from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher
+from proxyloader.kernels.programs import CODE, JOB, RUN, STATS_BYTES, STEP, TABLE_BYTES, Launch, Programs
+
+HEADER = Path(__file__).with_name("emulate.h")
+FLAGS = ["-O2", "-std=c++17", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-x", "c++"]
+GUARD, UNTOUCHED = 64, 0x5A
+"""Bytes behind each piece of memory, and what they and memory that nothing was written to hold."""
+
+
+class Module:
+    """The kernels of one source, as ``options`` compile it."""
+
+    def __init__(self, name: str, options: Sequence[str] = ()) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            source, library = Path(folder, f"{name}.cu"), Path(folder, "kernels.so")
+            source.write_text(read_source(name))
+            command = ["g++", *FLAGS, *options, f'-DSOURCE="{source}"', str(HEADER), "-o", str(library)]
+            subprocess.run(command, check=True)
+            self._library = ctypes.CDLL(str(library))
+
+    def launch(self, launch: Launch, batch: BatchPointers) -> None:
+        """Run a launch to its end."""
+        kernel = ctypes.cast(getattr(self._library, launch.name), ctypes.c_void_p)
+        _, grid, threads, shared_bytes, first = launch
+        if not self._library.launch(kernel, *grid, threads, shared_bytes, ctypes.byref(batch), first):
+            raise ValueError(f"too many threads, or too much shared memory, for a GPU: {launch}")
+
+
+@functools.cache
+def _module(name: str, options: Sequence[str] = ()) -> Module:
+    return Module(name, options)
+
+
+class Memory:
+    """Bytes that are guarded at their end."""
+
+    def __init__(self, size: int, content: Any = None) -> None:
+        self.bytes = np.full(size + GUARD + 16, UNTOUCHED, np.uint8)
+        self.address = -(-self.bytes.ctypes.data // 16) * 16
+        self.begin, self.size = self.address - self.bytes.ctypes.data, size
+        if content is not None:
+            self.view[:] = np.ascontiguousarray(content).view(np.uint8).reshape(-1)
+
+    @property
+    def view(self) -> Any:
+        return self.bytes[self.begin : self.begin + self.size]
+
+    def check(self) -> None:
+        """Raise if something was written behind the end."""
+        assert (self.bytes[self.begin + self.size :] == UNTOUCHED).all(), f"written behind {self.size} bytes"
+
+
+where = {"device": "cpu"}
+"""Where ``run`` runs. A fixture sets it."""
+
+
+def run(
+    images: Sequence[Any],
+    programs: Programs,
+    layout: str = "HWC",
+    dtype: torch.dtype = torch.uint8,
+    outputs: Sequence[torch.Tensor] | None = None,
+) -> list[torch.Tensor]:
+    """Return the output of each program, in the format, as the CPU or a GPU makes it: see ``where``.
+
+    Args:
+        images: the decoded images that ``programs`` start from, (H, W, 3) uint8.
+        outputs: where to store, of any strides; only on the CPU. By default results of one size are a dense batch.
+    """
+    if where["device"] == "cuda":
+        return _run_on_gpu(images, programs, layout, dtype)
+    jobs = programs.jobs()
+    channels = jobs.steps["numbers"][jobs.steps["code"] == CODE["STORE"], 0].astype(int)
+    outputs = empty(programs.sizes, channels, layout, dtype) if outputs is None else outputs
+    rows, planes = (1, 0) if layout == "CHW" else (0, 2)
+    decoded = Memory(sum(image.size + 1 for image in images))
+    begins = np.cumsum([1] + [image.size + 1 for image in images])[:-1]  # at odd addresses
+    for image, begin in zip(images, begins, strict=True):
+        decoded.view[begin : begin + image.size] = image.reshape(-1)
+    before, scratch = decoded.view.copy(), Memory(jobs.scratch_bytes)
+    jobs.bind(
+        [decoded.address + begin for begin in begins.tolist()],
+        scratch.address,
+        [output.data_ptr() for output in outputs],
+        [output.stride(rows) for output in outputs],
+        [output.stride(planes) for output in outputs],
+    )
+    runs = jobs.runs()
+    memories = [
+        Memory(jobs.jobs.nbytes, jobs.jobs),
+        Memory(jobs.steps.nbytes, jobs.steps),
+        Memory(runs.nbytes, runs),
+        Memory(jobs.extras.nbytes, jobs.extras),
+        Memory(jobs.num_stats * STATS_BYTES, np.zeros(jobs.num_stats * STATS_BYTES, np.uint8)),
+        Memory(len(runs) * TABLE_BYTES),
+        Memory(jobs.pool_size * 4),
+    ]
+    assert (JOB.itemsize, STEP.itemsize, RUN.itemsize) == (80, 144, 16)
+    batch = BatchPointers(*(memory.address for memory in memories))
+    colour, resize = _module("colour"), _module("resize", output_macros(dtype, layout == "CHW"))
+    for launch in jobs.launches(runs):
+        (resize if launch.name.startswith(RESIZE_KERNELS) else colour).launch(launch, batch)
+    for memory in (decoded, scratch, *memories):
+        memory.check()
+    assert np.array_equal(decoded.view, before), "a decoded image was written to"
+    return list(outputs)
+
+
+def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    begins = np.cumsum([1] + [image.size + 1 for image in images])  # at odd addresses
+    decoded = np.zeros(begins[-1], np.uint8)
+    for image, begin in zip(images, begins):
+        decoded[begin : begin + image.size] = image.reshape(-1)
+    before = torch.from_numpy(decoded).cuda()
+    on_gpu, channels = before.clone(), int(programs._steps[-1]["numbers"][0, 0])
+    if CODE["STORE"] != programs._steps[-1]["code"][0]:
+        channels = int(programs._steps[-1]["numbers"][0, 8])
+    outputs = Launcher(0, dtype, layout == "HWC").run(programs, on_gpu.data_ptr() + begins[:-1], channels)
+    assert torch.equal(on_gpu, before), "a decoded image was written to"
+    return [output.cpu() if layout == "CHW" else output.permute(1, 2, 0).cpu() for output in outputs]
+
+
+def empty(sizes: Any, channels: Any, layout: str, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Return places for outputs: one dense batch if all have the same shape."""
+    shapes = [(c, h, w) if layout == "CHW" else (h, w, c) for (h, w), c in zip(sizes.tolist(), channels.tolist())]
+    if len(set(shapes)) == 1:
+        return list(torch.full((len(shapes), *shapes[0]), UNTOUCHED, dtype=dtype).unbind())
+    return [torch.full(shape, UNTOUCHED, dtype=dtype) for shape in shapes]
