@@ -57,9 +57,7 @@ class Warp(Step):
     kind: Kind = "pil"
     num_params: ClassVar[int] = 8
 
-    @property
-    def slow_on_cpu(self) -> bool:
-        return self.interpolation != "nearest"
+    slow_on_cpu: ClassVar[bool] = True
 
     @property
     def closeness(self) -> Tolerance:
@@ -67,8 +65,6 @@ class Warp(Step):
 
     def affine_params(self, size: Size, matrix: Sequence[float]) -> list[float]:
         """Return the parameters of an affine transform with a new size and a Matrix."""
-        if self.kind == "pil" and self.interpolation == "nearest":
-            matrix = _in_fixed_point(matrix)
         return [*size, *matrix]
 
 
@@ -85,25 +81,6 @@ class Perspective(Warp):
 
 
 W = TypeVar("W", bound=Warp)
-
-
-def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
-    """Return the matrix of Pillow's ``affine_fixed``: multiples of 1/65536, relative to the pixel center.
-
-    Half a unit is added to each position. This changes no pixel, and keeps positions on a boundary from being rounded
-    down.
-    """
-    a, b, c, d, e, f = matrix
-    if b == 0 and d == 0:  # Pillow uses ``ImagingScaleAffine`` here, which accumulates steps
-        return matrix
-
-    def fixed(value: float) -> float:
-        return math.floor(value * 65536.0 + 0.5) / 65536.0
-
-    x, y = fixed(c + a * 0.5 + b * 0.5), fixed(f + d * 0.5 + e * 0.5)
-    a, b, d, e = map(fixed, (a, b, d, e))
-    half = 0.5 / 65536.0
-    return a, b, x - (a + b) * 0.5 + half, d, e, y - (d + e) * 0.5 + half
 
 
 INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}

@@ -1,0 +1,123 @@
+"""Plans of transforms as programs: bit for bit what torchvision makes of the decoded image, with the same draws."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torchvision import transforms as v1
+from torchvision.transforms import InterpolationMode, v2
+
+from proxyloader.kernels.operations import build_programs, explain_missing
+from proxyloader.make_dataset import photograph
+from proxyloader.transforms.plan import ParamRow, Plan
+from proxyloader.transforms.registry import plan_for
+
+from .emulation import run
+
+SIZES = [(223, 161), (97, 120), (64, 65), (130, 40)]
+"""Width and height of the images."""
+
+NORMALIZE = v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+BICUBIC, BILINEAR, NEAREST = InterpolationMode.BICUBIC, InterpolationMode.BILINEAR, InterpolationMode.NEAREST
+CROP = v1.RandomResizedCrop(48)
+
+EXACT: dict[str, list[Any]] = {
+    "train": [v1.RandomResizedCrop(64), v1.RandomHorizontalFlip(), v1.ToTensor(), NORMALIZE],
+    "train, v2": [v2.RandomResizedCrop(64), v2.RandomHorizontalFlip(), v2.ToImage(),
+                  v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5,) * 3, (0.25,) * 3)],
+    "test": [v1.Resize(70, BICUBIC), v1.CenterCrop(64), v1.ToTensor(), NORMALIZE],
+    "CIFAR": [v1.Resize((32, 32)), v1.RandomCrop(32, padding=4, fill=9), v1.RandomHorizontalFlip(), v1.ToTensor()],
+    "levels": [CROP, v1.RandomVerticalFlip(), v1.PILToTensor()],
+    "floats": [CROP, v2.ToImage(), v2.ToDtype(torch.float32)],
+    "lanczos": [v1.Resize((50, 90), InterpolationMode.LANCZOS), v1.ToTensor()],
+    "nearest": [v1.Resize((50, 90), NEAREST), v1.ToTensor()],
+    "ragged": [v1.Pad((3, 5, 7, 1), fill=(1, 2, 3)), v1.RandomHorizontalFlip(), v1.ToTensor()],
+    "RandAugment": [CROP, v1.RandAugment(4), v1.ToTensor(), NORMALIZE],
+    "RandAugment, v2, bilinear": [CROP, v2.RandAugment(4, interpolation=BILINEAR, fill=77), v1.ToTensor()],
+    "TrivialAugmentWide": [CROP, v1.TrivialAugmentWide(), v1.ToTensor()],
+    "AutoAugment": [v1.AutoAugment(), v1.PILToTensor()],
+    "AutoAugment, behind": [CROP, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10), v1.PILToTensor()],
+    "ColorJitter": [CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor()],
+    "ColorJitter, grey": [v1.Grayscale(1), CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor()],
+    "SimCLR": [CROP, v1.RandomHorizontalFlip(), v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
+               v1.RandomGrayscale(0.2), v1.ToTensor()],
+    "photometric": [v2.RandomPhotometricDistort(), v2.PILToTensor()],
+    "warps": [v1.RandomRotation(40, BILINEAR, expand=True), v1.RandomAffine(20, (0.1, 0.2), (0.7, 1.3), 10),
+              v1.RandomPerspective(p=0.7, interpolation=BILINEAR, fill=3), v1.RandomRotation((90, 90), expand=True),
+              v1.Resize((40, 60)), v1.PILToTensor()],
+    "others": [v1.RandomInvert(), v1.RandomPosterize(3), v1.RandomSolarize(100.5), v1.RandomAutocontrast(),
+               v1.RandomEqualize(), v1.RandomAdjustSharpness(1.7), v2.RandomChannelPermutation(), v1.PILToTensor()],
+    "choices": [v1.RandomChoice([v1.RandomCrop(40), v1.Resize((40, 40))]),
+                v1.RandomOrder([v1.RandomInvert(), v1.ColorJitter(0.5)]), v1.ToTensor()],
+    "zoom out": [v2.RandomZoomOut(fill=5), v2.RandomShortestSize((30, 50)), v2.ToImage()],
+    "erasing": [CROP, v1.ToTensor(), NORMALIZE, v1.RandomErasing(0.9, value="random")],
+    "erasing, color": [CROP, v1.ToTensor(), NORMALIZE, v1.RandomErasing(0.9, value=(0.1, -2.0, 3.0))],
+    "erasing, levels": [CROP, v1.PILToTensor(), v1.RandomErasing(0.9, value=7)],
+    "tensors": [v2.ToImage(), v2.RandomResizedCrop(48, antialias=True), v2.RandomHorizontalFlip(),
+                v2.RandomAutocontrast(), v2.RandomInvert(), v2.ToDtype(torch.float32, scale=True)],
+}  # fmt: skip
+
+CLOSE: dict[str, list[Any]] = {
+    "GaussianBlur": [CROP, v1.GaussianBlur(9, (0.1, 2.0)), v1.PILToTensor()],
+    "ColorJitter of tensors": [v2.ToImage(), v2.Resize((48, 48), antialias=True), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)],
+}
+"""A few levels differ by one: see ``truth.CLOSE``."""
+
+
+def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the kernels' and torchvision's tensor for each image."""
+    transform = v2.Compose(transforms) if isinstance(transforms[0], v2.Transform) else v1.Compose(transforms)
+    plan, images = plan_for(transform), [photograph(k, size=size) for k, size in enumerate(SIZES * 3)]
+    assert explain_missing(plan) == ""
+    theirs, rows = [], []
+    for seed, image in enumerate(images):
+        seed_all(seed)
+        theirs.append(torch.as_tensor(transform(image)))
+        seed_all(seed)
+        rows.append(sampled(plan, image))
+    programs = build_programs(plan, [image.size[::-1] for image in images], rows if plan.num_params else None)
+    dtype = torch.uint8 if plan.output.dtype == "uint8" else torch.float32
+    return list(zip(run([np.asarray(image) for image in images], programs, "CHW", dtype), theirs, strict=True))
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+
+
+def sampled(plan: Plan, image: Image.Image) -> Any:
+    row, size = ParamRow(), image.size[::-1]
+    for step in plan.steps:
+        size = step.sample_params(size, row)
+    return row.packed()
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_plan_is_exact(name: str) -> None:
+    for ours, theirs in outputs_of(EXACT[name]):
+        assert ours.shape == theirs.shape
+        assert torch.equal(ours, theirs), f"{(ours != theirs).sum()} values of {ours.numel()} differ"
+
+
+@pytest.mark.parametrize("name", CLOSE)
+def test_plan_is_close(name: str) -> None:
+    for ours, theirs in outputs_of(CLOSE[name]):
+        off = (ours.int() - theirs.int()).abs()
+        assert off.max() <= 1 and (off > 0).float().mean() < 0.002
+
+
+def test_views_are_those_of_each_image() -> None:
+    transform = v1.Compose([v1.Resize(60), v1.TenCrop(32)])
+    plan = plan_for(v2.Compose([v2.Resize(60), v2.TenCrop(32), v2.PILToTensor()]))
+    images = [photograph(k, size=size) for k, size in enumerate(SIZES)]
+    rows = [sampled(plan, image) for image in images]
+    programs = build_programs(plan, [image.size[::-1] for image in images], rows if plan.num_params else None)
+    results = run([np.asarray(image) for image in images], programs, "CHW")
+    for k, image in enumerate(images):
+        for view, crop in enumerate(transform(image)):
+            assert torch.equal(results[view * len(images) + k], v1.functional.pil_to_tensor(crop))
