@@ -66,7 +66,7 @@ class Launcher:
         scratch = self._empty(jobs.scratch_bytes)
         jobs.bind(decoded, scratch.data_ptr(), addresses, *strides)
         runs = jobs.runs()
-        described, at = self._upload(jobs.jobs, jobs.steps, runs, jobs.extras)
+        described, at = self._upload([jobs.jobs], [jobs.steps], [runs], jobs.extras)
         stats = torch.zeros(max(1, jobs.num_stats) * STATS_BYTES, dtype=torch.uint8, device=self.device)
         tables, pool = self._empty(len(runs) * TABLE_BYTES), self._empty(4 * jobs.pool_size)
         batch = BatchPointers(*at, stats.data_ptr(), tables.data_ptr(), pool.data_ptr())
@@ -96,13 +96,16 @@ class Launcher:
             return [part.view(*size, channels).permute(2, 0, 1) for part, size in zip(parts, sizes.tolist())], addresses
         return [part.view(channels, *size) for part, size in zip(parts, sizes.tolist())], addresses
 
-    def _upload(self, *arrays: Any) -> tuple[torch.Tensor, list[int]]:
-        """Copy arrays to the device in one transfer. Return the memory and the address of each."""
-        parts = [array.reshape(-1).view(np.uint8) for array in arrays]
-        begins = np.cumsum([0, *(-(-len(part) // ALIGNMENT) * ALIGNMENT for part in parts)])
-        staged = torch.empty(max(1, int(begins[-1])), dtype=torch.uint8, pin_memory=True)
-        view = staged.numpy()
-        for begin, part in zip(begins, parts):
-            view[begin : begin + len(part)] = part
+    def _upload(self, *groups: list[Any]) -> tuple[torch.Tensor, list[int]]:
+        """Copy groups of arrays to the device in one transfer. Return the memory and the address of each group."""
+        begins = [0]
+        for arrays in groups:
+            begins.append(begins[-1] + -(-sum(array.nbytes for array in arrays) // ALIGNMENT) * ALIGNMENT)
+        staged = torch.empty(max(1, begins[-1]), dtype=torch.uint8, pin_memory=True)
+        memory = staged.numpy()
+        for begin, arrays in zip(begins, groups):
+            for array in arrays:
+                memory[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
+                begin += array.nbytes
         uploaded = staged.to(self.device, non_blocking=True)
-        return uploaded, (uploaded.data_ptr() + begins[:-1]).tolist()
+        return uploaded, [uploaded.data_ptr() + begin for begin in begins[:-1]]

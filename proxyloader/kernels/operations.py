@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
-from ..errors import UnsupportedTransformError
 from ..transforms import augment, color, geometry, multi_crop, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
 from .programs import FILTERS, Indices, Programs
@@ -30,19 +28,15 @@ class Rows:
     """
 
     def __init__(self, rows: Any, num_params: int) -> None:
-        if isinstance(rows, list):
-            self._starts = np.cumsum([0, *map(len, rows)])[:-1]
-            self._numbers = np.concatenate(rows)
-        else:
-            self._starts, self._numbers = np.arange(len(rows)) * rows.shape[1], rows.reshape(-1)
-        self._arrays_at = self._starts + 2 * num_params
-        at = self._starts[:, None] + np.arange(2 * num_params)
-        self.columns: Columns = np.ascontiguousarray(self._numbers[at]).view(np.float64)
+        self._rows, self._end = rows, 2 * num_params
+        columns = np.stack([row[: self._end] for row in rows]) if isinstance(rows, list) else rows[:, : self._end]
+        self.columns: Columns = np.ascontiguousarray(columns).view(np.float64)
 
     def arrays(self, images: Indices, first_blocks: Columns, counts: Indices) -> list[NDArray[np.float32]]:
         """Return the attached arrays of images, one-dimensional, by their first block and their length."""
-        starts = self._arrays_at[images % len(self._arrays_at)] + first_blocks.astype(np.int64) * ParamRow.BLOCK
-        return [self._numbers[start : start + count] for start, count in zip(starts.tolist(), counts.tolist())]
+        starts = self._end + first_blocks.astype(np.int64) * ParamRow.BLOCK
+        rows = [self._rows[image] for image in (images % len(self._rows)).tolist()]
+        return [row[start : start + n] for row, start, n in zip(rows, starts.tolist(), counts.tolist())]
 
 
 @dataclass(eq=False)
@@ -103,8 +97,12 @@ class State:
             raise no_kernel(step, "of floats")
 
 
-def no_kernel(step: Step, why: str = "") -> UnsupportedTransformError:
-    return UnsupportedTransformError(f"there is no kernel for {type(step).__name__} {why}".strip(), code="no-kernel")
+class MissingKernelError(Exception):
+    """There is no kernel for a step. ``get_missing_kernel`` returns the message."""
+
+
+def no_kernel(step: Step, why: str = "") -> MissingKernelError:
+    return MissingKernelError(f"there is no kernel for {type(step).__name__} {why}".strip())
 
 
 def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -120,7 +118,7 @@ def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
         rows: the sampled parameters, as an array or as a list of arrays; None for a plan without any.
 
     Raises:
-        UnsupportedTransformError: there is no kernel for a step.
+        MissingKernelError: there is no kernel for a step.
     """
     programs = Programs(sizes)
     if rows is None:
@@ -139,11 +137,11 @@ def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
 
 
 @functools.lru_cache(maxsize=64)
-def explain_missing(plan: Plan) -> str:
+def get_missing_kernel(plan: Plan) -> str:
     """Return why the kernels cannot do the steps of a plan; "" if they can."""
     try:
         build_programs(plan, np.zeros((0, 2)), np.zeros((0, 2 * plan.num_params), np.float32))
-    except UnsupportedTransformError as error:
+    except MissingKernelError as error:
         return str(error)
     return ""
 
@@ -354,16 +352,17 @@ def grayscale(state: State, step: color.Grayscale) -> None:
 def blur(state: State, step: augment.Blur) -> None:
     state.require_levels(step)
     (sigmas,) = state.take(1)
-    (height, width), sigma = step.window, torch.from_numpy(sigmas.astype(np.float32))[:, None]
+    height, width = step.window
     state.add("TENSOR_BLUR", (width // 2, height // 2))
-    state.programs.add_extras(torch.cat([_gaussian(side, sigma) for side in (width, height)], 1).numpy())
+    state.programs.add_extras(np.concatenate([_gaussian(side, sigmas) for side in (width, height)], 1))
 
 
-def _gaussian(side: int, sigma: torch.Tensor) -> torch.Tensor:
-    """Return torchvision's ``_get_gaussian_kernel1d`` of each sigma, (N, side) float32."""
-    reach = (side - 1) * 0.5
-    weights = torch.exp(-0.5 * (torch.linspace(-reach, reach, side) / sigma).pow(2))
-    return weights / weights.sum(1, keepdim=True)
+def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
+    """Return the weights of torchvision's ``_get_gaussian_kernel1d`` for each sigma, (N, side)."""
+    # NumPy, as torch would wake its threads.
+    away = (np.arange(side) - (side - 1) / 2).astype(np.float32) / sigmas.astype(np.float32)[:, None]
+    weights = np.exp(np.float64(-0.5) * away * away).astype(np.float32)
+    return weights / weights.sum(1, keepdims=True)
 
 
 @operation(augment.Erase)

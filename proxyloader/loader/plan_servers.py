@@ -62,14 +62,14 @@ class PlanServers:
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer
         from ..kernels.launcher import get_launcher
-        from ..kernels.operations import explain_missing
+        from ..kernels.operations import get_missing_kernel
 
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
         launcher = None
-        if device_id is not None and not explain_missing(plan):
+        if device_id is not None and not get_missing_kernel(plan):
             dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
             launcher = get_launcher(device_id, dtype, options.format.channels_last)
         return PlanServer(plan, pipeline_options, options.format, launcher)

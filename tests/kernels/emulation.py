@@ -101,12 +101,12 @@ def run(
         [output.stride(rows) for output in outputs],
         [output.stride(planes) for output in outputs],
     )
-    runs = jobs.runs()
+    runs, extras = jobs.runs(), np.concatenate([np.zeros(0, np.float32), *jobs.extras])
     memories = [
         Memory(jobs.jobs.nbytes, jobs.jobs),
         Memory(jobs.steps.nbytes, jobs.steps),
         Memory(runs.nbytes, runs),
-        Memory(jobs.extras.nbytes, jobs.extras),
+        Memory(extras.nbytes, extras),
         Memory(jobs.num_stats * STATS_BYTES, np.zeros(jobs.num_stats * STATS_BYTES, np.uint8)),
         Memory(len(runs) * TABLE_BYTES),
         Memory(jobs.pool_size * 4),

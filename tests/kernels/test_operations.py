@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
-from proxyloader.kernels.operations import build_programs, explain_missing
+from proxyloader.kernels.operations import build_programs, get_missing_kernel
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.plan import ParamRow, Plan
 from proxyloader.transforms.registry import plan_for
@@ -73,7 +73,7 @@ def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]
     """Return the kernels' and torchvision's tensor for each image."""
     transform = v2.Compose(transforms) if isinstance(transforms[0], v2.Transform) else v1.Compose(transforms)
     plan, images = plan_for(transform), [photograph(k, size=size) for k, size in enumerate(SIZES * 3)]
-    assert explain_missing(plan) == ""
+    assert get_missing_kernel(plan) == ""
     theirs, rows = [], []
     for seed, image in enumerate(images):
         seed_all(seed)
