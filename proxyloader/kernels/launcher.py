@@ -60,8 +60,9 @@ class Launcher:
         """
         stream = torch.cuda.current_stream(self.device)
         jobs = programs.jobs()
-        outputs, addresses = self._allocate(programs.sizes, channels)
-        height, width = programs.sizes.T
+        sizes = programs.sizes[: programs.num_outputs]
+        outputs, addresses = self._allocate(sizes, channels)
+        height, width = sizes.T
         strides = (width * channels, 1) if self.channels_last else (width, height * width)
         scratch = self._empty(jobs.scratch_bytes)
         jobs.bind(decoded, scratch.data_ptr(), addresses, *strides)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import __version__ as pillow_version
 
-from ..transforms import augment, color, geometry, multi_crop, resize, type_conversion, warp
+from ..transforms import augment, auto_augment, color, geometry, multi_crop, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
-from .programs import FILTERS, Indices, Programs
+from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs
 
 Columns = NDArray[np.float64]
 
@@ -33,9 +33,9 @@ class Rows:
         self.columns: Columns = np.ascontiguousarray(columns).view(np.float64)
 
     def arrays(self, images: Indices, first_blocks: Columns, counts: Indices) -> list[NDArray[np.float32]]:
-        """Return the attached arrays of images, one-dimensional, by their first block and their length."""
+        """Return the attached arrays of decoded images, one-dimensional, by their first block and their length."""
         starts = self._end + first_blocks.astype(np.int64) * ParamRow.BLOCK
-        rows = [self._rows[image] for image in (images % len(self._rows)).tolist()]
+        rows = [self._rows[image] for image in images.tolist()]
         return [row[start : start + n] for row, start, n in zip(rows, starts.tolist(), counts.tolist())]
 
 
@@ -66,8 +66,23 @@ class State:
     def take(self, count: int) -> Columns:
         """Return the next columns of the images, (count, N)."""
         self.column += count
-        columns: Columns = self.rows.columns[self.images, self.column - count : self.column].T
+        decoded = self.programs.sources[self.images]
+        columns: Columns = self.rows.columns[decoded, self.column - count : self.column].T
         return columns
+
+    def arrays(self, first_blocks: Columns, counts: Columns) -> list[NDArray[np.float32]]:
+        """Return an array of each image that is attached to its parameters."""
+        return self.rows.arrays(self.programs.sources[self.images], first_blocks, counts.astype(np.int64))
+
+    def branch(self, steps: Branch) -> Indices:
+        """Return new programs, which begin as those of the images and continue with other steps."""
+        self.make_crop()
+        images = self.programs.branch(self.images)
+        branch = replace(self, images=images)
+        branch.apply(steps)
+        branch.add("CHANNELS", (0, 1, 2))  # so that there is a result, even without steps
+        self.column = branch.column
+        return images
 
     def apply(self, steps: Branch) -> None:
         for step in steps:
@@ -128,7 +143,7 @@ def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
     state.make_crop()
     channels = state.channels
     mean, std = rgb(state.mean), rgb(state.std or (1.0,))
-    programs.add("STORE", (channels, state.scale or 0, *mean, *std), np.arange(len(state.programs)))
+    programs.add("STORE", (channels, state.scale or 0, *mean, *std), np.arange(programs.num_outputs))
     for images, numbers, noise in state.erased:
         programs.add("ERASE_OUTPUT", numbers, images)
         if noise is not None:
@@ -181,15 +196,33 @@ def one_of(state: State, step: OneOf) -> None:
 @operation(multi_crop.Views)
 def views(state: State, step: multi_crop.Views) -> None:
     state.make_crop()
-    count, number_of_views, column = len(state.programs), len(step.branches), state.column
-    state.programs.split(number_of_views)
-    state.rows.columns = np.tile(state.rows.columns, (number_of_views, 1))
+    count, column = len(state.programs), state.column
+    if count > state.programs.num_outputs:
+        raise no_kernel(step, "after a mixture")
+    state.programs.split(len(step.branches))
     for number, branch in enumerate(step.branches):
         view = replace(state, images=np.arange(number * count, (number + 1) * count), column=column)
         view.apply(branch)
         view.make_crop()
         column = view.column
     state.images, state.column = np.arange(len(state.programs)), column
+
+
+@operation(auto_augment.Mixture)
+def mixture(state: State, step: auto_augment.Mixture) -> None:
+    if len(step.branches) > MAX_BRANCHES:
+        raise no_kernel(step, f"of more than {MAX_BRANCHES} branches")
+    weights = state.take(1 + len(step.branches))
+    branches = [state.branch(branch) for branch in step.branches]
+    unused = MAX_BRANCHES - len(branches)
+    state.add("MIX", (len(branches), *weights, *[0] * unused, *branches, *branches[:1] * unused))
+
+
+@operation(auto_augment.Blend)
+def blend(state: State, step: auto_augment.Blend) -> None:
+    (share,) = state.take(1)
+    branch = state.branch(step.branch)
+    state.add("BLEND", (share, *[0] * (FIRST_BRANCH - 1), *[branch] * MAX_BRANCHES))
 
 
 # --- geometry ---------------------------------------------------------------------------------------------------------
@@ -226,7 +259,7 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
     state.require_levels(step)
     height, width, first_block = state.take(3)
     state.make_crop()
-    lines = state.rows.arrays(state.images, first_block, (height + width).astype(np.int64))
+    lines = state.arrays(first_block, height + width)
     state.add("SELECT", rgb(step.fill), sizes=(height, width))
     state.programs.add_extras(lines)
 
@@ -361,8 +394,26 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
     """Return the weights of torchvision's ``_get_gaussian_kernel1d`` for each sigma, (N, side)."""
     # NumPy, as torch would wake its threads.
     away = (np.arange(side) - (side - 1) / 2).astype(np.float32) / sigmas.astype(np.float32)[:, None]
-    weights = np.exp(np.float64(-0.5) * away * away).astype(np.float32)
-    return weights / weights.sum(1, keepdims=True)
+    weights: NDArray[np.float32] = np.exp(np.float64(-0.5) * away * away).astype(np.float32)
+    weights /= weights.sum(1, keepdims=True)
+    return weights
+
+
+@operation(augment.BoxBlur)
+def box_blur(state: State, step: augment.BoxBlur) -> None:
+    state.require_levels(step)
+    radius = _box_radius(state.take(step.num_params)[-1])
+    state.add("BOX_BLUR", (radius, radius, 3))
+
+
+def _box_radius(sigmas: Columns) -> NDArray[np.float32]:
+    """Return the radius of the box blurs with which Pillow's ``BoxBlur.c`` approximates a Gaussian blur."""
+    one, variance = np.float32(1), sigmas.astype(np.float32) ** 2 / np.float32(3)
+    length = np.sqrt(12.0 * variance.astype(np.float64) + 1.0).astype(np.float32)
+    whole = np.floor((length.astype(np.float64) - 1.0) / 2.0).astype(np.float32)
+    part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
+    radius: NDArray[np.float32] = whole + part / (6 * (variance - (whole + one) ** 2))
+    return radius
 
 
 @operation(augment.Erase)
@@ -379,9 +430,8 @@ def erase_by_color(state: State, step: augment.EraseByColor) -> None:
 @operation(augment.EraseWithNoise)
 def erase_with_noise(state: State, step: augment.EraseWithNoise) -> None:
     box, first_block = state.take(4), state.take(1)[0]
-    counts = np.maximum(box[2:], 1).prod(0).astype(np.int64) * state.channels
     state.make_crop()
-    noise = state.rows.arrays(state.images, first_block, counts)
+    noise = state.arrays(first_block, np.maximum(box[2:], 1).prod(0) * state.channels)
     state.erased.append((state.images, _by_corner(box, 1, 0, 0, 0, state.channels), noise))
 
 

@@ -65,6 +65,8 @@ OPCODES: dict[str, Kind] = {
     # From other pixels.
     "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
     "SELECT": Kind.GATHER,  # r, g, b where a line is -1; extras: rows, columns
+    "MIX": Kind.GATHER,  # number of branches, weight of the image, 7 of the branches; 7 branches, by their program
+    "BLEND": Kind.GATHER,  # share of the branch, 8 unused; the branch
     "FLIP_X": Kind.GATHER,
     "FLIP_Y": Kind.GATHER,
     "TURN": Kind.GATHER,  # quarters, against the clock
@@ -91,6 +93,10 @@ OPCODES: dict[str, Kind] = {
 """Opcodes, the kind of job that each needs, and the numbers of its steps. The kernels define what an opcode does."""
 
 CODE = {name: code for code, name in enumerate(OPCODES)}
+MIXES = CODE["MIX"], CODE["BLEND"]
+FIRST_BRANCH, MAX_BRANCHES = 9, 7
+"""Steps that read the results of other programs: number of the first of these, and how many there may be."""
+
 KINDS = np.array(list(OPCODES.values()), np.int32)
 LAST_LEVEL_CODE = CODE["TENSOR_AUTOCONTRAST"]
 
@@ -156,11 +162,12 @@ class Programs:
     Attributes:
         sizes: (N, 2) int64, the height and width of each image after the steps so far.
         sources: (N,) int64, the decoded image from which each starts.
+        num_outputs: number of programs with an output. The others are branches of theirs.
     """
 
     def __init__(self, sizes: Any) -> None:
         self.sizes: Indices = np.array(sizes, np.int64).reshape(-1, 2)
-        self.source_sizes, self.sources = self.sizes.copy(), np.arange(len(self.sizes))
+        self.sources, self.num_outputs = np.arange(len(self.sizes)), len(self.sizes)
         self._images: list[Indices] = []
         self._steps: list[NDArray[Any]] = []
         self._sizes: list[tuple[Indices, Indices]] = []
@@ -211,9 +218,25 @@ class Programs:
         steps["numbers"][:, number] = steps["numbers"][:, number] != wanted
         return True
 
+    def branch(self, images: Indices) -> Indices:
+        """Add a program for each of these images that begins as theirs. Return the new programs."""
+        added = len(self) + np.arange(len(images))
+        program_of = np.full(len(self), -1)
+        program_of[images] = added
+        for number, (theirs, steps, (before, after)) in enumerate(zip(self._images, self._steps, self._sizes)):
+            copies = program_of[theirs]
+            chosen = copies >= 0
+            self._images[number] = np.concatenate([theirs, copies[chosen]])
+            self._steps[number] = np.concatenate([steps, steps[chosen]])
+            self._sizes[number] = np.concatenate([before, before[chosen]]), np.concatenate([after, after[chosen]])
+        self.sizes = np.concatenate([self.sizes, self.sizes[images]])
+        self.sources = np.concatenate([self.sources, self.sources[images]])
+        return added
+
     def split(self, views: int) -> None:
         """Make ``views`` images of each: first one of every image, then another one of every image, and so on."""
-        count = len(self)
+        count = self.num_outputs
+        self.num_outputs *= views
         self._images = [(np.arange(views)[:, None] * count + images).reshape(-1) for images in self._images]
         self._steps = [np.tile(steps, views) for steps in self._steps]
         self._sizes = [(np.tile(a, (views, 1)), np.tile(b, (views, 1))) for a, b in self._sizes]
@@ -248,7 +271,23 @@ class Programs:
         jobs["height"], jobs["width"] = after[last].T
         first_job = np.flatnonzero(first_of_image[at])
         stages = np.arange(len(at)) - np.repeat(first_job, np.diff(np.append(first_job, len(at))))
-        return Jobs(self, jobs, job_kinds, stages, images[at], steps, self._extras)
+        _wait_for_branches(stages, steps[at], first_job)
+        return Jobs(self, jobs, job_kinds, stages, images[at], first_job, steps, self._extras)
+
+
+def _wait_for_branches(stages: Indices, steps: NDArray[Any], first_job: Indices) -> None:
+    """Move jobs that read the results of branches, and those behind them, to stages after these results.
+
+    ``steps`` are the first of each job, and ``first_job`` the first job of each image.
+    """
+    at = np.flatnonzero(np.isin(steps["code"], MIXES))
+    last_job, lengths = np.append(first_job[1:], len(stages)) - 1, np.diff(np.append(first_job, len(stages)))
+    branches = steps["numbers"][at, FIRST_BRANCH:].astype(np.int64)
+    while len(at) and (late := stages[last_job][branches].max(1) + 1 - stages[at]).max() > 0:
+        moves = np.zeros_like(stages)
+        moves[at] = np.maximum(late, 0)
+        moved = moves.cumsum()
+        stages += moved - np.repeat((moved - moves)[first_job], lengths)
 
 
 def _number_runs(steps: NDArray[Any], starts: NDArray[np.bool_]) -> None:
@@ -269,21 +308,23 @@ class Jobs:
     kinds: NDArray[np.int32]
     stages: Indices
     images: Indices
+    first_job: Indices
     steps: NDArray[Any]
     extras: list[NDArray[np.float32]]
 
     def __post_init__(self) -> None:
         # Which memory each job reads and writes: 0 and 1 are those of the image itself, which take turns; jobs from
         # pixel to pixel work in place. The decoded image is only read, as several programs may start from it.
-        moves = (self.kinds > Kind.POINTS) | (self.stages == 0)
-        turns = moves.cumsum()
-        turns -= np.repeat(turns[self.stages == 0], np.diff(np.append(np.flatnonzero(self.stages == 0), len(turns))))
+        self._is_first = np.zeros(len(self.jobs), bool)
+        self._is_first[self.first_job] = True
+        turns = ((self.kinds > Kind.POINTS) | self._is_first).cumsum()
+        turns -= np.repeat(turns[self.first_job], np.diff(np.append(self.first_job, len(turns))))
         self._target_turn = turns % 2
         self._source_turn = np.concatenate(([0], self._target_turn[:-1]))
         self._is_output = self.kinds >= Kind.RESAMPLE_ROWS_STORE
         sizes = 3 * self.jobs["height"].astype(np.int64) * self.jobs["width"]
         sizes[self._is_output] = 0
-        largest = np.maximum.reduceat(sizes, np.flatnonzero(self.stages == 0))
+        largest = np.maximum.reduceat(sizes, self.first_job)
         self._room = np.repeat(-(-largest // 16) * 16, 2).reshape(-1, 2)  # in bytes, of memory 0 and 1 of each image
         self._room[:, 1] *= bool(self._target_turn[~self._is_output].any())
         self.scratch_bytes = int(self._room.sum())
@@ -309,22 +350,27 @@ class Jobs:
         Args:
             decoded: address of each decoded image.
             scratch: address of ``scratch_bytes`` bytes, aligned to 16.
-            outputs: address of the output of each program.
+            outputs: address of the output of each program that has one.
             row_strides, channel_strides: of the outputs, in elements.
         """
         jobs, images = self.jobs, self.images
         ends = self._room.cumsum().reshape(self._room.shape)
         memory = scratch + (ends - self._room)
         own = self.programs.sources[images]
-        jobs["source"] = np.where(
-            self.stages == 0, np.asarray(decoded, np.uint64)[own], memory[images, self._source_turn].astype(np.uint64)
-        )
+        sources = memory[images, self._source_turn].astype(np.uint64)
+        jobs["source"] = np.where(self._is_first, np.asarray(decoded, np.uint64)[own], sources)
         targets = memory[images, self._target_turn].astype(np.uint64)
-        jobs["target"] = np.where(self._is_output, np.asarray(outputs, np.uint64)[images], targets)
-        jobs["row_stride"] = np.broadcast_to(row_strides, len(self.programs))[images]
-        jobs["channel_stride"] = np.broadcast_to(channel_strides, len(self.programs))[images]
+        mixes = np.flatnonzero(np.isin(self.steps["code"], MIXES))
+        branches = self.steps["numbers"][mixes, FIRST_BRANCH:].astype(np.int64)
+        last_job = np.append(self.first_job[1:], len(jobs)) - 1
+        self.steps["numbers"][mixes, FIRST_BRANCH:] = targets[last_job][branches]  # float64 holds each address
+        to, is_output = images[self._is_output], self._is_output
+        jobs["target"] = targets
+        jobs["target"][is_output] = np.asarray(outputs, np.uint64)[to]
+        jobs["row_stride"][is_output] = np.broadcast_to(row_strides, self.programs.num_outputs)[to]
+        jobs["channel_stride"][is_output] = np.broadcast_to(channel_strides, self.programs.num_outputs)[to]
         order = np.argsort(self.stages * len(Kind) + self.kinds, kind="stable")
-        for name in ("jobs", "kinds", "stages", "images", "_target_turn", "_source_turn", "_is_output"):
+        for name in ("jobs", "kinds", "stages", "images"):
             setattr(self, name, getattr(self, name)[order])
         self.jobs["stats"][self.kinds == Kind.STATS] = np.arange(self.num_stats)
 

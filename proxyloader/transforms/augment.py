@@ -58,11 +58,11 @@ def gaussian_blur(transform: Any, state: ImageState) -> Branch:
 class BoxBlur(Step):
     """``ImageFilter.GaussianBlur`` of a PIL image: three box blurs in each direction.
 
-    Parameters: the four numbers of :func:`box_weights`.
+    Parameters: the four numbers of :func:`box_weights`, and the radius.
     """
 
     slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 4
+    num_params: ClassVar[int] = 5
 
 
 OUTER_FACTOR = 4096.0

@@ -80,7 +80,7 @@ class _Recorder:
         return self.record(warp, rotation(self._size, degrees, warp))
 
     def filter(self, blur: Any) -> _Recorder:
-        return self.record(BoxBlur(), box_weights(blur.radius))
+        return self.record(BoxBlur(), (*box_weights(blur.radius), blur.radius))
 
     def record(self, step: Step, numbers: Sequence[float]) -> _Recorder:
         self.calls.append((step, numbers))

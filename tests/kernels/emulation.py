@@ -87,7 +87,7 @@ def run(
         return _run_on_gpu(images, programs, layout, dtype)
     jobs = programs.jobs()
     channels = jobs.steps["numbers"][jobs.steps["code"] == CODE["STORE"], 0].astype(int)
-    outputs = empty(programs.sizes, channels, layout, dtype) if outputs is None else outputs
+    outputs = empty(programs.sizes[: programs.num_outputs], channels, layout, dtype) if outputs is None else outputs
     rows, planes = (1, 0) if layout == "CHW" else (0, 2)
     decoded = Memory(sum(image.size + 1 for image in images))
     begins = np.cumsum([1] + [image.size + 1 for image in images])[:-1]  # at odd addresses

@@ -88,6 +88,7 @@ def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
+    np.random.seed(seed)
 
 
 def sampled(plan: Plan, image: Image.Image) -> Any:

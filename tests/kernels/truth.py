@@ -337,4 +337,4 @@ def hard_images(small_only: bool = False) -> list[Pixels]:
     return made
 
 
-assert {name.split()[0] for name in EXACT | CLOSE} | {"STORE", "ERASE_OUTPUT"} == set(CODE)
+assert {name.split()[0] for name in EXACT | CLOSE} | {"MIX", "BLEND", "STORE", "ERASE_OUTPUT"} == set(CODE)

@@ -21,7 +21,7 @@ def blur(graph: Graph, step: Blur) -> None:
 @operator(BoxBlur)
 def box_blur(graph: Graph, step: BoxBlur) -> None:
     """Box blur. Sums are integers, exact in float32. Means are float64, because many are halfway between levels."""
-    drawn, values = graph.take_params(4), fn.cast(graph.materialize(), dtype=types.FLOAT)
+    drawn, values = graph.take_params(5), fn.cast(graph.materialize(), dtype=types.FLOAT)
     near, far, one = drawn[0:1], drawn[1:2], graph.constant(np.ones(1, np.float32))
     full, last = (fn.cast(drawn[k], dtype=types.FLOAT64) for k in (2, 3))
     kernel = fn.cat(far, near, one, near, far)
