@@ -7,6 +7,7 @@ __all__ = [
     "jpeg_engines",
     "output_format",
     "plan_server",
+    "program_server",
     "run_queue",
     "server",
 ]

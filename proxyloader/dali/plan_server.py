@@ -13,20 +13,14 @@ import numpy as np
 import torch
 
 from ..data.jpeg import read_jpeg_header
-from ..kernels.launcher import Launcher
-from ..kernels.operations import build_programs
 from ..transforms.plan import Plan, plan_of
-from ..transforms.type_conversion import ToTensor
 from . import jpeg_engines, outputs
 from .build import PipelineOptions, build_pipeline
 from .fused_normalize import FusedNormalize, split
 from .output_format import Output, OutputFormat, Outputs
-from .run_queue import PipelineRun, RunQueue
+from .run_queue import PipelineRun, RunQueue, Transform
 
 log = logging.getLogger(__name__)
-
-DECODE = plan_of((ToTensor(),))
-"""The plan of images that DALI only decodes."""
 
 ROOM = 1.5
 """Ratio of a batch's size to that of the first one above which the pipeline is built again."""
@@ -39,19 +33,14 @@ class PlanServer(RunQueue):
 
     Args:
         options: options of the pipeline, except for those of the output format.
-        launcher: runs the steps of the plan as kernels, so that the pipeline only decodes; None: DALI runs them.
     """
 
-    def __init__(
-        self, plan: Plan, options: PipelineOptions, format: OutputFormat, launcher: Launcher | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
         float16 = options.device_id is None and format.dtype == torch.float16  # DALI has no bfloat16
-        channels_last = format.channels_last or launcher is not None
-        self._options = self._built = replace(options, float16=float16, channels_last=channels_last)
+        self._options = self._built = replace(options, float16=float16, channels_last=format.channels_last)
         self._fits_images = 0.0  # maximum batch size for this pipeline; 0: it has had no batch
-        self._whole_plan, self._launcher = plan, launcher
         steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
-        self._plan = DECODE if launcher is not None else plan_of(steps) if last else plan
+        self._plan = plan_of(steps) if last else plan
         trim_heap()
         super().__init__(build_pipeline(self._plan, self._options))
         # After the pipeline, whose error gives advice if memory is short.
@@ -60,13 +49,9 @@ class PlanServer(RunQueue):
             device = torch.device("cuda", options.device_id)
             self._last_steps = FusedNormalize(last, plan.output.channels, format.dtype, device)
 
-    def submit(self, inputs: Sequence[Any]) -> PipelineRun:
+    def submit(self, inputs: Sequence[Any], transform: Transform | None = None) -> PipelineRun:
         files, *rows = inputs
-        if self._launcher is None:
-            return super().submit([files, *(_as_float32(each, self._whole_plan.num_params) for each in rows)])
-        pipeline_run = super().submit([files])
-        pipeline_run.rows = rows[0] if rows else None
-        return pipeline_run
+        return super().submit([files, *(_as_float32(each, self._plan.num_params) for each in rows)], transform)
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         if len(inputs[0]) > self._fits_images:
@@ -118,21 +103,13 @@ class PlanServer(RunQueue):
         return options
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        if self._launcher is not None and stream is not None:
-            return self._run_programs(self._launcher, self.pipeline.outputs(cuda_stream=stream)[0])
+        transform = self._runs[0].transform
+        if transform is not None:
+            return transform(self.pipeline.outputs(cuda_stream=stream)[0])
         if self._last_steps is None or stream is None:
             return [_map(self._as_images, output) for output in super()._take_outputs(stream)]
         last_steps, views = self._last_steps, outputs.view_outputs(self.pipeline, stream)
         return [_map(lambda images: last_steps(self._as_images(images)), view) for view in views]
-
-    def _run_programs(self, launcher: Launcher, images: Any) -> Outputs:
-        """Transform the decoded images of the oldest run with kernels."""
-        sizes = np.array(images.shape())[:, :2]
-        addresses = [images[k].data_ptr() for k in range(len(images))]
-        programs = build_programs(self._whole_plan, sizes, self._runs[0].rows)
-        output = launcher.run(programs, addresses, self._whole_plan.output.channels)
-        views, count = self._whole_plan.output.images, len(images)
-        return [output[at : at + count] for at in range(0, views * count, count)]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:
         """Return images as (N, C, H, W), or one image as (C, H, W)."""

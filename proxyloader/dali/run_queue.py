@@ -13,7 +13,7 @@ import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +37,10 @@ LOST_MESSAGES = {
 """Messages by the error code of a queue that no longer owns its pipeline."""
 
 
+Transform = Callable[[Any], Outputs]
+"""Function that takes the first output of a pipeline, as DALI returns it."""
+
+
 class PipelineRun:
     """One run of the pipeline, from submit to collect.
 
@@ -45,10 +49,10 @@ class PipelineRun:
         kinds: (dtype, number of dimensions) of each input.
 
     Attributes:
-        rows: the sampled parameters, if kernels transform what the pipeline decodes.
+        transform: converts DALI's output, if kernels transform what the pipeline decodes.
     """
 
-    rows: Any = None
+    transform: Transform | None = None
 
     def __init__(self, size: int, kinds: Kinds = ()) -> None:
         self.size, self.kinds = size, kinds
@@ -140,8 +144,8 @@ class RunQueue:
     def __repr__(self) -> str:
         return f"RunQueue({', '.join(self.names)}; {self.num_runs} runs in flight)"
 
-    def submit(self, inputs: Sequence[Any]) -> PipelineRun:
-        """Start a run.
+    def submit(self, inputs: Sequence[Any], transform: Transform | None = None) -> PipelineRun:
+        """Start a run. ``transform`` is that of the PipelineRun.
 
         Args:
             inputs: for each input of the pipeline, in order, an array (N, ...) or a list of N arrays. Their memory must
@@ -164,6 +168,7 @@ class RunQueue:
                 self.drain()  # after a failure, DALI's old executor fails all later runs
                 self._rebuild()
             pipeline_run = PipelineRun(len(inputs[0]), self._check_inputs(inputs))
+            pipeline_run.transform = transform
             self._prepare(inputs)
             batches = [executor.tensor_list(samples) for samples in inputs]
             self._in_sync = False

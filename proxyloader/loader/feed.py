@@ -30,7 +30,8 @@ from ..workers.pool import WorkerPool
 from .stats import SUBMIT, profile_row
 
 if TYPE_CHECKING:  # importing it imports DALI
-    from ..dali.run_queue import PipelineRun, RunQueue
+    from ..dali.run_queue import PipelineRun
+    from .plan_servers import PlanQueue
 
 
 @dataclass(eq=False)
@@ -78,8 +79,8 @@ class Feed:
         self,
         batches: Iterator[BatchMessage],
         pool: WorkerPool,
-        servers: dict[str, RunQueue],
-        serve: Callable[[Plan], RunQueue],
+        servers: dict[str, PlanQueue],
+        serve: Callable[[Plan], PlanQueue],
         loader_state: LoaderState,
         prefetch: int,
     ) -> None:

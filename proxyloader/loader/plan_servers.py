@@ -10,8 +10,12 @@ from ..dali.device import cuda_ordinal
 from ..transforms.plan import Plan
 from .options import LoaderOptions
 
-if TYPE_CHECKING:  # importing it imports DALI
+if TYPE_CHECKING:  # importing them imports DALI
+    from ..dali.plan_server import PlanServer
+    from ..dali.program_server import ProgramServer
     from ..dali.run_queue import RunQueue
+
+    PlanQueue = RunQueue | ProgramServer
 
 
 class PlanServers:
@@ -19,11 +23,12 @@ class PlanServers:
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self.queues: dict[str, RunQueue] = {}  # by the key of the plan
+        self._decoder: PlanServer | None = None  # shared by the plans that kernels run
+        self.queues: dict[str, PlanQueue] = {}  # by the key of the plan
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
-    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, RunQueue]:
+    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, PlanQueue]:
         """Return the run queues of an epoch by key, including that of the user's server."""
         user_queue = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans and options.device is not None:
@@ -50,7 +55,7 @@ class PlanServers:
             queue.was_used = False
         return self.discovered
 
-    def serve(self, plan: Plan, options: LoaderOptions) -> RunQueue:
+    def serve(self, plan: Plan, options: LoaderOptions) -> PlanQueue:
         """Return the run queue of a plan that arrived with a batch, and keep the plan for later epochs."""
         options.format.check(plan)
         self._idle.discard(plan.key)
@@ -58,9 +63,10 @@ class PlanServers:
         queue = self.queues[plan.key] = self.queues.get(plan.key) or self._build(plan, options)
         return queue
 
-    def _build(self, plan: Plan, options: LoaderOptions) -> RunQueue:
+    def _build(self, plan: Plan, options: LoaderOptions) -> PlanQueue:
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer
+        from ..dali.program_server import ProgramServer, create_decoder
         from ..kernels.launcher import get_launcher
         from ..kernels.operations import get_missing_kernel
 
@@ -68,8 +74,10 @@ class PlanServers:
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
-        launcher = None
         if device_id is not None and not get_missing_kernel(plan):
             dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
             launcher = get_launcher(device_id, dtype, options.format.channels_last)
-        return PlanServer(plan, pipeline_options, options.format, launcher)
+            if launcher is not None:
+                self._decoder = self._decoder or create_decoder(pipeline_options)
+                return ProgramServer(self._decoder, plan, launcher)
+        return PlanServer(plan, pipeline_options, options.format)

@@ -26,7 +26,7 @@ from .options import LoaderOptions
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
-    from ..dali.run_queue import RunQueue
+    from .plan_servers import PlanQueue
 
 
 @dataclass
@@ -52,7 +52,7 @@ class RecoveredBatch:
 class BatchRecovery:
     """Finds the images that a run fails on, and repeats the run without them."""
 
-    def __init__(self, servers: Mapping[str, RunQueue], pool: WorkerPool, options: LoaderOptions) -> None:
+    def __init__(self, servers: Mapping[str, PlanQueue], pool: WorkerPool, options: LoaderOptions) -> None:
         self._servers, self._pool, self._options = servers, pool, options
 
     def recover(self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]) -> RecoveredBatch:
