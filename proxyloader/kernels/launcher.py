@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,10 @@ class Launcher:
 
     def __init__(self, device_id: int, dtype: torch.dtype, channels_last: bool) -> None:
         self.device, self.dtype, self.channels_last = torch.device("cuda", device_id), dtype, channels_last
-        self._colour = load_module("colour", device_id)
-        self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
+        with ThreadPoolExecutor(2) as pool:  # the first compilation of each takes a second
+            colour = pool.submit(load_module, "colour", device_id)
+            self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
+            self._colour = colour.result()
 
     def run(self, programs: Programs, decoded: Any, channels: int) -> torch.Tensor | list[torch.Tensor]:
         """Launch everything in torch's current stream, without waiting for it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
@@ -76,8 +77,10 @@ class PlanServers:
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
         if device_id is not None and not get_missing_kernel(plan):
             dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
-            launcher = get_launcher(device_id, dtype, options.format.channels_last)
-            if launcher is not None:
+            with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
+                launching = pool.submit(get_launcher, device_id, dtype, options.format.channels_last)
                 self._decoder = self._decoder or create_decoder(pipeline_options)
+                launcher = launching.result()
+            if launcher is not None:
                 return ProgramServer(self._decoder, plan, launcher)
         return PlanServer(plan, pipeline_options, options.format)
