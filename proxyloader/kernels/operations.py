@@ -230,7 +230,8 @@ def blend(state: State, step: auto_augment.Blend) -> None:
 
 @operation(geometry.Crop)
 def crop(state: State, step: geometry.Crop) -> None:
-    state.require_levels(step)
+    if state.erased or (not step.region.inside and (state.std or (state.scale is not None and any(step.fill)))):
+        raise no_kernel(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
     state.make_crop()
     state.crop = (left, top, width, height), step.fill

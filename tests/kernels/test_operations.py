@@ -34,6 +34,8 @@ EXACT: dict[str, list[Any]] = {
     "CIFAR": [v1.Resize((32, 32)), v1.RandomCrop(32, padding=4, fill=9), v1.RandomHorizontalFlip(), v1.ToTensor()],
     "levels": [CROP, v1.RandomVerticalFlip(), v1.PILToTensor()],
     "floats": [CROP, v2.ToImage(), v2.ToDtype(torch.float32)],
+    "floats, cropped": [v1.Resize((60, 70)), v1.ToTensor(), v1.RandomCrop(64, 3), v1.RandomHorizontalFlip(), NORMALIZE],
+    "normalized, flipped": [v1.Resize((60, 70)), v1.ToTensor(), NORMALIZE, v1.RandomVerticalFlip()],
     "lanczos": [v1.Resize((50, 90), InterpolationMode.LANCZOS), v1.ToTensor()],
     "nearest": [v1.Resize((50, 90), NEAREST), v1.ToTensor()],
     "ragged": [v1.Pad((3, 5, 7, 1), fill=(1, 2, 3)), v1.RandomHorizontalFlip(), v1.ToTensor()],
