@@ -316,7 +316,9 @@ def _warp(state: State, step: warp.Warp, name: str, interpolation: str = "") -> 
         raise no_kernel(step, "of tensors")
     numbers, sizes = state.take(8), None
     if name == "AFFINE":
-        sizes, numbers = numbers[:2], numbers[2:]
+        sizes, numbers = numbers[:2], numbers[2:].copy()
+        if step.interpolation == "nearest" and not interpolation:
+            numbers[[2, 5]] -= np.where(warp.uses_fixed_point(sizes, numbers), warp.HALF_UNIT, 0)  # for DALI
     state.add(f"{name}_{(interpolation or step.interpolation).upper()}", (*rgb(step.fill), *numbers), sizes=sizes)
 
 

@@ -65,6 +65,8 @@ class Warp(Step):
 
     def affine_params(self, size: Size, matrix: Sequence[float]) -> list[float]:
         """Return the parameters of an affine transform with a new size and a Matrix."""
+        if self.kind == "pil" and self.interpolation == "nearest" and uses_fixed_point(size, matrix):
+            matrix = _in_fixed_point(matrix)
         return [*size, *matrix]
 
 
@@ -81,6 +83,33 @@ class Perspective(Warp):
 
 
 W = TypeVar("W", bound=Warp)
+
+
+HALF_UNIT = 0.5 / 65536.0
+
+
+def uses_fixed_point(size: Any, matrix: Any) -> Any:
+    """Return whether Pillow selects the nearest pixels with a Matrix by ``affine_fixed``. Arguments may be arrays."""
+    (height, width), (a, b, c, d, e, f) = size, matrix
+    corners = [(x, y) for x in (0, width) for y in (0, height)]
+    fits = [(abs(x * a + y * b + c) < 32768) & (abs(x * d + y * e + f) < 32768) for x, y in corners]
+    return ((b != 0) | (d != 0)) & fits[0] & fits[1] & fits[2] & fits[3]  # otherwise ``ImagingScaleAffine``, or floats
+
+
+def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
+    """Return the matrix of Pillow's ``affine_fixed``: multiples of 1/65536, relative to the pixel center.
+
+    HALF_UNIT is added to each position. This changes no pixel, and keeps positions on a boundary from being rounded
+    down in DALI.
+    """
+    a, b, c, d, e, f = matrix
+
+    def fixed(value: float) -> float:
+        return math.floor(value * 65536.0 + 0.5) / 65536.0
+
+    x, y = fixed(c + a * 0.5 + b * 0.5), fixed(f + d * 0.5 + e * 0.5)
+    a, b, d, e = map(fixed, (a, b, d, e))
+    return a, b, x - (a + b) * 0.5 + HALF_UNIT, d, e, y - (d + e) * 0.5 + HALF_UNIT
 
 
 INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}

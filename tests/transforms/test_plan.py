@@ -99,7 +99,7 @@ class TestEquality:
             (CROP, v1.Compose([v1.Compose([v2.Compose([v1.CenterCrop(9)])]), v2.Compose([v1.ToTensor()])])),
             (CROP, v1.Compose([v1.Compose([]), v1.CenterCrop(9), v1.Compose([v1.ToTensor(), v1.Compose([])])])),
             (PRESET, v1.Compose([PRESET])),
-            (v1.ToTensor(), v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])),
+            (v1.ToTensor(), v1.Compose([v2.PILToTensor(), v1.ConvertImageDtype(torch.float32)])),
         ],
         ids=["ints in scale", "int p", "centre crop", "resize", "pad", "in a Compose", "v1 and v2", "nested"]
         + ["empty ones inside", "preset", "to float"],
