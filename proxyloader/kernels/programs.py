@@ -78,10 +78,16 @@ OPCODES: dict[str, Kind] = {
     "PERSPECTIVE_NEAREST": Kind.GATHER,  # r, g, b outside, 8 of the map; likewise the next two
     "PERSPECTIVE_BILINEAR": Kind.GATHER,
     "PERSPECTIVE_BICUBIC": Kind.GATHER,
+    # r, g, b outside, how they blend (0 not at all, 1 as in v1, 2 as in v2), 6 or 8 of the map.
+    "TENSOR_AFFINE_NEAREST": Kind.GATHER,
+    "TENSOR_AFFINE_BILINEAR": Kind.GATHER,
+    "TENSOR_PERSPECTIVE_NEAREST": Kind.GATHER,
+    "TENSOR_PERSPECTIVE_BILINEAR": Kind.GATHER,
+    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is widened (3 always is)
     "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
     "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
-    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
-    # r | g << 8 | b << 16 outside; whether the height is resized first.
+    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch,
+    # 2 torch without antialias; r | g << 8 | b << 16 outside; whether the height is resized first.
     "RESAMPLE": Kind.RESAMPLE_ROWS,
     # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,

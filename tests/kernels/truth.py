@@ -14,6 +14,8 @@ import torchvision.transforms.functional as F
 import torchvision.transforms.v2.functional as F2
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
+from torchvision.transforms import _functional_tensor as FT
+from torchvision.transforms.v2.functional import _geometry as GT
 
 from proxyloader.kernels.programs import CODE, FILTERS, Programs
 from proxyloader.make_dataset import photograph
@@ -186,6 +188,51 @@ def transformed(name: str, numbers: Sequence[float], size: tuple[int, int], imag
     return Done(name, result, [*fill, *data])
 
 
+GRIDS = {
+    1: (FT._gen_affine_grid, FT._perspective_grid, FT._apply_grid_transform),
+    2: (GT._affine_grid, GT._perspective_grid, GT._apply_grid_transform),
+}
+"""What v1 and v2 make of tensors."""
+
+
+def tensor_warp(name: str, rng: Random, image: Pixels) -> Done:
+    """Rotations, any maps, and such on the borders of pixels; without a fill, and with one in the ways of v1 and v2."""
+    height, width = image.shape[:2]
+    _, method, mode = name.split("_")
+    blend, size = rng.randrange(3), (height, width)
+    fill = [float(value) for value in (_colour(rng) if rng.random() < 0.7 else [0.5, 100.5, 31.4])] if blend else None
+    affine_grid, perspective_grid, apply = GRIDS[blend or 2]
+    if method == "AFFINE":
+        size = _transformed_size(rng, image)
+        angle, scale = rng.choice([rng.uniform(0, 6.3), np.pi / 2]), rng.choice([1, 1, 0.37, 2.5, 1e4])
+        cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+        numbers = rng.choice([
+            [cos, sin, rng.choice([0, 0.5, rng.gauss(0, width)]), -sin, cos, rng.choice([0, -7, rng.gauss(0, height)])],
+            [rng.gauss(0, 1) for _ in range(6)],
+        ])  # fmt: skip
+        grid = affine_grid(torch.tensor(numbers, dtype=torch.float32).reshape(1, 2, 3), width, height, *size[::-1])
+    else:
+        shift_x, shift_y = rng.gauss(0, 3), rng.gauss(0, 3)
+        numbers = rng.choice([
+            [1, rng.gauss(0, 0.1), shift_x, rng.gauss(0, 0.1), 1, shift_y, rng.gauss(0, 0.3) / width, 0.1 / height],
+            [1, 0, 0, 0, 1, 0, -2 / width, 0],  # a horizon
+            [rng.gauss(0, 1) for _ in range(8)],
+        ])  # fmt: skip
+        grid = perspective_grid(numbers, width, height, torch.float32, torch.device("cpu"))
+    result = on_tensor(image, lambda t: apply(t, grid, mode.lower(), fill))
+    return Done(name, result, [*(fill or [0] * 3), blend, *numbers])
+
+
+def tensor_resize(rng: Random, image: Pixels) -> Done:
+    """v1's resize of tensors. With antialias, torch itself fails on some sizes of one pixel."""
+    name, antialias = rng.choice([("bilinear", True), ("bilinear", False), ("bicubic", True)])
+    if min(image.shape[:2]) == 1:
+        name, antialias = "bilinear", False
+    size, how = [max(2, a_size(rng, 90)) for _ in range(2)], F.InterpolationMode(name)
+    result = on_tensor(image, lambda t: F.resize(t, size, how, antialias=antialias))
+    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias])
+
+
 def box_blur(rng: Random, image: Pixels) -> Done:
     radii = [rng.choice([0, 0.1, 0.5, 0.9, 1, 1.33, 3.7, 40]) for _ in range(2)]
     radii = radii if any(radii) else [0.3, 0.3]
@@ -242,12 +289,12 @@ def resample(rng: Random, image: Pixels, largest: int = 90) -> Done:
     return Done("RESAMPLE", result, [*crop, *box, *flips, FILTERS[name], 0, fill, is_height_first])
 
 
-def resample_tensor(rng: Random, image: Pixels, largest: int = 90) -> Done:
+def resample_tensor(rng: Random, image: Pixels, largest: int = 90, antialias: bool = True) -> Done:
     size, name = [max(2, a_size(rng, largest)) for _ in range(2)], rng.choice(["bilinear", "bicubic"])
     how = F2.InterpolationMode(name)
     height, width = image.shape[:2]
-    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1]
-    return Done("RESAMPLE", on_tensor(image, lambda t: F2.resize(t, size, how, antialias=True)), numbers)
+    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1 if antialias else 2]
+    return Done("RESAMPLE", on_tensor(image, lambda t: F2.resize(t, size, how, antialias=antialias)), numbers)
 
 
 def a_size(rng: Random, largest: int) -> int:
@@ -289,6 +336,8 @@ EXACT: dict[str, Draw] = {
     "KERNEL5": partial(kernel, 5),
     **{f"AFFINE_{mode}": partial(affine, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{f"PERSPECTIVE_{mode}": partial(perspective, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
+    **{name: partial(tensor_warp, name) for name in CODE if name.startswith(("TENSOR_AFFINE", "TENSOR_PERSPECTIVE"))},
+    "TENSOR_RESIZE": tensor_resize,
     "BOX_BLUR": box_blur,
     "RESAMPLE": resample,
 }
