@@ -35,13 +35,15 @@ __device__ int blend(int a, int b, float factor) { return clip((float)a + factor
 // Image.convert("L")
 __device__ int grey(Pixel p) { return (p.r * 19595 + p.g * 38470 + p.b * 7471 + 0x8000) >> 16; }
 
-// rgb_to_grayscale of a tensor: torch's add with alpha is fused
-__device__ float tensor_grey(Pixel p) {
+// rgb_to_grayscale of a tensor: torch's add with alpha, which only v2 calls, is fused
+__device__ float tensor_grey(Pixel p, bool is_v1) {
+    if (is_v1) return floorf((float)0.2989 * p.r + (float)0.587 * p.g + (float)0.114 * p.b);
     return floorf(fmaf((float)p.b, (float)0.114, fmaf((float)p.g, (float)0.587, (float)p.r * (float)0.2989)));
 }
 
-// _blend of torchvision's _color.py
-__device__ int tensor_blend(float a, float b, double ratio) {
+// _blend of both versions
+__device__ int tensor_blend(float a, float b, double ratio, bool is_v1) {
+    if (is_v1) return clip((float)ratio * a + (float)(1.0 - ratio) * b);
     return clip(fmaf(b, (float)(1.0 - ratio), a * (float)ratio));
 }
 
@@ -54,7 +56,7 @@ __device__ int tensor_blend(float a, float b, double ratio) {
 // The grey whose mean is that of a contrast. torchvision takes the only channel of a grayscale tensor as it is.
 __device__ int grey_for(const Step &step, Pixel p) {
     if (step.code == CONTRAST) return grey(p);
-    return step.numbers[1] != 0 ? p.r : (int)tensor_grey(p);
+    return step.numbers[2] != 0 ? p.r : (int)tensor_grey(p, step.numbers[1] != 0);
 }
 
 __device__ void sum_grey(const Job &job, int begin, int end, const Step &step, Stats *stats) {
@@ -145,8 +147,9 @@ __device__ int equalized(int v, const uint *below, uint pixels, uint of_highest)
 }
 
 // autocontrast of a tensor
-__device__ int tensor_stretched(int v, int low, int high) {
+__device__ int tensor_stretched(int v, int low, int high, bool is_v1) {
     if (high == low) return v;
+    if (is_v1) return clip((float)(v - low) * (1.0f / (float)(high - low) * 255.0f));
     return clip((float)(v - low) / ((float)(high - low) * (float)(1.0 / 255.0)));
 }
 
@@ -166,8 +169,9 @@ __device__ int table_value(const Batch &batch, const Step &step, int v, int chan
             return equalized(v, levels.below[channel], pixels, stats.counts[channel][levels.highest[channel]]);
         case TENSOR_BRIGHTNESS: return clip((float)v * (float)n[0]);
         // torch sums float32; the same as long as the sum is below 2^24
-        case TENSOR_CONTRAST: return tensor_blend((float)v, (float)stats.grey_sum / (float)pixels, n[0]);
-        case TENSOR_AUTOCONTRAST: return tensor_stretched(v, levels.lowest[channel], levels.highest[channel]);
+        case TENSOR_CONTRAST: return tensor_blend((float)v, (float)stats.grey_sum / (float)pixels, n[0], n[1] != 0);
+        case TENSOR_AUTOCONTRAST:
+            return tensor_stretched(v, levels.lowest[channel], levels.highest[channel], n[0] != 0);
     }
     return v;
 }
@@ -220,24 +224,25 @@ __device__ Pixel hue_turned(Pixel p, int turn) {
 
 __device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
 
-// adjust_hue of a tensor: all in float32, each operation rounded
-__device__ Pixel tensor_hue_turned(Pixel p, double turn) {
+// adjust_hue of a tensor: all in float32, each operation rounded. v1 divides, v2 multiplies.
+__device__ Pixel tensor_hue_turned(Pixel p, double turn, bool is_v1) {
     const float scale = (float)(1.0 / 255.0);
-    const float r = (float)p.r * scale, g = (float)p.g * scale, b = (float)p.b * scale;
+    const float r = is_v1 ? p.r / 255.0f : p.r * scale, g = is_v1 ? p.g / 255.0f : p.g * scale;
+    const float b = is_v1 ? p.b / 255.0f : p.b * scale;
     const float high = fmaxf(r, fmaxf(g, b)), low = fminf(r, fminf(g, b));
     const float range = high - low, divisor = high == low ? 1.0f : range;
     const float s = range / (high == low ? 1.0f : high);
     const float rc = (high - r) / divisor, gc = (high - g) / divisor, bc = (high - b) / divisor;
     const bool is_r = high == r, is_g = high == g && !is_r;
     float h = is_r ? bc - gc : is_g ? rc + 2.0f - bc : gc + 4.0f - rc;
-    h = fmodf(h * (float)(1.0 / 6.0) + 1.0f, 1.0f) + (float)turn;
+    h = fmodf((is_v1 ? h / 6.0f : h * (float)(1.0 / 6.0)) + 1.0f, 1.0f) + (float)turn;
     h = fmodf(h, 1.0f);  // remainder_ has the sign of the divisor
     if (h < 0.0f) h += 1.0f;
     const float h6 = h * 6.0f, sector = floorf(h6), f = h6 - sector;
     const float sf = s * f, not_s = 1.0f - s, to_level = 255.999f;
     const int v = clip(high * to_level), a = clip(between_0_and_1(not_s * high) * to_level);
     const int q = clip(between_0_and_1((1.0f - sf) * high) * to_level);
-    const int t = clip(between_0_and_1((sf + not_s) * high) * to_level);
+    const int t = clip(between_0_and_1((is_v1 ? 1.0f - s * (1.0f - f) : sf + not_s) * high) * to_level);
     switch ((int)sector % 6) {
         case 0: return {v, t, a};
         case 1: return {q, v, a};
@@ -273,11 +278,13 @@ __device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
             return {(int)n[4], (int)n[5], (int)n[6]};
         }
         case TENSOR_SATURATION: {
-            const float l = tensor_grey(p);
-            return {tensor_blend(p.r, l, n[0]), tensor_blend(p.g, l, n[0]), tensor_blend(p.b, l, n[0])};
+            const bool is_v1 = n[1] != 0;
+            const float l = tensor_grey(p, is_v1);
+            return {tensor_blend(p.r, l, n[0], is_v1), tensor_blend(p.g, l, n[0], is_v1),
+                    tensor_blend(p.b, l, n[0], is_v1)};
         }
-        case TENSOR_GREY: { const int l = (int)tensor_grey(p); return {l, l, l}; }
-        case TENSOR_HUE: return tensor_hue_turned(p, n[0]);
+        case TENSOR_GREY: { const int l = (int)tensor_grey(p, n[0] != 0); return {l, l, l}; }
+        case TENSOR_HUE: return tensor_hue_turned(p, n[0], n[1] != 0);
     }
     return p;
 }
@@ -351,14 +358,23 @@ __device__ Pixel sharpened(const Job &job, int x, int y, float factor) {
 }
 
 // adjust_sharpness of a tensor. Thirteenths are never half way between two levels: integers round as float sums do.
-__device__ Pixel tensor_sharpened(const Job &job, int x, int y, double ratio) {
+// v1 blends the border with itself.
+__device__ Pixel tensor_sharpened(const Job &job, int x, int y, double ratio, bool is_v1) {
     const Pixel p = pixel_at(job, x, y);
-    if (x < 1 || y < 1 || x >= job.width - 1 || y >= job.height - 1) return p;
+    if (job.width <= 2 || job.height <= 2) return p;
+    if (x < 1 || y < 1 || x >= job.width - 1 || y >= job.height - 1) {
+        if (!is_v1) return p;
+        return {tensor_blend(p.r, p.r, ratio, true), tensor_blend(p.g, p.g, ratio, true),
+                tensor_blend(p.b, p.b, ratio, true)};
+    }
     Pixel sum = {4 * p.r, 4 * p.g, 4 * p.b};
     for (int i = 0; i < 9; i++) {
         const Pixel near = pixel_at(job, x + i % 3 - 1, y + i / 3 - 1);
         sum.r += near.r, sum.g += near.g, sum.b += near.b;
     }
+    if (is_v1)
+        return {tensor_blend(p.r, (sum.r + 6) / 13, ratio, true), tensor_blend(p.g, (sum.g + 6) / 13, ratio, true),
+                tensor_blend(p.b, (sum.b + 6) / 13, ratio, true)};
     const float alpha = (float)(1.0 - ratio);
     return {clip(fmaf((float)((sum.r + 6) / 13 - p.r), alpha, (float)p.r)),
             clip(fmaf((float)((sum.g + 6) / 13 - p.g), alpha, (float)p.g)),
@@ -664,7 +680,7 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
         case FLIP_Y: return pixel_at(job, x, job.height - 1 - y);
         case TURN: return turned(job, (int)n[0], x, y);
         case SHARPNESS: return sharpened(job, x, y, (float)n[0]);
-        case TENSOR_SHARPNESS: return tensor_sharpened(job, x, y, n[0]);
+        case TENSOR_SHARPNESS: return tensor_sharpened(job, x, y, n[0], n[1] != 0);
         case KERNEL3: return convolved<3>(job, x, y, (float)n[0], GivenWeight{extras});
         case KERNEL5: return convolved<5>(job, x, y, (float)n[0], GivenWeight{extras});
         case TENSOR_RESIZE: return tensor_resized(job, n, x, y);

@@ -50,8 +50,8 @@ OPCODES: dict[str, Kind] = {
     "AUTOCONTRAST": Kind.STATS,
     "EQUALIZE": Kind.STATS,
     "TENSOR_BRIGHTNESS": Kind.POINTS,  # factor
-    "TENSOR_CONTRAST": Kind.STATS,  # factor, whether the tensor has one channel
-    "TENSOR_AUTOCONTRAST": Kind.STATS,
+    "TENSOR_CONTRAST": Kind.STATS,  # factor, whether as in v1, whether the tensor has one channel
+    "TENSOR_AUTOCONTRAST": Kind.STATS,  # whether as in v1
     # From pixel to pixel.
     "SATURATION": Kind.POINTS,  # factor
     "GREY": Kind.POINTS,
@@ -59,9 +59,9 @@ OPCODES: dict[str, Kind] = {
     "CHANNELS": Kind.POINTS,  # source of each channel
     "MATRIX": Kind.POINTS,  # 12, by rows
     "ERASE": Kind.POINTS,  # left, top, right, bottom, r, g, b
-    "TENSOR_SATURATION": Kind.POINTS,  # factor
-    "TENSOR_GREY": Kind.POINTS,
-    "TENSOR_HUE": Kind.POINTS,  # turn, of 1
+    "TENSOR_SATURATION": Kind.POINTS,  # factor, whether as in v1
+    "TENSOR_GREY": Kind.POINTS,  # whether as in v1
+    "TENSOR_HUE": Kind.POINTS,  # turn, of 1; whether as in v1
     # From other pixels.
     "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
     "SELECT": Kind.GATHER,  # r, g, b where a line is -1; extras: rows, columns
@@ -69,7 +69,7 @@ OPCODES: dict[str, Kind] = {
     "FLIP_Y": Kind.GATHER,
     "TURN": Kind.GATHER,  # quarters, against the clock
     "SHARPNESS": Kind.GATHER,  # factor
-    "TENSOR_SHARPNESS": Kind.GATHER,  # factor
+    "TENSOR_SHARPNESS": Kind.GATHER,  # factor, whether as in v1
     "KERNEL3": Kind.GATHER,  # offset; extras: weights
     "KERNEL5": Kind.GATHER,  # offset; extras: weights
     "AFFINE_NEAREST": Kind.GATHER,  # r, g, b outside, 6 of the map; likewise the next two

@@ -132,7 +132,8 @@ struct Window {
         const int reach = (int)support_of(filter);
         double weight = 0.0;
         for (int i = 0; i < 2 * reach; ++i)
-            if (clip_to(unbounded + i, last) == first + tap) weight += filter_at(filter, arithmetic, i + 1 - reach - center);
+            if (clip_to(unbounded + i, last) == first + tap)
+                weight += filter_at(filter, arithmetic, i + 1 - reach - center);
         return weight;
     }
 

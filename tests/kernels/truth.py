@@ -69,12 +69,12 @@ def of_pil(name: str, change: Any, numbers: Sequence[float] = (0,)) -> Draw:
     return draw
 
 
-def of_tensor(name: str, change: Any, numbers: Sequence[float] = (0,)) -> Draw:
-    """Return a step of one of these numbers, which ``change`` of a tensor is called with."""
+def of_tensor(name: str, change: Any, numbers: Sequence[float] | None = None, is_v1: bool = False) -> Draw:
+    """Return a step of one of these numbers, if any, which ``change`` of a tensor is called with."""
 
     def draw(rng: Random, image: Pixels) -> Done:
-        number = rng.choice(numbers)
-        return Done(name, on_tensor(image, lambda t: change(t, number)), [number])
+        arguments = [] if numbers is None else [rng.choice(numbers)]
+        return Done(name, on_tensor(image, lambda t: change(t, *arguments)), [*arguments, is_v1])
 
     return draw
 
@@ -83,7 +83,7 @@ def contrast_of_grey(rng: Random, image: Pixels) -> Done:
     """Of the only channel of a tensor. The channels of ``image`` must be equal."""
     factor = rng.choice(FACTORS)
     result = on_tensor(image[..., :1], lambda t: F2.adjust_contrast(t, factor))
-    return Done("TENSOR_CONTRAST", result.repeat(3, 2), [factor, 1])
+    return Done("TENSOR_CONTRAST", result.repeat(3, 2), [factor, 0, 1])
 
 
 def solarize_add(rng: Random, image: Pixels) -> Done:  # of timm
@@ -319,14 +319,20 @@ EXACT: dict[str, Draw] = {
     "AUTOCONTRAST": of_pil("AUTOCONTRAST", lambda i, _: F.autocontrast(i)),
     "EQUALIZE": of_pil("EQUALIZE", lambda i, _: F.equalize(i)),
     "TENSOR_BRIGHTNESS": of_tensor("TENSOR_BRIGHTNESS", F2.adjust_brightness, FACTORS),
-    "TENSOR_AUTOCONTRAST": of_tensor("TENSOR_AUTOCONTRAST", lambda t, _: F2.autocontrast(t)),
+    "TENSOR_AUTOCONTRAST": of_tensor("TENSOR_AUTOCONTRAST", F2.autocontrast),
     "GREY": of_pil("GREY", lambda i, _: F.to_grayscale(i, 3)),
     "HUE": hue,
     "CHANNELS": channels,
     "MATRIX": matrix,
     "ERASE": erase,
-    "TENSOR_GREY": of_tensor("TENSOR_GREY", lambda t, _: F2.rgb_to_grayscale(t, 3)),
+    "TENSOR_GREY": of_tensor("TENSOR_GREY", lambda t: F2.rgb_to_grayscale(t, 3)),
     "TENSOR_HUE": of_tensor("TENSOR_HUE", F2.adjust_hue, HUES),
+    "TENSOR_SATURATION of v1": of_tensor("TENSOR_SATURATION", F.adjust_saturation, FACTORS, True),
+    "TENSOR_SHARPNESS of v1": of_tensor("TENSOR_SHARPNESS", F.adjust_sharpness, FACTORS, True),
+    "TENSOR_AUTOCONTRAST of v1": of_tensor("TENSOR_AUTOCONTRAST", F.autocontrast, None, True),
+    "TENSOR_GREY of v1": of_tensor("TENSOR_GREY", lambda t: F.rgb_to_grayscale(t, 3), None, True),
+    "TENSOR_HUE of v1": of_tensor("TENSOR_HUE", F.adjust_hue, HUES, True),
+    "TENSOR_CONTRAST of v1": of_tensor("TENSOR_CONTRAST", F.adjust_contrast, FACTORS, True),
     "WINDOW": window,
     "SELECT": select,
     "FLIP_X": of_pil("FLIP_X", lambda i, _: F.hflip(i)),
