@@ -142,7 +142,7 @@ def solarize_threshold(threshold: float, kind: Kind) -> float:
     Pillow compares integer levels with the threshold in double precision, so the next integer is equivalent. torch
     compares values with the threshold in float32.
     """
-    return float(math.ceil(threshold)) if kind == "pil" else threshold
+    return float(math.ceil(threshold)) if kind == "pil" else float(np.float32(threshold))
 
 
 def hue_shift(factor: float, kind: Kind) -> float:

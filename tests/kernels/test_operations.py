@@ -132,11 +132,12 @@ def test_plan_is_close(name: str) -> None:
 @pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
 @pytest.mark.parametrize("name", TENSORS)
 def test_plan_of_tensors(name: str, version: Any) -> None:
-    """v2's colors are as in ``CLOSE``."""
+    """Exact, but for v2's colors: see ``truth.CLOSE``."""
+    share = 0.002 if version is v2 and name in ("RandAugment", "AutoAugment", "TrivialAugmentWide", "jitter") else 0
     start = [v1.PILToTensor()] if version is v1 else [v2.ToImage()]
     for ours, theirs in outputs_of([*start, *TENSORS[name](version)]):
         off = (ours.int() - theirs.int()).abs()
-        assert off.max() <= 1 and (off > 0).float().mean() < 0.002
+        assert off.max() <= 1 and (off > 0).float().mean() <= share
 
 
 def test_views_are_those_of_each_image() -> None:

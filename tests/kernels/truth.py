@@ -223,12 +223,12 @@ def tensor_warp(name: str, rng: Random, image: Pixels) -> Done:
     return Done(name, result, [*(fill or [0] * 3), blend, *numbers])
 
 
-def tensor_resize(rng: Random, image: Pixels) -> Done:
-    """v1's resize of tensors. With antialias, torch itself fails on some sizes of one pixel."""
-    name, antialias = rng.choice([("bilinear", True), ("bilinear", False), ("bicubic", True)])
-    if min(image.shape[:2]) == 1:
-        name, antialias = "bilinear", False
+def tensor_resize(antialias: bool, rng: Random, image: Pixels) -> Done:
+    """v1's resize of tensors. With antialias, torch itself fails on some sizes of one pixel: these stay."""
+    name = rng.choice(["bilinear", "bicubic"]) if antialias else "bilinear"
     size, how = [max(2, a_size(rng, 90)) for _ in range(2)], F.InterpolationMode(name)
+    if antialias and min(image.shape[:2]) == 1:
+        size = list(image.shape[:2])
     result = on_tensor(image, lambda t: F.resize(t, size, how, antialias=antialias))
     return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias])
 
@@ -343,7 +343,7 @@ EXACT: dict[str, Draw] = {
     **{f"AFFINE_{mode}": partial(affine, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{f"PERSPECTIVE_{mode}": partial(perspective, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{name: partial(tensor_warp, name) for name in CODE if name.startswith(("TENSOR_AFFINE", "TENSOR_PERSPECTIVE"))},
-    "TENSOR_RESIZE": tensor_resize,
+    "TENSOR_RESIZE": partial(tensor_resize, True),
     "BOX_BLUR": box_blur,
     "RESAMPLE": resample,
 }
@@ -355,9 +355,11 @@ CLOSE: dict[str, Draw] = {
     "TENSOR_SHARPNESS": of_tensor("TENSOR_SHARPNESS", F2.adjust_sharpness, FACTORS),
     "TENSOR_CONTRAST of grey": contrast_of_grey,
     "TENSOR_BLUR": tensor_blur,
+    "TENSOR_RESIZE without antialias": partial(tensor_resize, False),
 }
 """Steps of which a few levels differ by one. torch fuses multiplication and addition, but not for the last values of a
-tensor, which depend on the CPU; it sums a blur, and large means, in an order of its own."""
+tensor, which depend on the CPU; it sums a blur, and large means, in an order of its own; and a resize without antialias
+in another order if it has several threads."""
 
 
 # Batches --------------------------------------------------------------------------------------------------------------
