@@ -71,7 +71,7 @@ the rows of a nearest resize are counted as its columns
     transforms/resize.py:nearest_pixels | _pillow_nearest(rows, new_size[0]) => _pillow_nearest(rows, new_size[1])
     transforms/test_resize.py
 brightness is contrast in what is automatic
-    transforms/auto_augment.py:Operations.branches | color.Brightness(kind) => color.Contrast(kind)
+    transforms/auto_augment.py:Operations.branches | color.Brightness(*how) => color.Contrast(*how)
     transforms/test_auto_augment.py
 a chain of operations loses its last one
     transforms/auto_augment.py:Automatic.sample_params | chains[0] if chains => chains[0][:-1] if chains

@@ -35,13 +35,15 @@ __device__ int blend(int a, int b, float factor) { return clip((float)a + factor
 // Image.convert("L")
 __device__ int grey(Pixel p) { return (p.r * 19595 + p.g * 38470 + p.b * 7471 + 0x8000) >> 16; }
 
-// rgb_to_grayscale of a tensor: torch's add with alpha is fused
-__device__ float tensor_grey(Pixel p) {
+// rgb_to_grayscale of a tensor: torch's add with alpha, which only v2 calls, is fused
+__device__ float tensor_grey(Pixel p, bool is_v1) {
+    if (is_v1) return floorf((float)0.2989 * p.r + (float)0.587 * p.g + (float)0.114 * p.b);
     return floorf(fmaf((float)p.b, (float)0.114, fmaf((float)p.g, (float)0.587, (float)p.r * (float)0.2989)));
 }
 
-// _blend of torchvision's _color.py
-__device__ int tensor_blend(float a, float b, double ratio) {
+// _blend of both versions
+__device__ int tensor_blend(float a, float b, double ratio, bool is_v1) {
+    if (is_v1) return clip((float)ratio * a + (float)(1.0 - ratio) * b);
     return clip(fmaf(b, (float)(1.0 - ratio), a * (float)ratio));
 }
 
@@ -54,7 +56,7 @@ __device__ int tensor_blend(float a, float b, double ratio) {
 // The grey whose mean is that of a contrast. torchvision takes the only channel of a grayscale tensor as it is.
 __device__ int grey_for(const Step &step, Pixel p) {
     if (step.code == CONTRAST) return grey(p);
-    return step.numbers[1] != 0 ? p.r : (int)tensor_grey(p);
+    return step.numbers[2] != 0 ? p.r : (int)tensor_grey(p, step.numbers[1] != 0);
 }
 
 __device__ void sum_grey(const Job &job, int begin, int end, const Step &step, Stats *stats) {
@@ -145,8 +147,9 @@ __device__ int equalized(int v, const uint *below, uint pixels, uint of_highest)
 }
 
 // autocontrast of a tensor
-__device__ int tensor_stretched(int v, int low, int high) {
+__device__ int tensor_stretched(int v, int low, int high, bool is_v1) {
     if (high == low) return v;
+    if (is_v1) return clip((float)(v - low) * (1.0f / (float)(high - low) * 255.0f));
     return clip((float)(v - low) / ((float)(high - low) * (float)(1.0 / 255.0)));
 }
 
@@ -166,8 +169,9 @@ __device__ int table_value(const Batch &batch, const Step &step, int v, int chan
             return equalized(v, levels.below[channel], pixels, stats.counts[channel][levels.highest[channel]]);
         case TENSOR_BRIGHTNESS: return clip((float)v * (float)n[0]);
         // torch sums float32; the same as long as the sum is below 2^24
-        case TENSOR_CONTRAST: return tensor_blend((float)v, (float)stats.grey_sum / (float)pixels, n[0]);
-        case TENSOR_AUTOCONTRAST: return tensor_stretched(v, levels.lowest[channel], levels.highest[channel]);
+        case TENSOR_CONTRAST: return tensor_blend((float)v, (float)stats.grey_sum / (float)pixels, n[0], n[1] != 0);
+        case TENSOR_AUTOCONTRAST:
+            return tensor_stretched(v, levels.lowest[channel], levels.highest[channel], n[0] != 0);
     }
     return v;
 }
@@ -220,24 +224,25 @@ __device__ Pixel hue_turned(Pixel p, int turn) {
 
 __device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
 
-// adjust_hue of a tensor: all in float32, each operation rounded
-__device__ Pixel tensor_hue_turned(Pixel p, double turn) {
+// adjust_hue of a tensor: all in float32, each operation rounded. v1 divides, v2 multiplies.
+__device__ Pixel tensor_hue_turned(Pixel p, double turn, bool is_v1) {
     const float scale = (float)(1.0 / 255.0);
-    const float r = (float)p.r * scale, g = (float)p.g * scale, b = (float)p.b * scale;
+    const float r = is_v1 ? p.r / 255.0f : p.r * scale, g = is_v1 ? p.g / 255.0f : p.g * scale;
+    const float b = is_v1 ? p.b / 255.0f : p.b * scale;
     const float high = fmaxf(r, fmaxf(g, b)), low = fminf(r, fminf(g, b));
     const float range = high - low, divisor = high == low ? 1.0f : range;
     const float s = range / (high == low ? 1.0f : high);
     const float rc = (high - r) / divisor, gc = (high - g) / divisor, bc = (high - b) / divisor;
     const bool is_r = high == r, is_g = high == g && !is_r;
     float h = is_r ? bc - gc : is_g ? rc + 2.0f - bc : gc + 4.0f - rc;
-    h = fmodf(h * (float)(1.0 / 6.0) + 1.0f, 1.0f) + (float)turn;
+    h = fmodf((is_v1 ? h / 6.0f : h * (float)(1.0 / 6.0)) + 1.0f, 1.0f) + (float)turn;
     h = fmodf(h, 1.0f);  // remainder_ has the sign of the divisor
     if (h < 0.0f) h += 1.0f;
     const float h6 = h * 6.0f, sector = floorf(h6), f = h6 - sector;
     const float sf = s * f, not_s = 1.0f - s, to_level = 255.999f;
     const int v = clip(high * to_level), a = clip(between_0_and_1(not_s * high) * to_level);
     const int q = clip(between_0_and_1((1.0f - sf) * high) * to_level);
-    const int t = clip(between_0_and_1((sf + not_s) * high) * to_level);
+    const int t = clip(between_0_and_1((is_v1 ? 1.0f - s * (1.0f - f) : sf + not_s) * high) * to_level);
     switch ((int)sector % 6) {
         case 0: return {v, t, a};
         case 1: return {q, v, a};
@@ -273,11 +278,13 @@ __device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
             return {(int)n[4], (int)n[5], (int)n[6]};
         }
         case TENSOR_SATURATION: {
-            const float l = tensor_grey(p);
-            return {tensor_blend(p.r, l, n[0]), tensor_blend(p.g, l, n[0]), tensor_blend(p.b, l, n[0])};
+            const bool is_v1 = n[1] != 0;
+            const float l = tensor_grey(p, is_v1);
+            return {tensor_blend(p.r, l, n[0], is_v1), tensor_blend(p.g, l, n[0], is_v1),
+                    tensor_blend(p.b, l, n[0], is_v1)};
         }
-        case TENSOR_GREY: { const int l = (int)tensor_grey(p); return {l, l, l}; }
-        case TENSOR_HUE: return tensor_hue_turned(p, n[0]);
+        case TENSOR_GREY: { const int l = (int)tensor_grey(p, n[0] != 0); return {l, l, l}; }
+        case TENSOR_HUE: return tensor_hue_turned(p, n[0], n[1] != 0);
     }
     return p;
 }
@@ -351,14 +358,23 @@ __device__ Pixel sharpened(const Job &job, int x, int y, float factor) {
 }
 
 // adjust_sharpness of a tensor. Thirteenths are never half way between two levels: integers round as float sums do.
-__device__ Pixel tensor_sharpened(const Job &job, int x, int y, double ratio) {
+// v1 blends the border with itself.
+__device__ Pixel tensor_sharpened(const Job &job, int x, int y, double ratio, bool is_v1) {
     const Pixel p = pixel_at(job, x, y);
-    if (x < 1 || y < 1 || x >= job.width - 1 || y >= job.height - 1) return p;
+    if (job.width <= 2 || job.height <= 2) return p;
+    if (x < 1 || y < 1 || x >= job.width - 1 || y >= job.height - 1) {
+        if (!is_v1) return p;
+        return {tensor_blend(p.r, p.r, ratio, true), tensor_blend(p.g, p.g, ratio, true),
+                tensor_blend(p.b, p.b, ratio, true)};
+    }
     Pixel sum = {4 * p.r, 4 * p.g, 4 * p.b};
     for (int i = 0; i < 9; i++) {
         const Pixel near = pixel_at(job, x + i % 3 - 1, y + i / 3 - 1);
         sum.r += near.r, sum.g += near.g, sum.b += near.b;
     }
+    if (is_v1)
+        return {tensor_blend(p.r, (sum.r + 6) / 13, ratio, true), tensor_blend(p.g, (sum.g + 6) / 13, ratio, true),
+                tensor_blend(p.b, (sum.b + 6) / 13, ratio, true)};
     const float alpha = (float)(1.0 - ratio);
     return {clip(fmaf((float)((sum.r + 6) / 13 - p.r), alpha, (float)p.r)),
             clip(fmaf((float)((sum.g + 6) / 13 - p.g), alpha, (float)p.g)),
@@ -463,6 +479,161 @@ __device__ Pixel perspective(const Job &job, int kind, const double *a, int x, i
     return sampled(job, kind, (a[0] * u + a[1] * v + a[2]) / depth, (a[3] * u + a[4] * v + a[5]) / depth, fill);
 }
 
+// A coordinate on the grid of torchvision's affine, rotate and perspective: theta is divided by half a side first.
+// torch multiplies matrices with MKL, which rounds each product on the CPUs that this was compared on.
+__device__ float on_grid(const double *theta, float x, float y, int side) {
+    const float half = 0.5f * side;
+    return x * ((float)theta[0] / half) + y * ((float)theta[1] / half) + (float)theta[2] / half;
+}
+
+// grid_sample: the grid spans the image from -1 to 1. GCC fuses what torch wrote as product and sum.
+__device__ float grid_to_pixels(float at, int side) { return fmaf(at + 1.0f, 0.5f * side, -0.5f); }
+
+// The first three are a colour, the last is the mask: 1 in the image and 0 outside.
+struct Masked { float at[4]; };
+
+__device__ Masked masked_pixel(const Job &job, float x, float y) {
+    if (!(x >= 0.0f && x < job.source_width && y >= 0.0f && y < job.source_height)) return {{0, 0, 0, 0}};
+    const Pixel p = pixel_at(job, (int)x, (int)y);
+    return {{(float)p.r, (float)p.g, (float)p.b, 1.0f}};
+}
+
+__device__ Masked tensor_bilinear(const Job &job, float x, float y) {
+    const float left = floorf(x), top = floorf(y), w = x - left, n = y - top, e = 1.0f - w, s = 1.0f - n;
+    const float nw = e * s, ne = w * s, sw = e * n, se = w * n;
+    const Masked a = masked_pixel(job, left, top), b = masked_pixel(job, left + 1.0f, top);
+    const Masked c = masked_pixel(job, left, top + 1.0f), d = masked_pixel(job, left + 1.0f, top + 1.0f);
+    Masked sum;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        sum.at[i] = fmaf(d.at[i], se, fmaf(c.at[i], sw, fmaf(b.at[i], ne, a.at[i] * nw)));
+    return sum;
+}
+
+// To uint8 as torch casts: the lowest bits of an integer. What is no number, as beyond a horizon, becomes 0.
+__device__ int tensor_level(float v) { return v == v ? (uchar)(int)rintf(v) : 0; }
+
+// _apply_grid_transform of v1 and of v2
+__device__ int filled(float v, float mask, float fill, int blend) {
+    if (blend == 1) v = v * mask + (1.0f - mask) * fill;
+    if (blend == 2) v = (v - fill) * mask + fill;
+    return tensor_level(v);
+}
+
+// Kinds are the opcodes in their order.
+__device__ Pixel tensor_warped(const Job &job, int kind, const double *n, int x, int y) {
+    const double *theta = n + 4;
+    float grid_x, grid_y;
+    if (kind < 2) {
+        const float from_center_x = x - 0.5f * (job.width - 1), from_center_y = y - 0.5f * (job.height - 1);
+        grid_x = on_grid(theta, from_center_x, from_center_y, job.source_width);
+        grid_y = on_grid(theta + 3, from_center_x, from_center_y, job.source_height);
+    } else {
+        const float u = x + 0.5f, v = y + 0.5f, depth = u * (float)theta[6] + v * (float)theta[7] + 1.0f;
+        grid_x = on_grid(theta, u, v, job.width) / depth - 1.0f;
+        grid_y = on_grid(theta + 3, u, v, job.height) / depth - 1.0f;
+    }
+    const float at_x = grid_to_pixels(grid_x, job.source_width), at_y = grid_to_pixels(grid_y, job.source_height);
+    const int blend = (int)n[3];
+    const float r = (float)n[0], g = (float)n[1], b = (float)n[2];
+    if (kind % 2 == 0) {
+        const Masked p = masked_pixel(job, rintf(at_x), rintf(at_y));
+        if (blend && p.at[3] == 0.0f) return {tensor_level(r), tensor_level(g), tensor_level(b)};
+        return {(int)p.at[0], (int)p.at[1], (int)p.at[2]};
+    }
+    const Masked p = tensor_bilinear(job, at_x, at_y);
+    return {filled(p.at[0], p.at[3], r, blend), filled(p.at[1], p.at[3], g, blend),
+            filled(p.at[2], p.at[3], b, blend)};
+}
+
+// Bicubic with a = -0.5, fused as GCC fuses it.
+__device__ float tensor_cubic(float x) {
+    const float a = -0.5f;
+    if (x < 1.0f) return fmaf(fmaf(a + 2.0f, x, -(a + 3.0f)) * x, x, 1.0f);
+    return x < 2.0f ? fmaf(fmaf(fmaf(a, x, -5.0f * a), x, 8.0f * a), x, -4.0f * a) : 0.0f;
+}
+
+// The weights of torch's interpolate with antialias of floats, for one index of one axis.
+struct FloatTaps {
+    int first, count;
+    bool is_cubic;
+    float center, inverse_scale, sum;
+
+    __device__ FloatTaps(int index, int from, int to, bool is_cubic) : is_cubic(is_cubic), sum(0.0f) {
+        const float scale = (float)from / (float)to, support = (is_cubic ? 2.0f : 1.0f) * fmaxf(scale, 1.0f);
+        center = scale * (index + 0.5f);
+        inverse_scale = scale >= 1.0f ? 1.0f / scale : 1.0f;
+        first = max((int)((double)(center - support) + 0.5), 0);
+        count = min((int)((double)(center + support) + 0.5), from) - first;
+        for (int tap = 0; tap < count; tap++) sum += filter_at(tap);
+    }
+
+    __device__ float filter_at(int tap) const {
+        const float x = fabsf((float)(((double)((float)(tap + first) - center) + 0.5) * inverse_scale));
+        return is_cubic ? tensor_cubic(x) : fmaxf(1.0f - x, 0.0f);
+    }
+
+    __device__ float weight(int tap) const { return filter_at(tap) / sum; }
+
+    // GCC has vectorised torch's loop behind its first product: of each four products, none is fused with its sum.
+    __device__ bool is_fused(int tap) const { return tap > (count - 1) / 4 * 4; }
+};
+
+struct Colour { float r, g, b; };
+
+__device__ float summed(float sum, float weight, float v, bool is_fused) {
+    return is_fused ? fmaf(weight, v, sum) : sum + weight * v;
+}
+
+template <class Value> __device__ Colour tensor_mean(const FloatTaps &taps, Value value) {
+    Colour sum = {0, 0, 0};  // the first product has nothing to be added to
+    for (int tap = 0; tap < taps.count; tap++) {
+        const float w = taps.weight(tap);
+        const bool is_fused = taps.is_fused(tap);
+        const Colour v = value(tap);
+        sum = {summed(sum.r, w, v.r, is_fused), summed(sum.g, w, v.g, is_fused), summed(sum.b, w, v.b, is_fused)};
+    }
+    return sum;
+}
+
+// The two neighbours of one index of one axis, without antialias.
+struct Neighbours {
+    int at[2];
+    float weights[2];
+
+    __device__ Neighbours(int index, int from, int to) {
+        const float scale = (float)from / (float)to, position = fmaxf(fmaf(scale, index + 0.5f, -0.5f), 0.0f);
+        at[0] = min((int)position, from - 1), at[1] = min(at[0] + 1, from - 1);
+        weights[1] = between_0_and_1(position - at[0]), weights[0] = 1.0f - weights[1];
+    }
+};
+
+__device__ int tensor_clip(float v) { return clip(rintf(v)); }
+
+// interpolate of a tensor of floats, in the sums that torch computes in one thread. Each pixel makes all weights of its
+// own: this is rare. Numbers: filter (2 bilinear, 3 bicubic), whether it is widened.
+__device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
+    if (n[1] == 0) {
+        const Neighbours across(x, job.source_width, job.width), down(y, job.source_height, job.height);
+        const Pixel a = pixel_at(job, across.at[0], down.at[0]), b = pixel_at(job, across.at[1], down.at[0]);
+        const Pixel c = pixel_at(job, across.at[0], down.at[1]), d = pixel_at(job, across.at[1], down.at[1]);
+        const float wa = down.weights[0] * across.weights[0], wb = down.weights[0] * across.weights[1];
+        const float wc = down.weights[1] * across.weights[0], wd = down.weights[1] * across.weights[1];
+        return {tensor_clip(fmaf(wd, (float)d.r, fmaf(wc, (float)c.r, fmaf(wa, (float)a.r, wb * b.r)))),
+                tensor_clip(fmaf(wd, (float)d.g, fmaf(wc, (float)c.g, fmaf(wa, (float)a.g, wb * b.g)))),
+                tensor_clip(fmaf(wd, (float)d.b, fmaf(wc, (float)c.b, fmaf(wa, (float)a.b, wb * b.b))))};
+    }
+    const FloatTaps across(x, job.source_width, job.width, n[0] == 3);
+    const FloatTaps down(y, job.source_height, job.height, n[0] == 3);
+    const Colour mean = tensor_mean(down, [&](int row) {
+        return tensor_mean(across, [&](int column) {
+            const Pixel p = pixel_at(job, across.first + column, down.first + row);
+            return Colour{(float)p.r, (float)p.g, (float)p.b};
+        });
+    });
+    return {tensor_clip(mean.r), tensor_clip(mean.g), tensor_clip(mean.b)};
+}
+
 // Against the clock. Odd ones swap height and width.
 __device__ Pixel turned(const Job &job, int quarters, int x, int y) {
     const int right = job.source_width - 1, bottom = job.source_height - 1;
@@ -531,10 +702,12 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
         case FLIP_Y: return pixel_at(job, x, job.height - 1 - y);
         case TURN: return turned(job, (int)n[0], x, y);
         case SHARPNESS: return sharpened(job, x, y, (float)n[0]);
-        case TENSOR_SHARPNESS: return tensor_sharpened(job, x, y, n[0]);
+        case TENSOR_SHARPNESS: return tensor_sharpened(job, x, y, n[0], n[1] != 0);
         case KERNEL3: return convolved<3>(job, x, y, (float)n[0], GivenWeight{extras});
         case KERNEL5: return convolved<5>(job, x, y, (float)n[0], GivenWeight{extras});
+        case TENSOR_RESIZE: return tensor_resized(job, n, x, y);
     }
+    if (step.code >= TENSOR_AFFINE_NEAREST) return tensor_warped(job, step.code - TENSOR_AFFINE_NEAREST, n, x, y);
     // colour of what is outside, then the map
     const Pixel fill = {(int)n[0], (int)n[1], (int)n[2]};
     if (step.code <= AFFINE_BICUBIC) return affine(job, step.code - AFFINE_NEAREST, n + 3, x, y, fill);

@@ -268,17 +268,19 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
 @operation(resize.Resize)
 def resize_(state: State, step: resize.Resize) -> None:
     state.require_levels(step)
-    if step.rounding is None or not step.antialias:
-        raise no_kernel(step, "of tensors with these arguments")
     height, width = state.take(step.num_params)[-2:]
+    if step.rounding is None:
+        state.add("TENSOR_RESIZE", (FILTERS[step.interpolation], step.antialias), sizes=(height, width))
+        return
     old_height, old_width = state.programs.sizes[state.images].T
     box, fill = state.crop or ((0, 0, old_width, old_height), (0.0,))
     state.crop = None
     red, green, blue = map(int, rgb(fill))
     height_first = step.rounding == "pil" and resizes_height_first(box[3] - height, box[2] - width, box[3], box[2])
+    arithmetic = 0 if step.rounding == "pil" else 1 if step.antialias else 2
     numbers = (
         *box, 0, 0, box[2], box[3], 0, 0,
-        FILTERS[step.interpolation], step.rounding == "torch", red | green << 8 | blue << 16, height_first,
+        FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first,
     )  # fmt: skip
     state.add("RESAMPLE", numbers, sizes=(height, width))
 
@@ -312,14 +314,15 @@ def perspective(state: State, step: warp.Perspective) -> None:
 
 def _warp(state: State, step: warp.Warp, name: str, interpolation: str = "") -> None:
     state.require_levels(step)
-    if step.kind != "pil":
-        raise no_kernel(step, "of tensors")
     numbers, sizes = state.take(8), None
     if name == "AFFINE":
         sizes, numbers = numbers[:2], numbers[2:].copy()
-        if step.interpolation == "nearest" and not interpolation:
+        if step.kind == "pil" and step.interpolation == "nearest" and not interpolation:
             numbers[[2, 5]] -= np.where(warp.uses_fixed_point(sizes, numbers), warp.HALF_UNIT, 0)  # for DALI
-    state.add(f"{name}_{(interpolation or step.interpolation).upper()}", (*rgb(step.fill), *numbers), sizes=sizes)
+    name, fill = f"{name}_{(interpolation or step.interpolation).upper()}", rgb(step.fill)
+    if step.kind == "tensor":
+        name, fill = f"TENSOR_{name}", (*fill, ("v1", "v2").index(step.version) + 1 if step.fill else 0)
+    state.add(name, (*fill, *numbers), sizes=sizes)
 
 
 # --- colors -----------------------------------------------------------------------------------------------------------
@@ -333,7 +336,11 @@ def adjustment(kind: type[color.Adjustment], name: str, tensor_name: str | None 
 
     def append(state: State, step: color.Adjustment) -> None:
         state.require_levels(step)
-        state.add(tensor_name if tensor_name and step.kind == "tensor" else name, state.take(step.num_params))
+        numbers = tuple(state.take(step.num_params))
+        if tensor_name and step.kind == "tensor":
+            state.add(tensor_name, (*numbers, step.version == "v1"))
+        else:
+            state.add(name, numbers)
 
     OPERATIONS[kind] = append
 
@@ -352,7 +359,10 @@ adjustment(color.Equalize, "EQUALIZE")
 def contrast(state: State, step: color.Contrast) -> None:
     state.require_levels(step)
     (factor,) = state.take(1)
-    state.add(*(("CONTRAST", (factor,)) if step.kind == "pil" else ("TENSOR_CONTRAST", (factor, state.channels == 1))))
+    if step.kind == "pil":
+        state.add("CONTRAST", (factor,))
+    else:
+        state.add("TENSOR_CONTRAST", (factor, step.version == "v1", state.channels == 1))
 
 
 @operation(color.SolarizeAdd)
@@ -377,7 +387,7 @@ def channel_order(state: State, step: color.ChannelOrder) -> None:
 def grayscale(state: State, step: color.Grayscale) -> None:
     state.require_levels(step)
     if state.channels == 3:
-        state.add("GREY" if step.kind == "pil" else "TENSOR_GREY")
+        state.add(*(("GREY", ()) if step.kind == "pil" else ("TENSOR_GREY", (step.version == "v1",))))
     state.channels = step.channels
 
 

@@ -50,8 +50,8 @@ OPCODES: dict[str, Kind] = {
     "AUTOCONTRAST": Kind.STATS,
     "EQUALIZE": Kind.STATS,
     "TENSOR_BRIGHTNESS": Kind.POINTS,  # factor
-    "TENSOR_CONTRAST": Kind.STATS,  # factor, whether the tensor has one channel
-    "TENSOR_AUTOCONTRAST": Kind.STATS,
+    "TENSOR_CONTRAST": Kind.STATS,  # factor, whether as in v1, whether the tensor has one channel
+    "TENSOR_AUTOCONTRAST": Kind.STATS,  # whether as in v1
     # From pixel to pixel.
     "SATURATION": Kind.POINTS,  # factor
     "GREY": Kind.POINTS,
@@ -59,9 +59,9 @@ OPCODES: dict[str, Kind] = {
     "CHANNELS": Kind.POINTS,  # source of each channel
     "MATRIX": Kind.POINTS,  # 12, by rows
     "ERASE": Kind.POINTS,  # left, top, right, bottom, r, g, b
-    "TENSOR_SATURATION": Kind.POINTS,  # factor
-    "TENSOR_GREY": Kind.POINTS,
-    "TENSOR_HUE": Kind.POINTS,  # turn, of 1
+    "TENSOR_SATURATION": Kind.POINTS,  # factor, whether as in v1
+    "TENSOR_GREY": Kind.POINTS,  # whether as in v1
+    "TENSOR_HUE": Kind.POINTS,  # turn, of 1; whether as in v1
     # From other pixels.
     "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
     "SELECT": Kind.GATHER,  # r, g, b where a line is -1; extras: rows, columns
@@ -71,7 +71,7 @@ OPCODES: dict[str, Kind] = {
     "FLIP_Y": Kind.GATHER,
     "TURN": Kind.GATHER,  # quarters, against the clock
     "SHARPNESS": Kind.GATHER,  # factor
-    "TENSOR_SHARPNESS": Kind.GATHER,  # factor
+    "TENSOR_SHARPNESS": Kind.GATHER,  # factor, whether as in v1
     "KERNEL3": Kind.GATHER,  # offset; extras: weights
     "KERNEL5": Kind.GATHER,  # offset; extras: weights
     "AFFINE_NEAREST": Kind.GATHER,  # r, g, b outside, 6 of the map; likewise the next two
@@ -80,10 +80,16 @@ OPCODES: dict[str, Kind] = {
     "PERSPECTIVE_NEAREST": Kind.GATHER,  # r, g, b outside, 8 of the map; likewise the next two
     "PERSPECTIVE_BILINEAR": Kind.GATHER,
     "PERSPECTIVE_BICUBIC": Kind.GATHER,
+    # r, g, b outside, how they blend (0 not at all, 1 as in v1, 2 as in v2), 6 or 8 of the map.
+    "TENSOR_AFFINE_NEAREST": Kind.GATHER,
+    "TENSOR_AFFINE_BILINEAR": Kind.GATHER,
+    "TENSOR_PERSPECTIVE_NEAREST": Kind.GATHER,
+    "TENSOR_PERSPECTIVE_BILINEAR": Kind.GATHER,
+    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is widened (3 always is)
     "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
     "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
-    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
-    # r | g << 8 | b << 16 outside; whether the height is resized first.
+    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch,
+    # 2 torch without antialias; r | g << 8 | b << 16 outside; whether the height is resized first.
     "RESAMPLE": Kind.RESAMPLE_ROWS,
     # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,

@@ -23,7 +23,7 @@ const int SHARED_WORDS = CHUNK * CHANNELS * (TILE_X > TILE_Y ? TILE_X : TILE_Y) 
 static_assert(CHUNK % ROWS_PER_THREAD == 0 && CHUNK % 4 == 0, "threads write groups of rows, and rows are words");
 
 enum Filter { LANCZOS = 1, BILINEAR = 2, BICUBIC = 3, BOX = 4, HAMMING = 5 };  // as Pillow numbers them
-enum Arithmetic { PILLOW = 0, TORCH = 1 };
+enum Arithmetic { PILLOW = 0, TORCH = 1, TORCH_UNWIDENED = 2 };  // the last without antialias
 
 // One axis of a resize.
 struct Axis {
@@ -75,10 +75,10 @@ __device__ double hamming(double x) {
 
 // Pillow and torch order the operations of the outer part differently.
 __device__ double bicubic(double x, int arithmetic) {
-    const double a = -0.5;
+    const double a = arithmetic == TORCH_UNWIDENED ? -0.75 : -0.5;
     if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
     if (x >= 2.0) return 0.0;
-    if (arithmetic == TORCH) return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
+    if (arithmetic != PILLOW) return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
     return (((x - 5.0) * x + 8.0) * x - 4.0) * a;
 }
 
@@ -98,10 +98,16 @@ __device__ double support_of(int filter) {
 // The source pixels of one output, in the crop, and where the filter stands over them.
 struct Window {
     int first, count, filter, arithmetic;
+    int last, unbounded;  // of the crop; the first of the pixels before those outside are clamped
     double center, inverse_scale, sum;
 
-    __device__ Window(const Axis &axis, int index) : filter(axis.filter), arithmetic(axis.arithmetic), sum(0.0) {
+    __device__ Window(const Axis &axis, int index)
+        : filter(axis.filter), arithmetic(axis.arithmetic), last(axis.crop_size - 1), sum(0.0) {
         const double scale = (double)(axis.box_end - axis.box_begin) / axis.output_size;
+        if (arithmetic == TORCH_UNWIDENED) {
+            stand_unwidened((index + 0.5) * scale - 0.5);
+            return;
+        }
         const double widening = scale < 1.0 ? 1.0 : scale;
         const double support = support_of(filter) * widening;
         center = axis.box_begin + (index + 0.5) * scale;
@@ -111,7 +117,28 @@ struct Window {
         for (int tap = 0; tap < count; ++tap) sum += filter_at_tap(tap);
     }
 
+    // Between two pixels. `center` is the distance to the one before.
+    __device__ void stand_unwidened(double position) {
+        if (filter == BILINEAR) position = fmax(position, 0.0);
+        const int before = min((int)floor(position), last), reach = (int)support_of(filter);
+        center = fmin(fmax(position - before, 0.0), 1.0);
+        unbounded = before - reach + 1;
+        first = max(unbounded, 0);
+        count = min(before + reach, last) - first + 1;
+    }
+
+    // Pixels outside are those at the edge.
+    __device__ double unwidened_weight(int tap) const {
+        const int reach = (int)support_of(filter);
+        double weight = 0.0;
+        for (int i = 0; i < 2 * reach; ++i)
+            if (clip_to(unbounded + i, last) == first + tap)
+                weight += filter_at(filter, arithmetic, i + 1 - reach - center);
+        return weight;
+    }
+
     __device__ double filter_at_tap(int tap) const {
+        if (arithmetic == TORCH_UNWIDENED) return unwidened_weight(tap);
         return filter_at(filter, arithmetic, (tap + first - center + 0.5) * inverse_scale);
     }
 

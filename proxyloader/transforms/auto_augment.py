@@ -20,7 +20,7 @@ from torchvision.transforms import v2
 
 from ..lifetime import cached_property
 from . import color
-from .params import meta_image, version_of
+from .params import Version, meta_image, version_of
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance
 from .registry import rule
 from .unsupported import invalid
@@ -52,23 +52,23 @@ class Operations:
     warp: Affine
     channels: int
     name: str
-    version: str
+    version: Version
     arguments: Arguments
 
     @cached_property
     def branches(self) -> dict[str, Branch]:
         """The branch of each operation, by its name in torchvision."""
-        kind = self.warp.kind
+        how = self.warp.kind, self.warp.version
         return {
             "Identity": (),
             **dict.fromkeys(("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"), (self.warp,)),
-            "Brightness": (color.Brightness(kind),),
-            "Color": (color.Saturation(kind),) if self.channels == 3 else (),
-            "Contrast": (color.Contrast(kind),),
-            "Sharpness": (color.Sharpness(kind),),
+            "Brightness": (color.Brightness(*how),),
+            "Color": (color.Saturation(*how),) if self.channels == 3 else (),
+            "Contrast": (color.Contrast(*how),),
+            "Sharpness": (color.Sharpness(*how),),
             "Posterize": (color.Posterize(),),
             "Solarize": (color.Solarize(),),
-            "AutoContrast": (color.Autocontrast(kind),),
+            "AutoContrast": (color.Autocontrast(*how),),
             "Equalize": (color.Equalize(),),
             "Invert": (color.Invert(),),
         }
@@ -92,14 +92,15 @@ class Operations:
 
     def _numbers(self, name: str, magnitude: float, size: Size) -> Sequence[float]:
         if name == "Rotate":
-            return rotation(size, magnitude, self.warp)
+            return rotation(size, magnitude, self.warp, version=self.version)
         if name.startswith("Shear"):
             degrees = math.degrees(math.atan(magnitude))
             shear = (degrees, 0.0) if name == "ShearX" else (0.0, degrees)
-            return affine(size, self.warp, 0.0, (0, 0), 1.0, shear, (0.0, 0.0))
+            return affine(size, self.warp, 0.0, (0, 0), 1.0, shear, (0.0, 0.0), self.version)
         if name.startswith("Translate"):
             shift = int(magnitude)
-            return affine(size, self.warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
+            shifts = (shift, 0) if name == "TranslateX" else (0, shift)
+            return affine(size, self.warp, 0.0, shifts, 1.0, (0.0, 0.0), version=self.version)
         if name == "Posterize":
             return (int(magnitude),)
         if name == "Solarize":  # v1 samples the threshold, v2 a fraction of the maximum

@@ -15,6 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .container import at_random
+from .params import Version, arithmetic_of
 from .plan import Branch, ConstantParams, ImageState, Kind, Step, Tolerance
 from .registry import rule
 from .unsupported import invalid, wrong_place
@@ -30,10 +31,12 @@ class Grayscale(Step):
     Attributes:
         channels: 1, or 3 with equal values.
         kind: kind of the image before it. Pillow rounds to the nearest level; torchvision truncates for a uint8 tensor.
+        version: version whose arithmetic is used for tensors: few levels differ, by one.
     """
 
     channels: int
     kind: Kind = "pil"
+    version: Version = "v2"
     closeness: ClassVar[Tolerance] = FLOAT32
 
     def output_state(self, state: ImageState) -> ImageState:
@@ -46,9 +49,11 @@ class Adjustment(Step):
 
     Attributes:
         kind: kind of the image, if the result depends on it.
+        version: version whose arithmetic is used for tensors: few levels differ, by one.
     """
 
     kind: Kind = "pil"
+    version: Version = "v2"
 
     slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
@@ -126,13 +131,18 @@ class ChannelOrder(Step):
     num_params: ClassVar[int] = 3
 
 
+def arithmetic(transform: Any, state: ImageState) -> tuple[Kind, Version]:
+    """Return the kind and the version of a step of a transform."""
+    return state.kind, arithmetic_of(transform, state.kind)
+
+
 def solarize_threshold(threshold: float, kind: Kind) -> float:
     """Return the smallest value that is inverted, in the units of the image, exact in float32.
 
     Pillow compares integer levels with the threshold in double precision, so the next integer is equivalent. torch
     compares values with the threshold in float32.
     """
-    return float(math.ceil(threshold)) if kind == "pil" else threshold
+    return float(math.ceil(threshold)) if kind == "pil" else float(np.float32(threshold))
 
 
 def hue_shift(factor: float, kind: Kind) -> float:
@@ -147,12 +157,12 @@ def grayscale(transform: Any, state: ImageState) -> Branch:
         raise invalid(f"num_output_channels must be 1 or 3, got {channels!r}", "num_output_channels")
     # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
     stays_gray = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
-    return () if state.channels == 1 and stays_gray else (Grayscale(channels, state.kind),)
+    return () if state.channels == 1 and stays_gray else (Grayscale(channels, *arithmetic(transform, state)),)
 
 
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
 def random_grayscale(transform: Any, state: ImageState) -> Branch:
-    gray = (Grayscale(3, state.kind),) if state.channels == 3 else ()
+    gray = (Grayscale(3, *arithmetic(transform, state)),) if state.channels == 3 else ()
     return (at_random(transform, *gray),)
 
 
@@ -189,13 +199,13 @@ def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
     factor = transform.sharpness_factor
     if state.kind == "tensor" and factor < 0:
         raise invalid(f"sharpness_factor must be >= 0 for tensors, got {factor!r}", "sharpness_factor")
-    sharper = ConstantParams(Sharpness(state.kind), (float(factor),))
+    sharper = ConstantParams(Sharpness(*arithmetic(transform, state)), (float(factor),))
     return (at_random(transform, sharper),)
 
 
 @rule(v1.RandomAutocontrast, v2.RandomAutocontrast)
 def random_autocontrast(transform: Any, state: ImageState) -> Branch:
-    return (at_random(transform, Autocontrast(state.kind)),)
+    return (at_random(transform, Autocontrast(*arithmetic(transform, state))),)
 
 
 @rule(v1.RandomEqualize, v2.RandomEqualize)

@@ -45,3 +45,8 @@ def parameter_function(version: Version) -> str:
 
 def version_of(transform: Any) -> Version:
     return "v2" if isinstance(transform, v2.Transform) else "v1"
+
+
+def arithmetic_of(transform: Any, kind: str) -> Version:
+    """Return the version whose arithmetic a step needs. Only that of tensors differs."""
+    return version_of(transform) if kind == "tensor" else "v2"

@@ -10,8 +10,8 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..lifetime import cached_property
-from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, hue_shift
-from .params import meta_image, v2_transform
+from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, arithmetic, hue_shift
+from .params import Version, meta_image, v2_transform
 from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step
 from .registry import rule
 from .unsupported import wrong_place
@@ -27,17 +27,19 @@ class ColorJitter(Step):
         ranges: (minimum, maximum) of brightness, contrast, saturation and hue; None: unchanged.
         kind: kind of the image.
         channels: number of channels of the image; grayscale images have no saturation or hue.
+        version: see Adjustment.
     """
 
     ranges: tuple[Range | None, ...]
     kind: Kind
     channels: int
+    version: Version = "v2"
 
     @cached_property
     def choice(self) -> OneOf:
-        kind = self.kind
-        colored: tuple[Branch, ...] = ((Saturation(kind),), (Hue(kind),)) if self.channels == 3 else ((), ())
-        return OneOf(((Brightness(kind),), (Contrast(kind),), *colored))
+        how = self.kind, self.version
+        colored: tuple[Branch, ...] = ((Saturation(*how),), (Hue(*how),)) if self.channels == 3 else ((), ())
+        return OneOf(((Brightness(*how),), (Contrast(*how),), *colored))
 
     @property
     def operations(self) -> Branch:
@@ -108,7 +110,8 @@ class RandomChannelOrder(Draws[ChannelOrder]):
 
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Branch:
-    return (ColorJitter(_ranges(transform), state.kind, state.channels),)
+    kind, version = arithmetic(transform, state)
+    return (ColorJitter(_ranges(transform), kind, state.channels, version),)
 
 
 @rule(v2.RandomPhotometricDistort)

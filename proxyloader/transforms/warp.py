@@ -10,18 +10,19 @@ from typing import Any, ClassVar, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from torchvision.transforms import _functional_tensor as FT
 from torchvision.transforms import functional as F
-from torchvision.transforms._functional_tensor import _compute_affine_output_size
 from torchvision.transforms.v2.functional import _geometry as F2
 
 from .geometry import as_fill
-from .params import Version
+from .params import Version, arithmetic_of
 from .plan import ImageState, Kind, Size, Step, Tolerance
 from .resize import interpolation_value
 from .unsupported import unsupported
 
 Matrix = tuple[float, ...]
-"""Six numbers a to f: the pixel with center (x, y) is read from (a x + b y + c, d x + e y + f)."""
+"""Six numbers a to f: the pixel with center (x, y) is read from (a x + b y + c, d x + e y + f). For tensors, positions
+are relative to the centers of both images, as in torchvision, whose rounding can only be followed from its numbers."""
 
 
 WARPED = {
@@ -50,11 +51,13 @@ class Warp(Step):
             blends once instead of twice.
         kind: kind of the image. Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the
             fill.
+        version: version whose arithmetic is used for tensors: they round a blend with the fill differently.
     """
 
     interpolation: Literal["nearest", "bilinear", "bicubic"]
     fill: tuple[float, ...]
     kind: Kind = "pil"
+    version: Version = "v2"
     num_params: ClassVar[int] = 8
 
     slow_on_cpu: ClassVar[bool] = True
@@ -115,6 +118,8 @@ def _in_fixed_point(matrix: Sequence[float]) -> Sequence[float]:
 INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}
 """The results of v1 and v2 differ in the last bit, which matters for positions on a boundary."""
 
+OUTPUT_SIZE = {"v1": FT._compute_affine_output_size, "v2": F2._compute_affine_output_size}
+
 
 def rotation(
     size: Size,
@@ -131,15 +136,11 @@ def rotation(
         return warp.affine_params(recorder.new_size, recorder.matrix)
     height, width = size
     middle = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
-    a, b, c, d, e, f = INVERSE_AFFINE[version](list(middle), -angle, [0.0, 0.0], 1.0, [0.0, 0.0])
-    new_width, new_height = (
-        _compute_affine_output_size([a, b, c, d, e, f], width, height) if expand else (width, height)
-    )
-    if expand and center is None and angle % 180 == 90 and version == "v2":
-        new_width, new_height = height, width  # v1 may add a pixel
-    # torchvision's matrix is relative to the centers of both images
-    x, y = new_width * 0.5, new_height * 0.5
-    matrix = a, b, c + width * 0.5 - a * x - b * y, d, e, f + height * 0.5 - d * x - e * y
+    angle = angle % 360 if version == "v2" else angle
+    matrix = INVERSE_AFFINE[version](list(middle), -angle, [0.0, 0.0], 1.0, [0.0, 0.0])
+    new_width, new_height = OUTPUT_SIZE[version](matrix, width, height) if expand else (width, height)
+    if expand and center is None and angle % 90 == 0 and version == "v2":  # it transposes; v1 may add a pixel
+        new_width, new_height = (height, width) if angle % 180 else (width, height)
     return warp.affine_params((new_height, new_width), matrix)
 
 
@@ -182,7 +183,10 @@ def affine(
 
     Angles are in degrees, ``translate`` is in pixels, and ``shear`` and ``center`` are (x, y).
     """
-    center = [size[1] * 0.5, size[0] * 0.5] if center is None else list(center)
+    middle = size[1] * 0.5, size[0] * 0.5
+    center = list(middle if center is None else center)
+    if warp.kind == "tensor":
+        center = [place - half for place, half in zip(center, middle)]
     return warp.affine_params(size, INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear)))
 
 
@@ -193,7 +197,8 @@ def make_warp(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
         raise unsupported(f"interpolation must be 'nearest' or 'bilinear', got {mode!r}", "interpolation")
     fill = () if transform.fill is None else as_fill(transform.fill, state)
     # Pillow truncates to integers
-    return cls(mode, tuple(map(math.floor, fill)) if state.kind == "pil" else fill, kind)  # type: ignore[arg-type]
+    fill = tuple(map(math.floor, fill)) if kind == "pil" else fill
+    return cls(mode, fill, kind, arithmetic_of(transform, kind))  # type: ignore[arg-type]
 
 
 def reject_boundaries(warp: Warp, state: ImageState, get_params: Callable[[Size], list[float]]) -> None:
@@ -215,7 +220,7 @@ def reject_boundaries(warp: Warp, state: ImageState, get_params: Callable[[Size]
                     "interpolation",
                 )
         else:
-            positions = _source_positions(numbers)
+            positions = _source_positions(_from_corners(numbers, size))
             share = (abs(positions - positions.round()) < 1e-4).any(0).mean()
             if share > 0.05:  # the same mean difference; adjacent pixels differ less than the image and the fill
                 raise unsupported(
@@ -224,6 +229,13 @@ def reject_boundaries(warp: Warp, state: ImageState, get_params: Callable[[Size]
                     "or use InterpolationMode.BILINEAR",
                     "interpolation",
                 )
+
+
+def _from_corners(numbers: NDArray[Any], size: Size) -> NDArray[Any]:
+    """Return the parameters of an affine transform of a tensor with a Matrix that is not relative to centers."""
+    height, width, a, b, c, d, e, f = numbers
+    x, y = width * 0.5, height * 0.5
+    return np.array([height, width, a, b, c + size[1] * 0.5 - a * x - b * y, d, e, f + size[0] * 0.5 - d * x - e * y])
 
 
 def _source_positions(numbers: NDArray[Any]) -> NDArray[Any]:

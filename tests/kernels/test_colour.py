@@ -46,7 +46,7 @@ def test_step_is_close(name: str) -> None:
             assert np.count_nonzero(off[:-LAST_PIXELS]) <= off.size / 1000, f"{image.shape} {step.numbers}"
 
 
-@pytest.mark.parametrize("of", ["HUE", "GREY", "TENSOR_HUE", "TENSOR_GREY"])
+@pytest.mark.parametrize("of", ["HUE", "GREY", "TENSOR_HUE", "TENSOR_GREY", "TENSOR_HUE of v1", "TENSOR_GREY of v1"])
 def test_step_is_exact_for_many_colours(of: str) -> None:
     """Each 61st of all colours: hue and grey mix the channels."""
     colours = np.arange(0, 2**24, 61, dtype=np.uint32)[: 500 * 550].view(np.uint8).reshape(500, 550, 4)[..., :3].copy()

@@ -64,6 +64,24 @@ EXACT: dict[str, list[Any]] = {
                 v2.RandomAutocontrast(), v2.RandomInvert(), v2.ToDtype(torch.float32, scale=True)],
 }  # fmt: skip
 
+TENSORS: dict[str, Any] = {
+    "rotations": lambda v: [v.RandomRotation(40, expand=True), v.RandomRotation(25, BILINEAR, fill=(1, 20.5, 255)),
+                            v.RandomRotation(90, BILINEAR, center=(3, 5), fill=None if v is v2 else 0)],
+    "affine": lambda v: [v.RandomAffine(20, (0.1, 0.2), (0.7, 1.3), 10),
+                         v.RandomAffine(5, (0.1, 0.2), shear=(1, 2, 3, 4), fill=9),
+                         v.RandomAffine(30, None, (0.8, 1.1), interpolation=BILINEAR, fill=7, center=(20, 1))],
+    "perspective": lambda v: [v.RandomPerspective(0.6, 0.8), v.RandomPerspective(0.4, 1, NEAREST, (9, 0, 250))],
+    "of grey": lambda v: [v.Grayscale(), v.RandomPerspective(0.6, 0.8, fill=77), v.RandomRotation(30, BILINEAR)],
+    "resizes": lambda v: [v.RandomCrop((39, 50), pad_if_needed=True), v.Resize(64, antialias=True),
+                          v.Resize((90, 70), antialias=False), v.RandomHorizontalFlip(), v.Resize((50, 40), BICUBIC)],
+    "RandAugment": lambda v: [v.RandAugment(4, 15, fill=[9.0, 1.5, 99.0])],
+    "AutoAugment": lambda v: [v.AutoAugment(interpolation=BILINEAR)],
+    "TrivialAugmentWide": lambda v: [v.TrivialAugmentWide(interpolation=BILINEAR, fill=7)],
+    "jitter": lambda v: [v.ColorJitter(0.4, 0.4, 0.4, 0.1), v.RandomAdjustSharpness(1.7), v.RandomAutocontrast(),
+                         v.RandomGrayscale(0.3)],
+}  # fmt: skip
+"""Plans of uint8 tensors, in both versions."""
+
 CLOSE: dict[str, list[Any]] = {
     "GaussianBlur": [CROP, v1.GaussianBlur(9, (0.1, 2.0)), v1.PILToTensor()],
     "ColorJitter of tensors": [v2.ToImage(), v2.Resize((48, 48), antialias=True), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)],
@@ -112,6 +130,17 @@ def test_plan_is_close(name: str) -> None:
     for ours, theirs in outputs_of(CLOSE[name]):
         off = (ours.int() - theirs.int()).abs()
         assert off.max() <= 1 and (off > 0).float().mean() < 0.002
+
+
+@pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("name", TENSORS)
+def test_plan_of_tensors(name: str, version: Any) -> None:
+    """Exact, but for v2's colors: see ``truth.CLOSE``."""
+    share = 0.002 if version is v2 and name in ("RandAugment", "AutoAugment", "TrivialAugmentWide", "jitter") else 0
+    start = [v1.PILToTensor()] if version is v1 else [v2.ToImage()]
+    for ours, theirs in outputs_of([*start, *TENSORS[name](version)]):
+        off = (ours.int() - theirs.int()).abs()
+        assert off.max() <= 1 and (off > 0).float().mean() <= share
 
 
 def test_views_are_those_of_each_image() -> None:

@@ -14,6 +14,8 @@ import torchvision.transforms.functional as F
 import torchvision.transforms.v2.functional as F2
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
+from torchvision.transforms import _functional_tensor as FT
+from torchvision.transforms.v2.functional import _geometry as GT
 
 from proxyloader.kernels.programs import CODE, FILTERS, Programs
 from proxyloader.make_dataset import photograph
@@ -67,12 +69,12 @@ def of_pil(name: str, change: Any, numbers: Sequence[float] = (0,)) -> Draw:
     return draw
 
 
-def of_tensor(name: str, change: Any, numbers: Sequence[float] = (0,)) -> Draw:
-    """Return a step of one of these numbers, which ``change`` of a tensor is called with."""
+def of_tensor(name: str, change: Any, numbers: Sequence[float] | None = None, is_v1: bool = False) -> Draw:
+    """Return a step of one of these numbers, if any, which ``change`` of a tensor is called with."""
 
     def draw(rng: Random, image: Pixels) -> Done:
-        number = rng.choice(numbers)
-        return Done(name, on_tensor(image, lambda t: change(t, number)), [number])
+        arguments = [] if numbers is None else [rng.choice(numbers)]
+        return Done(name, on_tensor(image, lambda t: change(t, *arguments)), [*arguments, is_v1])
 
     return draw
 
@@ -81,7 +83,7 @@ def contrast_of_grey(rng: Random, image: Pixels) -> Done:
     """Of the only channel of a tensor. The channels of ``image`` must be equal."""
     factor = rng.choice(FACTORS)
     result = on_tensor(image[..., :1], lambda t: F2.adjust_contrast(t, factor))
-    return Done("TENSOR_CONTRAST", result.repeat(3, 2), [factor, 1])
+    return Done("TENSOR_CONTRAST", result.repeat(3, 2), [factor, 0, 1])
 
 
 def solarize_add(rng: Random, image: Pixels) -> Done:  # of timm
@@ -186,6 +188,51 @@ def transformed(name: str, numbers: Sequence[float], size: tuple[int, int], imag
     return Done(name, result, [*fill, *data])
 
 
+GRIDS = {
+    1: (FT._gen_affine_grid, FT._perspective_grid, FT._apply_grid_transform),
+    2: (GT._affine_grid, GT._perspective_grid, GT._apply_grid_transform),
+}
+"""What v1 and v2 make of tensors."""
+
+
+def tensor_warp(name: str, rng: Random, image: Pixels) -> Done:
+    """Rotations, any maps, and such on the borders of pixels; without a fill, and with one in the ways of v1 and v2."""
+    height, width = image.shape[:2]
+    _, method, mode = name.split("_")
+    blend, size = rng.randrange(3), (height, width)
+    fill = [float(value) for value in (_colour(rng) if rng.random() < 0.7 else [0.5, 100.5, 31.4])] if blend else None
+    affine_grid, perspective_grid, apply = GRIDS[blend or 2]
+    if method == "AFFINE":
+        size = _transformed_size(rng, image)
+        angle, scale = rng.choice([rng.uniform(0, 6.3), np.pi / 2]), rng.choice([1, 1, 0.37, 2.5, 1e4])
+        cos, sin = np.cos(angle) * scale, np.sin(angle) * scale
+        numbers = rng.choice([
+            [cos, sin, rng.choice([0, 0.5, rng.gauss(0, width)]), -sin, cos, rng.choice([0, -7, rng.gauss(0, height)])],
+            [rng.gauss(0, 1) for _ in range(6)],
+        ])  # fmt: skip
+        grid = affine_grid(torch.tensor(numbers, dtype=torch.float32).reshape(1, 2, 3), width, height, *size[::-1])
+    else:
+        shift_x, shift_y = rng.gauss(0, 3), rng.gauss(0, 3)
+        numbers = rng.choice([
+            [1, rng.gauss(0, 0.1), shift_x, rng.gauss(0, 0.1), 1, shift_y, rng.gauss(0, 0.3) / width, 0.1 / height],
+            [1, 0, 0, 0, 1, 0, -2 / width, 0],  # a horizon
+            [rng.gauss(0, 1) for _ in range(8)],
+        ])  # fmt: skip
+        grid = perspective_grid(numbers, width, height, torch.float32, torch.device("cpu"))
+    result = on_tensor(image, lambda t: apply(t, grid, mode.lower(), fill))
+    return Done(name, result, [*(fill or [0] * 3), blend, *numbers])
+
+
+def tensor_resize(antialias: bool, rng: Random, image: Pixels) -> Done:
+    """v1's resize of tensors. With antialias, torch itself fails on some sizes of one pixel: these stay."""
+    name = rng.choice(["bilinear", "bicubic"]) if antialias else "bilinear"
+    size, how = [max(2, a_size(rng, 90)) for _ in range(2)], F.InterpolationMode(name)
+    if antialias and min(image.shape[:2]) == 1:
+        size = list(image.shape[:2])
+    result = on_tensor(image, lambda t: F.resize(t, size, how, antialias=antialias))
+    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias])
+
+
 def box_blur(rng: Random, image: Pixels) -> Done:
     radii = [rng.choice([0, 0.1, 0.5, 0.9, 1, 1.33, 3.7, 40]) for _ in range(2)]
     radii = radii if any(radii) else [0.3, 0.3]
@@ -242,12 +289,12 @@ def resample(rng: Random, image: Pixels, largest: int = 90) -> Done:
     return Done("RESAMPLE", result, [*crop, *box, *flips, FILTERS[name], 0, fill, is_height_first])
 
 
-def resample_tensor(rng: Random, image: Pixels, largest: int = 90) -> Done:
+def resample_tensor(rng: Random, image: Pixels, largest: int = 90, antialias: bool = True) -> Done:
     size, name = [max(2, a_size(rng, largest)) for _ in range(2)], rng.choice(["bilinear", "bicubic"])
     how = F2.InterpolationMode(name)
     height, width = image.shape[:2]
-    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1]
-    return Done("RESAMPLE", on_tensor(image, lambda t: F2.resize(t, size, how, antialias=True)), numbers)
+    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1 if antialias else 2]
+    return Done("RESAMPLE", on_tensor(image, lambda t: F2.resize(t, size, how, antialias=antialias)), numbers)
 
 
 def a_size(rng: Random, largest: int) -> int:
@@ -272,14 +319,20 @@ EXACT: dict[str, Draw] = {
     "AUTOCONTRAST": of_pil("AUTOCONTRAST", lambda i, _: F.autocontrast(i)),
     "EQUALIZE": of_pil("EQUALIZE", lambda i, _: F.equalize(i)),
     "TENSOR_BRIGHTNESS": of_tensor("TENSOR_BRIGHTNESS", F2.adjust_brightness, FACTORS),
-    "TENSOR_AUTOCONTRAST": of_tensor("TENSOR_AUTOCONTRAST", lambda t, _: F2.autocontrast(t)),
+    "TENSOR_AUTOCONTRAST": of_tensor("TENSOR_AUTOCONTRAST", F2.autocontrast),
     "GREY": of_pil("GREY", lambda i, _: F.to_grayscale(i, 3)),
     "HUE": hue,
     "CHANNELS": channels,
     "MATRIX": matrix,
     "ERASE": erase,
-    "TENSOR_GREY": of_tensor("TENSOR_GREY", lambda t, _: F2.rgb_to_grayscale(t, 3)),
+    "TENSOR_GREY": of_tensor("TENSOR_GREY", lambda t: F2.rgb_to_grayscale(t, 3)),
     "TENSOR_HUE": of_tensor("TENSOR_HUE", F2.adjust_hue, HUES),
+    "TENSOR_SATURATION of v1": of_tensor("TENSOR_SATURATION", F.adjust_saturation, FACTORS, True),
+    "TENSOR_SHARPNESS of v1": of_tensor("TENSOR_SHARPNESS", F.adjust_sharpness, FACTORS, True),
+    "TENSOR_AUTOCONTRAST of v1": of_tensor("TENSOR_AUTOCONTRAST", F.autocontrast, None, True),
+    "TENSOR_GREY of v1": of_tensor("TENSOR_GREY", lambda t: F.rgb_to_grayscale(t, 3), None, True),
+    "TENSOR_HUE of v1": of_tensor("TENSOR_HUE", F.adjust_hue, HUES, True),
+    "TENSOR_CONTRAST of v1": of_tensor("TENSOR_CONTRAST", F.adjust_contrast, FACTORS, True),
     "WINDOW": window,
     "SELECT": select,
     "FLIP_X": of_pil("FLIP_X", lambda i, _: F.hflip(i)),
@@ -289,6 +342,8 @@ EXACT: dict[str, Draw] = {
     "KERNEL5": partial(kernel, 5),
     **{f"AFFINE_{mode}": partial(affine, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{f"PERSPECTIVE_{mode}": partial(perspective, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
+    **{name: partial(tensor_warp, name) for name in CODE if name.startswith(("TENSOR_AFFINE", "TENSOR_PERSPECTIVE"))},
+    "TENSOR_RESIZE": partial(tensor_resize, True),
     "BOX_BLUR": box_blur,
     "RESAMPLE": resample,
 }
@@ -300,9 +355,11 @@ CLOSE: dict[str, Draw] = {
     "TENSOR_SHARPNESS": of_tensor("TENSOR_SHARPNESS", F2.adjust_sharpness, FACTORS),
     "TENSOR_CONTRAST of grey": contrast_of_grey,
     "TENSOR_BLUR": tensor_blur,
+    "TENSOR_RESIZE without antialias": partial(tensor_resize, False),
 }
 """Steps of which a few levels differ by one. torch fuses multiplication and addition, but not for the last values of a
-tensor, which depend on the CPU; it sums a blur, and large means, in an order of its own."""
+tensor, which depend on the CPU; it sums a blur, and large means, in an order of its own; and a resize without antialias
+in another order if it has several threads."""
 
 
 # Batches --------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,12 @@ Warp = Callable[..., Any]
 def affine(graph: Graph, step: Affine) -> None:
     numbers = graph.take_params(8)
     size, matrix = numbers[0:2], fn.reshape(numbers[2:8], shape=[2, 3])
+    if step.kind == "tensor":
+        shape = graph.materialize().shape(dtype=types.FLOAT)
+        sides, new_sides = fn.stack(shape[1], shape[0]), fn.stack(numbers[1], numbers[0])
+        turned = fn.reductions.sum(matrix[:, 0:2] * fn.reshape(new_sides, shape=[1, 2]), axes=[1])
+        shift = fn.reshape(matrix[:, 2] + 0.5 * (sides - turned), shape=[2, 1])
+        matrix = fn.cat(matrix[:, 0:2], shift, axis=1)
 
     def warp(node: Any, **how: Any) -> Any:
         return fn.warp_affine(node, matrix, size=size, inverse_map=True, **how)
