@@ -44,6 +44,8 @@ EXACT: dict[str, list[Any]] = {
     "TrivialAugmentWide": [CROP, v1.TrivialAugmentWide(), v1.ToTensor()],
     "AutoAugment": [v1.AutoAugment(), v1.PILToTensor()],
     "AutoAugment, behind": [CROP, v2.AutoAugment(v2.AutoAugmentPolicy.CIFAR10), v1.PILToTensor()],
+    "AugMix": [CROP, v1.AugMix(), v1.ToTensor()],
+    "AugMix, v2": [CROP, v2.AugMix(severity=5, mixture_width=5), v1.ToTensor()],
     "ColorJitter": [CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor()],
     "ColorJitter, grey": [v1.Grayscale(1), CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), v1.ToTensor()],
     "SimCLR": [CROP, v1.RandomHorizontalFlip(), v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], p=0.8),
