@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FORK_WARNING = (
-    "each epoch forks new workers, after which this process copies each page of memory that it writes to, including "
-    "DALI's. Short epochs may therefore take longer than with torch's loader. Set persistent_workers=True"
+    "set persistent_workers=True. Otherwise, each epoch forks new workers, and short epochs may take longer than with "
+    "torch's loader"
 )
 SHORT_EPOCH_S = 60.0
 """Maximum duration of a first epoch for which ``FORK_WARNING`` is logged."""

@@ -134,7 +134,7 @@ def describe_backend(
     if options.server is not None:
         parts.append("the pipeline of the server")
     if parts:
-        exceptions = f"; the workers decode some images{first}" if first else ""
+        exceptions = f"; the dataset's code decodes some images{first}" if first else ""
         return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent encoded{exceptions}"
     if translated.reason:
         return f"torch: {translated.reason}"
@@ -179,7 +179,7 @@ class ImageCounts:
     @property
     def fallback_reason(self) -> str:
         if self.reason or not self.has_images:
-            return self.reason or "the dataset opens no JPEGs that DALI could decode"
+            return self.reason or self.decode_reason or "the dataset opens no JPEGs that DALI could decode"
         return self.decode_reason or "the dataset uses the pixels of its images"
 
     def begin_epoch(self) -> None:
@@ -208,25 +208,26 @@ class ImageCounts:
         # An array needs no decoding, and DALI transforms it faster than torchvision.
         slow = self._worker_images + (0 if self._has_arrays else self._pillow_images)
         is_slow = slow / total > WARN_FRACTION
+        is_best = self.decode_reason.startswith(FASTER_ON_CPU)  # there is nothing that a user could change
         log.log(
-            logging.WARNING if is_slow else logging.INFO,
-            "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; %s "
-            "were produced in the workers%s",
+            logging.WARNING if is_slow and not is_best else logging.INFO,
+            "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; the "
+            "dataset's code produced %s%s",
             self._name,
             *(f"{count:,}" for count in (self._dali_images, self._pillow_images, self._worker_images)),
             self._reason() if is_slow else "",
         )
 
     def _reason(self) -> str:
-        reasons = ["That is slower than decoding with DALI" if self._on_gpu else "That is at best as fast as torch"]
+        reasons = ["Only the images that DALI decodes load faster than with torch"]
         if self._pillow_images and not self._has_arrays:
             reasons.append("Pillow decodes non-JPEGs, JPEGs DALI decodes differently, and images whose pixels are used")
         if self.decode_reason:
-            reasons.append(f"The first image that the workers decoded: {self.decode_reason}")
-        if self._worker_images:
-            reasons.append("The workers produce images whose pixels are used there")
-            reasons.append(f"They produce those that are {'neither RGB nor gray JPEGs' if self._on_gpu else 'not RGB'}")
-            if not self._on_gpu:
-                reasons.append("Without a GPU, they also produce those whose transforms are faster in torchvision")
-            reasons.append("They also produce those whose transform no other image of the batch shares")
-        return ". ".join(["", *reasons, *(f"They also run everything up to {part}" for part in self.not_translated)])
+            reasons.append(f"The first image that the dataset's code decoded: {self.decode_reason}")
+        elif self._worker_images:
+            kind = "neither RGB nor gray JPEGs" if self._on_gpu else "not RGB"
+            reasons.append(
+                f"The dataset's code produces images that are {kind}, whose pixels it uses, or whose transform no "
+                "other image of the batch shares"
+            )
+        return ". ".join(["", *reasons, *(f"It also runs everything up to {part}" for part in self.not_translated)])

@@ -359,7 +359,7 @@ def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_on
     transform = transforms.Compose([transforms.Lambda(reddened), transforms.RandomCrop(32), transforms.ToTensor()])
     assert_as_torch(lambda kind: kind(ImageFolder(str(photos), transform), 8, num_workers=workers))
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "ImageFolder, 48 samples" in warning and "48 were produced in the workers" in warning
+    assert "ImageFolder, 48 samples" in warning and "the dataset's code produced 48" in warning
     assert "transform.transforms[0]: Lambda: it calls a Python function" in warning
 
 

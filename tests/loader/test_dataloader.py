@@ -259,7 +259,7 @@ def test_who_starts_new_workers_for_short_epochs_is_told_once(
     assert "forks new workers" not in caplog.text
     for _ in range(2):
         list(loader)
-    assert caplog.text.count("Set persistent_workers=True") == times
+    assert caplog.text.count("set persistent_workers=True") == times
 
 
 def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
