@@ -240,9 +240,8 @@ def _find_weights(name: str) -> Any:
     if obj := (weights | defaults).get(name):
         return obj.transforms()
     hint = _suggest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])
-    raise ValueError(
-        f"torchvision has no model or weights {name!r}.{hint} Name your own as module:attribute, such as train:transform"
-    )
+    advice = "Name your own as module:attribute, such as train:transform"
+    raise ValueError(f"torchvision has no model or weights {name!r}.{hint} {advice}")
 
 
 def _suggest(name: str, known: list[str]) -> str:
