@@ -190,7 +190,7 @@ def one_of(state: State, step: OneOf) -> None:
             after.apply(branch)
             after.make_crop()
     state.column = column + step.num_params
-    state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, state.channels
+    state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
 
 
 @operation(multi_crop.Views)
@@ -318,7 +318,7 @@ def _warp(state: State, step: warp.Warp, name: str, interpolation: str = "") -> 
     if name == "AFFINE":
         sizes, numbers = numbers[:2], numbers[2:].copy()
         if step.kind == "pil" and step.interpolation == "nearest" and not interpolation:
-            numbers[[2, 5]] -= np.where(warp.uses_fixed_point(sizes, numbers), warp.HALF_UNIT, 0)  # for DALI
+            numbers[[2, 5]] -= np.where(warp.uses_fixed_point(sizes, numbers), warp.HALF_UNIT, 0)  # added for DALI
     name, fill = f"{name}_{(interpolation or step.interpolation).upper()}", rgb(step.fill)
     if step.kind == "tensor":
         name, fill = f"TENSOR_{name}", (*fill, ("v1", "v2").index(step.version) + 1 if step.fill else 0)

@@ -58,6 +58,8 @@ EXACT: dict[str, list[Any]] = {
                v1.RandomEqualize(), v1.RandomAdjustSharpness(1.7), v2.RandomChannelPermutation(), v1.PILToTensor()],
     "choices": [v1.RandomChoice([v1.RandomCrop(40), v1.Resize((40, 40))]),
                 v1.RandomOrder([v1.RandomInvert(), v1.ColorJitter(0.5)]), v1.ToTensor()],
+    "choices, grey": [CROP, v1.RandomChoice([v1.Grayscale(1), v1.Compose([v1.RandomInvert(), v1.Grayscale(1)])]),
+                      v1.ColorJitter(0.5, 0.5), v1.ToTensor()],
     "zoom out": [v2.RandomZoomOut(fill=5), v2.RandomShortestSize((30, 50)), v2.ToImage()],
     "erasing": [CROP, v1.ToTensor(), NORMALIZE, v1.RandomErasing(0.9, value="random")],
     "erasing, color": [CROP, v1.ToTensor(), NORMALIZE, v1.RandomErasing(0.9, value=(0.1, -2.0, 3.0))],
