@@ -74,9 +74,10 @@ class Launcher:
         stats = torch.zeros(max(1, jobs.num_stats) * STATS_BYTES, dtype=torch.uint8, device=self.device)
         tables, pool = self._empty(len(runs) * TABLE_BYTES), self._empty(4 * jobs.pool_size)
         batch = BatchPointers(*at, stats.data_ptr(), tables.data_ptr(), pool.data_ptr())
-        for launch in jobs.launches(runs):
-            module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour
-            module.launch(launch, batch, stream)
+        with torch.cuda.device(self.device):  # the driver launches kernels of the current device only
+            for launch in jobs.launches(runs):
+                module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour
+                module.launch(launch, batch, stream)
         del described  # not earlier, or torch would reuse its memory for the others
         return outputs
 
