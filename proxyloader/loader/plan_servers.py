@@ -79,8 +79,11 @@ class PlanServers:
             dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
             with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
                 launching = pool.submit(get_launcher, device_id, dtype, options.format.channels_last)
-                self._decoder = self._decoder or create_decoder(pipeline_options)
+                decoder = self._decoder
+                if decoder is None or decoder.pipeline.device_id != device_id:
+                    decoder = create_decoder(pipeline_options)
                 launcher = launching.result()
             if launcher is not None:
-                return ProgramServer(self._decoder, plan, launcher)
+                self._decoder = decoder
+                return ProgramServer(decoder, plan, launcher)
         return PlanServer(plan, pipeline_options, options.format)
