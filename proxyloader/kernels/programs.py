@@ -4,8 +4,7 @@ A program is a sequence of steps: an opcode and its numbers. The programs of a b
 image once and writes it once: it has at most one step that reads other pixels or statistics of the image, followed by
 steps from pixel to pixel. The jobs of all images that are equally far form a stage, which takes a few launches.
 
-Images are RGB, uint8, (H, W, 3); a grayscale image has equal channels. A batch is described in NumPy arrays, without a
-Python loop over its images.
+Images are RGB, uint8, (H, W, 3); a grayscale image has equal channels. NumPy arrays describe the whole batch.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Kind(IntEnum):
 
 OPCODES: dict[str, Kind] = {
     # From level to level. Consecutive ones become one table.
-    "TABLE": Kind.POINTS,  # extras: 768 bytes as 96 numbers
+    "TABLE": Kind.POINTS,  # extras: 768 bytes as 192 numbers
     "BRIGHTNESS": Kind.POINTS,  # factor
     "CONTRAST": Kind.STATS,  # factor
     "POSTERIZE": Kind.POINTS,  # bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,8 @@ import torch
 from ..dali.device import cuda_ordinal
 from ..transforms.plan import Plan
 from .options import LoaderOptions
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # importing them imports DALI
     from ..dali.plan_server import PlanServer
@@ -75,7 +78,10 @@ class PlanServers:
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
-        if device_id is not None and not get_missing_kernel(plan):
+        missing = device_id is not None and get_missing_kernel(plan)
+        if missing:
+            log.info("DALI's operators transform the images: %s", missing)
+        elif device_id is not None:
             dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
             with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
                 launching = pool.submit(get_launcher, device_id, dtype, options.format.channels_last)
