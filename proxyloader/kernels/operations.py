@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import __version__ as pillow_version
 
 from ..transforms import augment, auto_augment, color, geometry, multi_crop, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
@@ -276,25 +275,13 @@ def resize_(state: State, step: resize.Resize) -> None:
     box, fill = state.crop or ((0, 0, old_width, old_height), (0.0,))
     state.crop = None
     red, green, blue = map(int, rgb(fill))
-    height_first = step.rounding == "pil" and resizes_height_first(box[3] - height, box[2] - width, box[3], box[2])
+    height_first = step.rounding == "pil" and resize.pillow_resizes_height_first((box[3], box[2]), (height, width))
     arithmetic = 0 if step.rounding == "pil" else 1 if step.antialias else 2
     numbers = (
         *box, 0, 0, box[2], box[3], 0, 0,
         FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first,
     )  # fmt: skip
     state.add("RESAMPLE", numbers, sizes=(height, width))
-
-
-def resizes_height_first(rows: Any, columns: Any, height: Any, width: Any, version: str = pillow_version) -> Any:
-    """Return whether Pillow resizes the height first, given how many rows and columns it removes.
-
-    Versions before 12.2 always resize the width first; from 13 on it depends on how many are removed (Pillow pull
-    request 9549).
-    """
-    release = tuple(map(int, version.split(".")[:2]))
-    if release < (12, 2):
-        return rows > np.inf
-    return (rows > 0) & ((rows > 2 * columns) if release >= (13, 0) else (height > 100 * width))
 
 
 @operation(warp.Affine)

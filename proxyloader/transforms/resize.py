@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import NDArray
 from PIL import Image
@@ -179,21 +179,19 @@ class Resize(ResizeStep):
         return new_size
 
 
-def pillow_resizes_height_first(size: Size, new_size: Size) -> bool:
-    """Return whether Pillow resizes the height first, as it does when removing over twice as many rows as columns.
+def pillow_resizes_height_first(size: Any, new_size: Any) -> Any:
+    """Return whether Pillow resizes the height first. Heights and widths may be arrays.
 
-    Versions before 13 always resize the width first (Pillow pull request 9549).
+    From version 13 on, it does so if that removes over twice as many rows as columns, in 12.2 and 12.3 only for images
+    that are over 100 times as high as wide, and before never (Pillow pull request 9549).
     """
     rows, columns = size[0] - new_size[0], size[1] - new_size[1]
-    return rows > 0 and rows > 2 * columns and _pillow_chooses_order()
+    if PILLOW_RELEASE < (12, 2):
+        return rows > np.inf
+    return (rows > 0) & (rows > 2 * columns if PILLOW_RELEASE >= (13, 0) else size[0] > 100 * size[1])
 
 
-@functools.cache
-def _pillow_chooses_order() -> bool:
-    """Return whether the installed Pillow chooses the order."""
-    image = Image.effect_noise((30, 30), 100)
-    bilinear = Image.Resampling.BILINEAR
-    return image.resize((29, 9), bilinear) != image.resize((29, 30), bilinear).resize((29, 9), bilinear)
+PILLOW_RELEASE = tuple(map(int, PIL.__version__.split(".")[:2]))
 
 
 @dataclass(frozen=True)
