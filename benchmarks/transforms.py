@@ -32,7 +32,7 @@ from torchvision.transforms import v2
 from tqdm import tqdm
 
 from proxyloader import EncodedImage, compile_transforms
-from proxyloader.dali.operators import PipelineOptions
+from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.make_dataset import FORMAT, make_dataset

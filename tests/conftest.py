@@ -115,7 +115,7 @@ def no_seeds_for_devices_that_are_not_there() -> Iterator[None]:
 def small_images_go_to_dali() -> Iterator[None]:
     """Small images are quick to test with. On a CPU a loader leaves them to torchvision, which is faster at them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Resize, "slow_on_cpu", False)
+        patch.setattr(Resize, "needs_kernels", False)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,12 +13,13 @@ from proxyloader.data import hooks
 from proxyloader.data.deferral import Deferral, deferring
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.data.placeholders import ProxyBatch, ProxySample
+from proxyloader.kernels.support import find_obstacle
 
 
 @contextlib.contextmanager
 def opened_late(on_gpu: bool = True) -> Iterator[None]:
     """Let images stay undecoded in this thread, with all transforms for DALI, or those that are for it on a CPU."""
-    deferral = Deferral(on_gpu)
+    deferral = Deferral(on_gpu, functools.partial(find_obstacle, has_kernels=on_gpu))
     hooks.hold(deferral)
     try:
         with deferring(deferral):

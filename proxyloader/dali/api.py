@@ -13,7 +13,6 @@ DALI cannot parse: ``data/jpeg.py`` rejects every unusual header, and Pillow dec
 from __future__ import annotations
 
 import importlib
-import re
 from typing import Any
 
 from ..errors import MissingDaliError
@@ -27,7 +26,6 @@ with defer_interrupts():  # an interrupted import of DALI cannot be repeated in 
         from nvidia.dali import __version__ as __version__
         from nvidia.dali import backend as backend
         from nvidia.dali import fn as fn
-        from nvidia.dali import math as math
         from nvidia.dali import pipeline_def as pipeline_def
         from nvidia.dali import types as types
         from nvidia.dali.pipeline import _shutdown_pipelines as _shutdown_pipelines
@@ -45,9 +43,6 @@ with defer_interrupts():  # an interrupted import of DALI cannot be repeated in 
         ) from error
 
 
-_fn: Any = fn
-
-
 def decoder_arguments(operator: str, device_id: int | None, engine_share: float) -> dict[str, Any]:
     """Return the arguments with which a decoder matches Pillow: libjpeg's upsampling, no rotation by EXIF."""
     arguments: dict[str, Any] = {"output_type": types.RGB, "jpeg_fancy_upsampling": True}
@@ -58,59 +53,10 @@ def decoder_arguments(operator: str, device_id: int | None, engine_share: float)
     return arguments | placement
 
 
-def split(images: Any, predicate: Any) -> tuple[Any, Any]:
-    """Split a batch into the images whose predicate, a scalar of each, is true, and the others."""
-    where_true, where_false = _fn._conditional.split(images, predicate=predicate)
-    return where_true, where_false
-
-
-def merge(where_true: Any, where_false: Any, predicate: Any) -> Any:
-    """Merge the parts of a batch that ``split`` returned, in the original order."""
-    return _fn._conditional.merge(where_true, where_false, predicate=predicate)
-
-
-def filter_image(images: Any, kernel: Any, outside: Any = None) -> Any:
-    """Correlate float images (H, W, C) with a kernel, (H, W).
-
-    ``outside`` is the value of the pixels around the images. None: the outermost pixels are repeated.
-    """
-    operator = (_fn if hasattr(_fn, "filter") else _fn.experimental).filter  # experimental before DALI 2
-    if outside is None:
-        return operator(images, kernel, border="clamp")
-    return operator(images, kernel, outside, border="constant")
-
-
-def equalized(images: Any) -> Any:
-    """Equalize the histogram of each channel of uint8 images (H, W, C), as OpenCV's ``equalizeHist`` does."""
-    return (_fn if hasattr(_fn, "equalize") else _fn.experimental).equalize(images)  # experimental before DALI 2
-
-
 def automatic_augmentation(name: str) -> Any:
     """Return a function of ``nvidia.dali.auto_aug``. The import is slow and rarely needed."""
     module = importlib.import_module(f"nvidia.dali.auto_aug.{name.removesuffix('_wide')}")
     return getattr(module, name)
-
-
-def operators_between(start: Any, end: Any) -> list[str]:
-    """Return the names in ``fn`` of the operators between two nodes of a graph, each once, in the graph's order."""
-    reached, pending = set(), [end.source]
-    while pending:
-        operator = pending.pop()
-        if operator not in reached:
-            reached.add(operator)
-            pending += [node.source for node in operator.inputs]
-    through: list[Any] = []
-    for operator in sorted(reached, key=lambda operator: operator.id):  # inputs come before their consumers
-        if any(node.name == start.name or node.source in through for node in operator.inputs):
-            through.append(operator)
-    return list(dict.fromkeys(_name_in_fn(type(operator._op).schema_name) for operator in through))
-
-
-def _name_in_fn(schema: str) -> str:
-    """Return the name in ``fn``, such as ``decoders.image`` for ``decoders__Image``, or a word for Python operators."""
-    signs = {"ArithmeticGenericOp": "arithmetic", "TensorSubscript": "subscript", "Shape": "shape"}
-    parts = signs.get(schema.lstrip("_"), schema.removeprefix("_conditional__")).split("__")
-    return ".".join(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", part).lower() for part in parts)
 
 
 def without_conversion(error: Exception) -> Exception:

@@ -2,23 +2,92 @@
 
 from __future__ import annotations
 
-import itertools
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..transforms.plan import Branch, ImageState, Plan
+from .._cores import cores_of_process, usable_cores
+from ..transforms.plan import Plan
 from . import jpeg_engines
-from .api import OperatorConcurrency, Pipeline, fn, operators_between, pipeline_def, types
-from .fused_normalize import split
-from .operators import Graph
-from .operators import PipelineOptions as PipelineOptions
+from .api import OperatorConcurrency, Pipeline, fn, pipeline_def, types
+from .graph import Graph
+
+LARGE_PIXELS = 1_200_000
+"""Minimum mean number of pixels of large photos. With CUDA decoding, CPU threads read the scans of smaller JPEGs, up to
+DALI's ``hybrid_huffman_threshold`` of a million pixels. See ``benchmarks/results/engine_shares.txt``."""
+
+MANY_CORES = 12
+"""Minimum number of cores with which decoding large photos on CUDA is worth its CPU time."""
+
+MANY_PROGRESSIVE = 0.02
+"""Minimum share of progressive JPEGs for which DALI needs more threads to read their scans."""
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Execution options of a pipeline, which do not affect what it computes.
+
+    Attributes:
+        batch_size: maximum number of images per run.
+        device_id: CUDA ordinal, or None for the CPU.
+        num_threads: number of DALI's CPU threads. None: automatic, see ``threads``.
+        prefetch_queue_depth: number of runs for which DALI allocates memory.
+        hw_decoder_load: share of JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any. None: automatic,
+            see ``engine_share``.
+        float16: whether floating-point images are returned as float16, rounded once.
+        channels_last: whether images are returned as (H, W, C).
+    """
+
+    batch_size: int
+    device_id: int | None = None
+    num_threads: int | None = None
+    prefetch_queue_depth: int = 2
+    hw_decoder_load: float | None = None
+    float16: bool = False
+    channels_last: bool = False
+
+    @property
+    def engine_share(self) -> float:
+        """``hw_decoder_load``, or 1.0 if it is None."""
+        return 1.0 if self.hw_decoder_load is None else self.hw_decoder_load
+
+    @property
+    def wants_engines(self) -> bool:
+        """Whether to decode with JPEG engines, if the GPU has any."""
+        return self.device_id is not None and self.engine_share > 0
+
+    @property
+    def threads(self) -> int:
+        """``num_threads``. If it is None, at most 4 on a GPU, or the number of cores plus one on the CPU.
+
+        The additional thread helps because most threads wait for the last images at the end of each operator.
+        """
+        if self.num_threads is not None:
+            return self.num_threads
+        cores = usable_cores()
+        return cores + 1 if self.device_id is None else min(4, cores)
+
+    def for_files_of(self, mean_pixels: float, progressive: float) -> PipelineOptions:
+        """Return the options for JPEGs with a mean number of pixels and a share of progressive ones.
+
+        With many cores, JPEG engines and CUDA together decode large JPEGs faster. CUDA decodes progressive ones, but
+        DALI's threads do most of the work. Nothing changes on the CPU, or if ``num_threads`` or ``hw_decoder_load`` is
+        set.
+        """
+        is_set = self.num_threads is not None or self.hw_decoder_load is not None
+        cores = cores_of_process()
+        is_large = mean_pixels >= LARGE_PIXELS and cores >= MANY_CORES
+        if self.device_id is None or is_set or not (is_large or progressive >= MANY_PROGRESSIVE):
+            return self
+        share = 0.65 if is_large else None  # 0.65 is DALI's default
+        return replace(self, hw_decoder_load=share, num_threads=min(16, cores))
 
 
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
-    """Build the DALI pipeline of a plan.
+    """Build the DALI pipeline of a plan without steps that need kernels.
 
-    Its inputs are ``images``, (bytes,) uint8 each, and, if the plan has parameters, ``draws``, float32: the columns,
-    followed by the arrays. It has ``plan.output.images`` outputs. Each is a batch of tensors (C, H, W), or (H, W, C)
-    with ``options.channels_last``, floating-point or uint8, on ``options.device_id`` or the CPU.
+    Its inputs are ``images``, (bytes,) uint8 each, and, if the plan has parameters, ``draws``, float32. Its output is a
+    batch of tensors (C, H, W), or (H, W, C) with ``options.channels_last``, floating-point or uint8, on
+    ``options.device_id`` or the CPU.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
@@ -30,44 +99,14 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         device_id=options.device_id,
         prefetch_queue_depth=options.prefetch_queue_depth,
         exec_dynamic=True,
-        # Many operators run on a GPU in less time than it takes to launch them, so several threads launch them. On a
-        # CPU, DALI runs one operator at a time.
+        # Several threads launch the operators of a GPU. On a CPU, DALI runs one operator at a time.
         concurrency=OperatorConcurrency.FULL,
     )
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
         draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.num_params else None
-        return tuple(Graph(options, images, draws, plan.num_params).outputs(plan.steps))
+        return Graph(options, images, draws).output(plan.steps)
 
     pipeline = proxyloader_plan()
     jpeg_engines.build(pipeline)
     return pipeline
-
-
-def operators_of(steps: Branch, device_id: int | None = None) -> list[list[str]]:
-    """Return the DALI operators that each step of a plan adds to the graph, by their names in ``fn``.
-
-    There is a list for each step, of which there must be at least one, and one for the output. The list of a deferred
-    step is empty, as later operators perform it.
-    """
-    with Pipeline(1, 1, device_id, exec_dynamic=True):
-        encoded, draws = (fn.external_source(name=name) for name in ("images", "draws"))
-        graph = Graph(PipelineOptions(1, device_id), encoded, draws, sum(step.num_params for step in steps))
-        in_dali, last = (steps, ()) if device_id is None else split(steps)
-        output, *_ = graph.outputs(in_dali)
-        reached = [encoded, *(encoded if node is None else node for node in graph.reached)]
-        # A Normalize at the end produces the output.
-        reached = [*reached, *reached[-1:] * len(last), output, output][: len(steps) + 2]
-        return [operators_between(before, after) for before, after in itertools.pairwise(reached)]
-
-
-def operators_of_branch(steps: Branch, state: ImageState, device_id: int | None = None) -> list[str]:
-    """Return the DALI operators of a branch, by their names in ``fn``. ``state`` is the state before the branch."""
-    with Pipeline(1, 1, device_id, exec_dynamic=True):
-        image, draws = (fn.external_source(name=name) for name in ("images", "draws"))
-        graph = Graph(PipelineOptions(1, device_id), None, draws, sum(step.num_params for step in steps))
-        image = image if device_id is None else image.gpu()
-        graph.node, graph.channels = image, state.channels
-        graph.scale = None if state.dtype == "uint8" else 1.0
-        graph.add(steps)
-        return operators_between(image, graph.materialize())

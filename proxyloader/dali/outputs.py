@@ -11,9 +11,6 @@ import torch.utils.dlpack
 from .api import feed_ndarray, to_torch_type
 from .output_format import Output, Outputs
 
-LEGACY_STREAM = 1
-"""DLPack's number for CUDA's default stream, which is 0 in torch and CUDA."""
-
 
 def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Outputs:
     """Return the outputs of the oldest run as torch tensors.
@@ -29,20 +26,12 @@ def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Outputs:
 def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
     on_gpu = "GPU" in type(tensor).__name__
     if not on_gpu and exec_dynamic:
-        return _view(tensor, None)
+        # Pass a capsule: for other objects torch calls DALI's code for the device, in which a Ctrl-C is lost.
+        return torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
     device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
     copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
     feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
     return copied
-
-
-def view_outputs(pipeline: Any, stream: torch.cuda.Stream) -> Outputs:
-    """Return the outputs of the oldest run of a GPU pipeline as views of DALI's memory.
-
-    Read them on ``stream`` and release them at once. DALI reuses the memory when ``stream`` has reached this point, and
-    does not wait for other streams.
-    """
-    return [_convert(lambda tensor: _view(tensor, stream), output) for output in pipeline.outputs(cuda_stream=stream)]
 
 
 def _convert(to_torch: Callable[[Any], torch.Tensor], output: Any) -> Output:
@@ -50,10 +39,3 @@ def _convert(to_torch: Callable[[Any], torch.Tensor], output: Any) -> Output:
     if output.is_dense_tensor():
         return to_torch(output.as_tensor())
     return [to_torch(output[k]) for k in range(len(output))]
-
-
-def _view(tensor: Any, stream: torch.cuda.Stream | None) -> torch.Tensor:
-    """Return a torch view of DALI's memory. ``stream`` is the stream that will read it; None for the CPU."""
-    # Pass a capsule: for other objects torch calls DALI's code for the device, in which a Ctrl-C is lost.
-    arguments = {} if stream is None else {"stream": stream.cuda_stream or LEGACY_STREAM}
-    return torch.utils.dlpack.from_dlpack(tensor.__dlpack__(**arguments))

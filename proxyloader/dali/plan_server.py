@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from ..data.jpeg import read_jpeg_header
-from ..transforms.plan import Plan, plan_of
-from . import jpeg_engines, outputs
+from ..transforms.plan import Plan
+from . import jpeg_engines
 from .build import PipelineOptions, build_pipeline
-from .fused_normalize import FusedNormalize, split
 from .output_format import Output, OutputFormat, Outputs
 from .run_queue import PipelineRun, RunQueue, Transform
 
@@ -39,19 +38,14 @@ class PlanServer(RunQueue):
         float16 = options.device_id is None and format.dtype == torch.float16  # DALI has no bfloat16
         self._options = self._built = replace(options, float16=float16, channels_last=format.channels_last)
         self._fits_images = 0.0  # maximum batch size for this pipeline; 0: it has had no batch
-        steps, last = split(plan.steps) if options.device_id is not None else (plan.steps, ())
-        self._plan = plan_of(steps) if last else plan
+        self._plan = plan
         trim_heap()
         super().__init__(build_pipeline(self._plan, self._options))
-        # After the pipeline, whose error gives advice if memory is short.
-        self._last_steps: FusedNormalize | None = None
-        if options.device_id is not None:
-            device = torch.device("cuda", options.device_id)
-            self._last_steps = FusedNormalize(last, plan.output.channels, format.dtype, device)
 
     def submit(self, inputs: Sequence[Any], transform: Transform | None = None) -> PipelineRun:
         files, *rows = inputs
-        return super().submit([files, *(_as_float32(each, self._plan.num_params) for each in rows)], transform)
+        columns = [np.ascontiguousarray(each).view(np.float64).astype(np.float32) for each in rows]
+        return super().submit([files, *columns], transform)
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         if len(inputs[0]) > self._fits_images:
@@ -106,22 +100,11 @@ class PlanServer(RunQueue):
         transform = self._runs[0].transform
         if transform is not None:
             return transform(self.pipeline.outputs(cuda_stream=stream)[0])
-        if self._last_steps is None or stream is None:
-            return [_map(self._as_images, output) for output in super()._take_outputs(stream)]
-        last_steps, views = self._last_steps, outputs.view_outputs(self.pipeline, stream)
-        return [_map(lambda images: last_steps(self._as_images(images)), view) for view in views]
+        return [_map(self._as_images, output) for output in super()._take_outputs(stream)]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:
         """Return images as (N, C, H, W), or one image as (C, H, W)."""
         return output.movedim(-1, -3) if self._options.channels_last else output
-
-
-def _as_float32(rows: Any, num_params: int) -> Any:
-    """Convert sampled parameters, whose columns are float64, to the input of DALI's graph."""
-    if isinstance(rows, list):
-        return [_as_float32(row[None], num_params)[0] for row in rows]
-    columns = np.ascontiguousarray(rows[:, : 2 * num_params]).view(np.float64).astype(np.float32)
-    return np.concatenate([columns, rows[:, 2 * num_params :]], 1)
 
 
 def trim_heap() -> None:

@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from ..transforms.chain import START_AS_GREY, classes_with_rules
-from ..transforms.plan import FASTER_ON_CPU
+from ..transforms.chain import classes_with_rules
 from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
 from .deferral import current
 from .encoded_image import EncodedImage
@@ -42,12 +41,6 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
         load_timm_rules()
     for cls in (*classes_with_rules(), *COMPOSES):
         yield cls, "__call__", _intercept(cls, cls.__call__)
-
-
-def _uses_gpu() -> bool:
-    """Return whether images arrive on a GPU. On a CPU, torchvision runs the transforms at which it is faster."""
-    deferral = current()
-    return deferral is not None and deferral.on_gpu
 
 
 def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,9 +88,12 @@ def _apply(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
     chain = transformed.chain.through(transform) if is_compose else transformed.chain.then(transform)
     if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
         return None
-    if chain.slow_on_cpu and not _uses_gpu():
+    deferral = current()
+    assert deferral is not None
+    if why := deferral.find_obstacle(chain.partial_plan):
         if not is_compose:  # otherwise, its parts are intercepted one by one
-            pixel_uses.explain(f"{FASTER_ON_CPU} {type(transform).__name__} with these arguments")
+            of_grey = " of a grey image" if chain.state.channels == 1 else ""
+            pixel_uses.explain(f"{type(transform).__name__}{of_grey}: {why}")
             # Decode now, so that the transforms it calls are not intercepted either.
             _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
@@ -133,8 +129,5 @@ def _find_transformed(image: Any) -> TransformedImage | None:
         return None
     if torch.get_default_dtype() is not torch.float32:  # may change at any time
         pixel_uses.explain(f"torch's default dtype is {torch.get_default_dtype()}, but DALI returns float32")
-        return None
-    if transformed.chain is START_AS_GREY and not _uses_gpu():  # see benchmarks/results/parts.jsonl
-        pixel_uses.explain(f"{FASTER_ON_CPU} grey images")
         return None
     return transformed

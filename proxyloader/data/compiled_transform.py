@@ -160,13 +160,21 @@ def compile_for_loader(transform: Any, has_fallback: bool) -> Any:
     return replace_nested(transform, compile) if is_holder(transform) else compile("", transform)
 
 
-def wrap_untranslated(transform: Any) -> Any:
-    """Wrap a transform in a WorkerTransform. In an object with compiled transforms, wrap only the others."""
-    if not find_compiled(transform):
-        return WorkerTransform(transform)
-    return replace_nested(
-        transform, lambda _, part: part if isinstance(part, CompiledTransform) else WorkerTransform(part)
-    )
+def leave_untranslated(transform: Any, options: Any) -> Any:
+    """Leave a transform to torchvision, except for the parts that the user has compiled and that have no obstacle.
+
+    On a CPU it becomes a WorkerTransform. On a GPU its calls are intercepted, so that the results arrive there.
+    """
+
+    def leave(_: str, part: Any) -> Any:
+        if isinstance(part, CompiledTransform):
+            if not options.find_obstacle(part.plan):
+                return part
+            part = part.original
+        return part if options.on_gpu else WorkerTransform(part)
+
+    has_compiled = is_holder(transform) and find_compiled(transform)
+    return replace_nested(transform, leave) if has_compiled else leave("", transform)
 
 
 def find_compiled(transform: Any) -> list[CompiledTransform]:

@@ -114,15 +114,20 @@ def open_lazy(path: str) -> Image.Image | EncodedImage:
     return create_lazy_image(encoded) if PILLOW_SUPPORTS_LAZY else encoded
 
 
-def collect_plans(dataset: Any) -> dict[str, Plan]:
-    """Return the plans of a wrapped dataset by key. Each of them needs a pipeline."""
+def collect_compiled(dataset: Any) -> list[CompiledTransform]:
+    """Return the compiled transforms of a wrapped dataset."""
     if isinstance(dataset, Subset):
-        return collect_plans(dataset.dataset)
+        return collect_compiled(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
-        return {key: plan for part in dataset.datasets for key, plan in collect_plans(part).items()}
+        return [each for part in dataset.datasets for each in collect_compiled(part)]
     attributes = [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
     attributes.append(getattr(dataset, "transform", None))  # for classes with __slots__
-    return {each.plan.key: each.plan for value in attributes for each in find_compiled(value)}
+    return [each for value in attributes for each in find_compiled(value)]
+
+
+def collect_plans(dataset: Any) -> dict[str, Plan]:
+    """Return the plans of a wrapped dataset by key."""
+    return {each.plan.key: each.plan for each in collect_compiled(dataset)}
 
 
 def get_sample_path(dataset: Any, index: Any) -> str:

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from ..transforms.plan import Plan
 
 MAX_UNUSED_SAMPLES = 64
 """Number of consecutive samples without an image for DALI after which deferring stops."""
@@ -26,13 +28,21 @@ class Deferral:
     """Deferred decoding for the dataset of one loader, in one process.
 
     Attributes:
-        on_gpu: whether images arrive on a GPU. On a CPU, DALI runs only the transforms at which it is faster.
+        on_gpu: whether images arrive on a GPU.
+        find_obstacle: returns why torchvision runs a plan; "" if DALI does.
         is_active: False once deferring has stopped.
         has_seen_images: whether the dataset has returned any undecoded image.
     """
 
-    def __init__(self, on_gpu: bool, is_active: bool = True, has_seen_images: bool = False) -> None:
-        self.on_gpu, self.is_active, self.has_seen_images = on_gpu, is_active, has_seen_images
+    def __init__(
+        self,
+        on_gpu: bool,
+        find_obstacle: Callable[[Plan], str],
+        is_active: bool = True,
+        has_seen_images: bool = False,
+    ) -> None:
+        self.on_gpu, self.find_obstacle = on_gpu, find_obstacle
+        self.is_active, self.has_seen_images = is_active, has_seen_images
         self._unused = 0
 
     def record(self, samples: int, uses_dali: bool, decoded: bool) -> None:

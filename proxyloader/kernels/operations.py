@@ -267,7 +267,7 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
 @operation(resize.Resize)
 def resize_(state: State, step: resize.Resize) -> None:
     state.require_levels(step)
-    height, width = state.take(step.num_params)[-2:]
+    height, width = state.take(2)
     if step.rounding is None:
         state.add("TENSOR_RESIZE", (FILTERS[step.interpolation], step.antialias), sizes=(height, width))
         return
@@ -303,9 +303,7 @@ def _warp(state: State, step: warp.Warp, name: str, interpolation: str = "") -> 
     state.require_levels(step)
     numbers, sizes = state.take(8), None
     if name == "AFFINE":
-        sizes, numbers = numbers[:2], numbers[2:].copy()
-        if step.kind == "pil" and step.interpolation == "nearest" and not interpolation:
-            numbers[[2, 5]] -= np.where(warp.uses_fixed_point(sizes, numbers), warp.HALF_UNIT, 0)  # added for DALI
+        sizes, numbers = numbers[:2], numbers[2:]
     name, fill = f"{name}_{(interpolation or step.interpolation).upper()}", rgb(step.fill)
     if step.kind == "tensor":
         name, fill = f"TENSOR_{name}", (*fill, ("v1", "v2").index(step.version) + 1 if step.fill else 0)
@@ -402,7 +400,7 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
 @operation(augment.BoxBlur)
 def box_blur(state: State, step: augment.BoxBlur) -> None:
     state.require_levels(step)
-    radius = _box_radius(state.take(step.num_params)[-1])
+    radius = _box_radius(state.take(1)[0])
     state.add("BOX_BLUR", (radius, radius, 3))
 
 

@@ -392,7 +392,8 @@ class DataLoader(CheckpointedLoader[T]):
         deferral = None
         if options.server is None:  # continue as an earlier epoch with the same transforms has ended
             has_fallen_back = counts.has_fallen_back
-            deferral = Deferral(options.on_gpu, not has_fallen_back, has_fallen_back and counts.has_images)
+            has_images = has_fallen_back and counts.has_images
+            deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images)
         self._pool = WorkerPool.build(self, translated, arena, self._passed_samples, loader_state, live, deferral)
         return self._pool
 

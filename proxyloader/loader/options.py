@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -12,6 +14,8 @@ from .._validation import check_int
 from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
+from ..kernels.support import can_compile, find_obstacle
+from ..transforms.plan import Plan
 
 MAX_THREADS = 1024
 """Maximum number of DALI threads. DALI creates all of them at once and aborts the process if one cannot be created."""
@@ -74,6 +78,16 @@ class LoaderOptions:
     def on_gpu(self) -> bool:
         """Whether images are returned on a GPU."""
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether kernels transform the images. Does not initialize CUDA."""
+        return self.on_gpu and can_compile()
+
+    @property
+    def find_obstacle(self) -> Callable[[Plan], str]:
+        """Function that returns why torchvision runs a plan in the workers; "" if it does not."""
+        return functools.partial(find_obstacle, has_kernels=self.has_kernels)
 
     @property
     def image_device(self) -> torch.device:

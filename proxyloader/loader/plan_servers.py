@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..dali.device import cuda_ordinal
+from ..errors import PipelineError
 from ..transforms.plan import Plan
 from .options import LoaderOptions
-
-log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:  # importing them imports DALI
     from ..dali.plan_server import PlanServer
@@ -72,24 +70,25 @@ class PlanServers:
         from ..dali.plan_server import PlanServer
         from ..dali.program_server import ProgramServer, create_decoder
         from ..kernels.launcher import get_launcher
-        from ..kernels.operations import get_missing_kernel
 
+        if why := options.find_obstacle(plan):
+            raise PipelineError(f"{why}. Do not compile the transform, but use it as it is", code="no-kernels")
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
-        missing = device_id is not None and get_missing_kernel(plan)
-        if missing:
-            log.info("DALI's operators transform the images: %s", missing)
-        elif device_id is not None:
-            dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
-            with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
-                launching = pool.submit(get_launcher, device_id, dtype, options.format.channels_last)
-                decoder = self._decoder
-                if decoder is None or decoder.pipeline.device_id != device_id:
-                    decoder = create_decoder(pipeline_options)
-                launcher = launching.result()
-            if launcher is not None:
-                self._decoder = decoder
-                return ProgramServer(decoder, plan, launcher)
-        return PlanServer(plan, pipeline_options, options.format)
+        if device_id is None or not options.has_kernels:
+            return PlanServer(plan, pipeline_options, options.format)
+        dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
+        with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
+            launching = pool.submit(get_launcher, device_id, dtype, options.format.channels_last)
+            if self._decoder is None or self._decoder.pipeline.device_id != device_id:
+                self._decoder = create_decoder(pipeline_options)
+            launcher = launching.result()
+        if launcher is None:
+            raise PipelineError(
+                "the CUDA kernels cannot be compiled or loaded; the log has the error. Pass translate=False, so that "
+                "torchvision transforms the images in the workers",
+                code="no-kernels",
+            )
+        return ProgramServer(self._decoder, plan, launcher)

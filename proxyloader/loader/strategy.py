@@ -13,12 +13,12 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision.datasets import MNIST, SEMEION, USPS
 
-from ..data.compiled_transform import compile_for_loader, wrap_untranslated
-from ..data.dataset import Translated, collect_plans, get_length, get_sources, wrap
+from ..data.compiled_transform import compile_for_loader, leave_untranslated
+from ..data.dataset import Translated, collect_compiled, collect_plans, get_length, get_sources, wrap
 from ..data.placeholders import Proxy
 from ..errors import UnsupportedTransformError
-from ..transforms.nested import find_nested
-from ..transforms.plan import FASTER_ON_CPU, Plan, iter_steps
+from ..kernels.support import NO_KERNELS, explain_obstacle
+from ..transforms.plan import Plan
 from ..transforms.registry import translate
 from ..workers.messages import PackedBatch
 from .options import LoaderOptions
@@ -65,13 +65,13 @@ def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
     plans = collect_plans(wrapped)
     for plan in plans.values():
         options.format.check(plan)
-    if not options.on_gpu:
-        compiled = collect_plans(dataset)
-        if any(plan.slow_on_cpu for key, plan in plans.items() if key not in compiled):
-            untranslated = wrap(dataset, compile=wrap_untranslated)  # transforms compiled by the user keep their plans
-            reason = f"{FASTER_ON_CPU} {_slow_on_cpu(dataset)}"
-            warning = f"torchvision transforms in the workers: {reason}"
-            return Translated(untranslated, collect_plans(untranslated), reason=reason, warnings=(warning,))
+    with_obstacle = [each for each in collect_compiled(wrapped) if options.find_obstacle(each.plan)]
+    if with_obstacle:
+        reason = explain_obstacle(translate(with_obstacle[0].original), options.has_kernels)
+        untranslated = wrap(dataset, compile=functools.partial(leave_untranslated, options=options))
+        plans = {key: plan for key, plan in collect_plans(untranslated).items() if not options.find_obstacle(plan)}
+        warning = f"torchvision transforms in the workers: {reason}"
+        return Translated(untranslated, plans, options.on_gpu, reason=reason, warnings=(warning,))
     sources = get_sources(dataset)
     kinds = set(map(type, sources))
     if kinds <= {TensorDataset, list, tuple, range}:
@@ -98,16 +98,6 @@ def _compile(transform: Any, options: LoaderOptions, not_translated: list[str]) 
             where = f"{error.position}: {error.transform}" if error.transform else error.position
             not_translated.append(f"{where}: {error.reason}")
         return transform
-
-
-def _slow_on_cpu(dataset: Any) -> str:
-    """Describe the transforms that are faster in torchvision on a CPU."""
-    transforms = [getattr(source, "transform", None) for source in get_sources(dataset)]
-    nested = [inner for transform in transforms for inner in (find_nested(transform) or {"": transform}).values()]
-    parts = [part for transform in nested for part in translate(transform).on_the_way()]
-    slow = [part for part in parts if any(step.slow_on_cpu for step in iter_steps(part.steps))]
-    names = ", ".join(dict.fromkeys(type(part.transform).__name__ for part in slow))
-    return f"{names} with these arguments" if names else "some of its transforms"
 
 
 def _has_grey_arrays(dataset: Any) -> bool:
@@ -208,7 +198,7 @@ class ImageCounts:
         # An array needs no decoding, and DALI transforms it faster than torchvision.
         slow = self._worker_images + (0 if self._has_arrays else self._pillow_images)
         is_slow = slow / total > WARN_FRACTION
-        is_best = self.decode_reason.startswith(FASTER_ON_CPU)  # there is nothing that a user could change
+        is_best = NO_KERNELS in self.decode_reason  # there is nothing that a user could change
         log.log(
             logging.WARNING if is_slow and not is_best else logging.INFO,
             "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; the "

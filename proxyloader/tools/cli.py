@@ -231,9 +231,8 @@ def make_photographs(folder: Path, **options: Any) -> None:
 def _explain(parser: Parser) -> None:
     """Show how a torchvision transform is translated.
 
-    Prints for each part the random numbers drawn per image, the function that draws them, the DALI operators, and the
-    maximum difference from torchvision's pixels. For parts that are not translated, prints the reason and an
-    alternative.
+    Prints for each part the random numbers drawn per image and the function that draws them, and for the whole
+    transform what runs it. For parts that are not translated, prints the reason and an alternative.
 
     Exit status 1: a part is not translated. Loaders then run it in the workers, unless translate='all'.
 

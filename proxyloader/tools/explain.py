@@ -1,4 +1,4 @@
-"""``explain``: the random numbers, DALI operators and accuracy of each part of a transform."""
+"""``explain``: the random numbers that each part of a transform draws, and what runs it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torchvision.models
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import MissingDaliError, UnsupportedTransformError
+from ..errors import UnsupportedTransformError
+from ..kernels.support import explain_obstacle
 from ..transforms.nested import find_nested
-from ..transforms.plan import EXACT, Branch, ConstantParams, Step, Tolerance, iter_steps, plan_of
+from ..transforms.plan import Branch, ConstantParams, Step, plan_of
 from ..transforms.registry import Part, is_holder, translate
 from .files import as_text
 
@@ -36,16 +36,12 @@ class Row:
         position: such as ``transform.transforms[1]``. The last row is ``output``, if the whole transform is translated.
         transform: its ``repr`` in one line.
         drawn: random numbers drawn per image, and the function that draws them.
-        operators: DALI operators that it adds to the graph, as named in ``fn``; None if DALI is missing.
-        closeness: maximum difference from torchvision's pixels, in levels of 255.
         refusal: why it is not translated, and an alternative; "" if it is. Later rows ignore it.
     """
 
     position: str
     transform: str
     drawn: str = ""
-    operators: tuple[str, ...] | None = ()
-    closeness: str = ""
     refusal: str = ""
 
 
@@ -55,12 +51,14 @@ class Explanation:
 
     Attributes:
         rows: one row per part.
-        slow_on_cpu: whether loaders without a GPU leave the transform to torchvision, which is faster.
+        on_gpu: why torchvision runs the transform in the workers on a GPU; "" if kernels run it.
+        on_cpu: the same without a GPU; "" if DALI runs it.
         holder: class name of an object that calls the transforms itself, or "".
     """
 
     rows: tuple[Row, ...]
-    slow_on_cpu: bool = False
+    on_gpu: str = ""
+    on_cpu: str = ""
     holder: str = ""
 
     @property
@@ -77,10 +75,7 @@ class Explanation:
             if row.refusal:
                 table.add_row("", Text(f"not translated: {row.refusal}", "red"), end_section=True)
                 continue
-            operators = "unknown: DALI is missing" if row.operators is None else ", ".join(row.operators)
-            table.add_row("drawn for each image", Text(row.drawn or "nothing"))
-            table.add_row("DALI operators", Text(operators or "none of its own"))
-            table.add_row("off, in levels of 255", Text(row.closeness), end_section=True)
+            table.add_row("drawn for each image", Text(row.drawn or "nothing"), end_section=True)
         return table
 
     def __str__(self) -> str:
@@ -95,8 +90,13 @@ class Explanation:
                 "all preceding parts. Tensor operations are recorded. Later rows are shown as if without them."
             )
         views = f" {self.holder} calls its transforms itself; each call gives an image." if self.holder else ""
-        on_cpu = " Without a GPU, torchvision runs in the workers, which is faster." if self.slow_on_cpu else ""
-        return f"It is translated.{views}{on_cpu}"
+        kernels = "CUDA kernels run it; pixels equal torchvision's, except for those of the decoder"
+        dali = "DALI runs it; docs/fidelity.md bounds the differences of a resize"
+        torchvision = "torchvision transforms the images in the workers: "
+        return (
+            f"It is translated.{views} On a GPU, {torchvision + self.on_gpu if self.on_gpu else kernels}. "
+            f"Without a GPU, {torchvision + self.on_cpu if self.on_cpu else dali}."
+        )
 
 
 def explain(transform: Callable[..., Any]) -> Explanation:
@@ -113,8 +113,10 @@ def explain(transform: Callable[..., Any]) -> Explanation:
     holder = type(transform).__name__ if is_holder(transform) else ""
     nested = find_nested(transform) if holder else {"": transform}
     roots = [translate(inner, f"transform{suffix}") for suffix, inner in nested.items()]
-    slow = any(step.slow_on_cpu for root in roots for step in iter_steps(root.steps))
-    return Explanation(tuple(row for root in roots for row in _explain_root(root)), slow, holder)
+    on_gpu, on_cpu = (
+        next(filter(None, (explain_obstacle(root, has_kernels) for root in roots)), "") for has_kernels in (True, False)
+    )
+    return Explanation(tuple(row for root in roots for row in _explain_root(root)), on_gpu, on_cpu, holder)
 
 
 def explain_named(name: str) -> int:
@@ -126,15 +128,9 @@ def explain_named(name: str) -> int:
 
 def _explain_root(root: Part) -> Iterator[Row]:
     """Yield the rows of all parts, and of the output if all parts are translated."""
-    build, device_id = _import_build(), 0 if torch.cuda.is_available() else None
-    parts = list(root.on_the_way())
-    steps = tuple(step for part in parts for step in part.steps)
-    # Yields the operators of each step, then those of the output.
-    operators = iter(build.operators_of(steps, device_id) if build and steps else [[]])
-    for part in parts:
-        names = tuple(dict.fromkeys(name for _ in part.steps for name in next(operators))) if build else None
-        yield from _explain_part(part, names, device_id)
-    if any(part.refusal for part in root):  # the output is unknown
+    for part in root.on_the_way():
+        yield from _explain_part(part)
+    if root.refused:  # the output is unknown
         return
     try:
         state = plan_of(root.steps).output
@@ -143,32 +139,16 @@ def _explain_root(root: Part) -> Iterator[Row]:
         return
     height, width = state.size or ("H", "W")
     images = f"{state.images} images, each " if state.images > 1 else ""
-    shown = f"{images}{state.dtype} ({state.channels}, {height}, {width})"
-    yield Row("output", shown, "", tuple(next(operators)) if build else None, str(EXACT))
+    yield Row("output", f"{images}{state.dtype} ({state.channels}, {height}, {width})")
 
 
-def _explain_part(part: Part, operators: tuple[str, ...] | None, device_id: int | None) -> list[Row]:
-    """Return the row of a part, and those of the parts that it applies at random."""
-    inside, build = list[Row](), _import_build()
+def _explain_part(part: Part) -> Iterator[Row]:
+    """Yield the row of a part, and those of the parts that it applies at random."""
+    shown, has_parts = _one_line(part), bool(part.inside)
+    draws = "" if part.refusal else _describe_draws(part.steps if has_parts else _iter_draws(part.steps))
+    yield Row(part.position, shown, draws, part.refusal)
     for inner in itertools.chain.from_iterable(branch.on_the_way() for branch in part.inside):
-        names = build and tuple(build.operators_of_branch(inner.steps, inner.state, device_id))
-        inside += _explain_part(inner, names, device_id)
-    shown = _one_line(part)
-    if part.refusal:
-        return [Row(part.position, shown, refusal=part.refusal), *inside]
-    if not inside:
-        return [Row(part.position, shown, _describe_draws(_iter_draws(part.steps)), operators, _closeness(part.steps))]
-    inherited = {name for row in inside for name in row.operators or ()} - {"split", "merge"}
-    own = None if operators is None else tuple(name for name in operators if name not in inherited)
-    return [Row(part.position, shown, _describe_draws(part.steps), own, "as its parts"), *inside]
-
-
-def _import_build() -> Any:
-    """Return the module that knows the operators; None if DALI is missing."""
-    try:
-        return importlib.import_module("proxyloader.dali.build")
-    except MissingDaliError:
-        return None
+        yield from _explain_part(inner)
 
 
 def _iter_draws(steps: Branch) -> Iterator[Step]:
@@ -182,15 +162,6 @@ def _iter_draws(steps: Branch) -> Iterator[Step]:
 
 def _describe_draws(steps: Iterable[Step]) -> str:
     return "; ".join(dict.fromkeys(step.params_doc for step in steps if step.params_doc))
-
-
-def _closeness(steps: Branch) -> str:
-    """Return the tolerance of each class of step that is not exact."""
-    names: dict[Tolerance, list[str]] = {}
-    for step in iter_steps(steps):
-        if step.closeness not in (None, EXACT) and type(step).__name__ not in names.setdefault(step.closeness, []):
-            names[step.closeness].append(type(step).__name__)
-    return "; ".join(f"{', '.join(kinds)}: {closeness}" for closeness, kinds in names.items()) or str(EXACT)
 
 
 def _one_line(part: Part) -> str:

@@ -1,23 +1,20 @@
-"""Steps that degrade an image: blur, JPEG compression, noise, random erasing."""
+"""Steps that degrade an image: blur, random erasing."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .color import require_uint8
 from .container import at_random
 from .geometry import as_fill
-from .params import meta_image, v2_transform, version_of
-from .plan import Branch, Draws, ImageState, MemoryOrder, ParamRow, Size, Step, Tolerance
+from .params import meta_image, version_of
+from .plan import Branch, Draws, ImageState, ParamRow, Size, Step
 from .registry import rule
 from .unsupported import wrong_place
 
@@ -28,7 +25,6 @@ class Blur(Step):
 
     window: Size
     num_params: ClassVar[int] = 1
-    closeness: ClassVar[Tolerance] = Tolerance(0.001, 0, 1, "sums halfway between two levels may round differently")
 
 
 @dataclass(frozen=True)
@@ -56,54 +52,9 @@ def gaussian_blur(transform: Any, state: ImageState) -> Branch:
 
 
 class BoxBlur(Step):
-    """``ImageFilter.GaussianBlur`` of a PIL image: three box blurs in each direction.
+    """``ImageFilter.GaussianBlur`` of a PIL image: three box blurs in each direction. Parameter: its radius."""
 
-    Parameters: the four numbers of :func:`box_weights`, and the radius.
-    """
-
-    slow_on_cpu: ClassVar[bool] = True
-    num_params: ClassVar[int] = 5
-
-
-OUTER_FACTOR = 4096.0
-"""Factor of the outermost neighbors in a sum, so that one float32 holds both their sum and that of the other pixels."""
-
-
-def box_weights(radius: float) -> tuple[float, float, float, float]:
-    """Weights of Pillow's ``BoxBlur.c``, which computes in multiples of 2**-24.
-
-    Args:
-        radius: radius of ``GaussianBlur``, in pixels, at most 2.
-
-    Returns:
-        The factors of the neighbors at distances 1 and 2 in a sum (1, OUTER_FACTOR or 0), and the weights of pixels
-        with factor 1 and with factor OUTER_FACTOR in the mean.
-    """
-    variance = radius**2 / 3
-    whole = math.floor((math.sqrt(12 * variance + 1) - 1) / 2)
-    part = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance) / (6 * (variance - (whole + 1) ** 2))
-    full = int(2**24 / np.float32(2 * np.float32(whole + part) + 1))
-    last = (2**24 - (2 * whole + 1) * full) // 2
-    return (1.0, OUTER_FACTOR, full, last) if whole else (OUTER_FACTOR, 0.0, full, last)
-
-
-@dataclass(frozen=True)
-class JpegCompression(Step):
-    """JPEG (v2): encode the image as a JPEG and decode it again. Parameter: the quality, from 1 to 100."""
-
-    quality: tuple[int, ...]
     num_params: ClassVar[int] = 1
-    params_doc: ClassVar[str] = "quality: JPEG.make_params"
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        row.append(v2_transform(v2.JPEG, self.quality).make_params([])["quality"])
-        return size
-
-
-@rule(v2.JPEG)
-def jpeg(transform: v2.JPEG, state: ImageState) -> Branch:
-    require_uint8(state)
-    return (JpegCompression(tuple(transform.quality)),)
 
 
 @dataclass(frozen=True)
@@ -165,7 +116,7 @@ class RandomErasing(Draws[Erase | EraseWithNoise]):
 
 
 def to_hwc(values: torch.Tensor) -> NDArray[np.float32]:
-    """Convert (C, H, W) to (H, W, C), the layout of images in DALI."""
+    """Convert (C, H, W) to (H, W, C), the layout of decoded images."""
     return values.permute(1, 2, 0).contiguous().numpy()
 
 
@@ -193,68 +144,3 @@ def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
     if state.dtype == "uint8":
         values = tuple(float(int(each)) for each in values)  # torch truncates to an integer
     return Erase(values)
-
-
-@dataclass(frozen=True)
-class Add(Step):
-    """Add an array (H, W, C) to the image. Parameter: the position of the array.
-
-    Attributes:
-        clip: whether to clip to the value range, 0 to 255, or 0 to 1 for floats. Otherwise uint8 values wrap around.
-    """
-
-    clip: bool
-    num_params: ClassVar[int] = 1
-
-
-@dataclass(frozen=True)
-class GaussianNoise(Draws[Add]):
-    """Draws of GaussianNoise (v2): ``torch.randn_like``. The noise is attached to the row: 4 bytes per value.
-
-    Attributes:
-        mean, sigma: for a value range of 0 to 1.
-        levels: whether the image is uint8, so that the noise is truncated to integers before it is added.
-        order: memory order of the tensor, on which the numbers of ``randn_like`` and their order depend.
-    """
-
-    mean: float
-    sigma: float
-    levels: bool
-    channels: int
-    order: MemoryOrder
-    params_doc: ClassVar[str] = "noise: torch.randn_like"
-
-    def sample_params(self, size: Size, row: ParamRow) -> Size:
-        by_channels = torch.empty((self.channels, *size))
-        by_pixels = torch.empty((*size, self.channels)).permute(2, 0, 1)
-        noise = torch.randn_like(by_channels if self.order == "CHW" else by_pixels)
-        if self.levels:
-            noise = (self.mean * 255 + noise * (self.sigma * 255)).trunc()
-        else:
-            noise = self.mean + noise * self.sigma
-        row.append(row.attach(to_hwc(noise)))
-        return size
-
-
-@rule(v2.GaussianNoise)
-def gaussian_noise(transform: v2.GaussianNoise, state: ImageState) -> Branch:
-    _check_accepted(transform, state)
-    if state.order is None:
-        raise wrong_place(
-            "torch generates noise in memory order, which is known only if the conversion to a tensor is followed by "
-            "nothing but flips, a conversion to float and Normalize; put other transforms before the conversion"
-        )
-    add, levels = Add(bool(transform.clip)), state.dtype == "uint8"
-    return (GaussianNoise(add, float(transform.mean), float(transform.sigma), levels, state.channels, state.order),)
-
-
-def _check_accepted(transform: v2.GaussianNoise, state: ImageState) -> None:
-    """Raise an error if the installed torchvision rejects the transform. Older versions accept only float tensors."""
-    sample: Any = torch.zeros((3, 1, 1), dtype=getattr(torch, state.dtype))
-    if state.kind == "pil":
-        sample = Image.new("RGB", (1, 1))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            transform(sample)
-    except (TypeError, ValueError) as error:
-        raise wrong_place(f"torchvision rejects it here: {error}") from None

@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 from ..lifetime import cached_property
 from . import color
 from .params import Version, meta_image, version_of
-from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Tolerance
+from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step
 from .registry import rule
 from .unsupported import invalid
 from .warp import Affine, affine, make_warp, rotation
@@ -227,11 +227,6 @@ class Mixture(Step):
 
     branches: tuple[Branch, ...]
 
-    slow_on_cpu: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = Tolerance(
-        0.3, 1, 25, "equalized images differ by up to one level, and the weighted sum is truncated"
-    )
-
     @property
     def num_params(self) -> int:
         return 1 + len(self.branches) + sum(step.num_params for branch in self.branches for step in branch)
@@ -245,9 +240,6 @@ class Blend(Step):
     """
 
     branch: Branch
-
-    slow_on_cpu: ClassVar[bool] = True
-    closeness: ClassVar[Tolerance] = color.FLOAT32
 
     @property
     def branches(self) -> tuple[Branch, ...]:

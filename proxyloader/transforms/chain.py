@@ -40,7 +40,6 @@ class Chain:
         draws_beside_torch: whether one of these may also draw from Python's and NumPy's generators.
         draws: whether one of these draws random numbers.
         sampling_steps: their steps that have parameters or change the size of the image.
-        slow_on_cpu: whether any of the transforms is faster in torchvision on a CPU.
     """
 
     def __init__(
@@ -101,8 +100,9 @@ class Chain:
         return tuple(step for step in self.last_steps if type(step).sample_params is not Step.sample_params)
 
     @cached_property
-    def slow_on_cpu(self) -> bool:
-        return Plan(self.steps, self.state).slow_on_cpu
+    def partial_plan(self) -> Plan:
+        """The plan of all steps, which may end in a PIL image."""
+        return Plan(self.steps, self.state)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch, self.transforms)

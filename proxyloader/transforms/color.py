@@ -16,12 +16,9 @@ from torchvision.transforms import v2
 
 from .container import at_random
 from .params import Version, arithmetic_of
-from .plan import Branch, ConstantParams, ImageState, Kind, Step, Tolerance
+from .plan import Branch, ConstantParams, ImageState, Kind, Step
 from .registry import rule
 from .unsupported import invalid, wrong_place
-
-FLOAT32 = Tolerance(0.005, 1, 1, "a product close to an integer may be rounded differently in float32")
-"""Tolerance of steps for which torchvision truncates or rounds a result in float32 or float64."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,6 @@ class Grayscale(Step):
     channels: int
     kind: Kind = "pil"
     version: Version = "v2"
-    closeness: ClassVar[Tolerance] = FLOAT32
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, channels=self.channels)
@@ -45,7 +41,7 @@ class Grayscale(Step):
 
 @dataclass(frozen=True)
 class Adjustment(Step):
-    """Base class of the operations that are faster in torchvision on a CPU.
+    """Base class of the operations whose arithmetic may depend on the kind of the image.
 
     Attributes:
         kind: kind of the image, if the result depends on it.
@@ -55,7 +51,6 @@ class Adjustment(Step):
     kind: Kind = "pil"
     version: Version = "v2"
 
-    slow_on_cpu: ClassVar[bool] = True
     num_params: ClassVar[int] = 1
 
 
@@ -66,23 +61,13 @@ class Brightness(Adjustment):
 class Contrast(Adjustment):
     """``functional.adjust_contrast``. Parameter: the factor."""
 
-    closeness: ClassVar[Tolerance] = FLOAT32
-
 
 class Saturation(Adjustment):
     """``functional.adjust_saturation``. Parameter: the factor."""
 
-    closeness: ClassVar[Tolerance] = FLOAT32
-
 
 class Hue(Adjustment):
     """``functional.adjust_hue``. Parameter: :func:`hue_shift` of the factor."""
-
-    @property
-    def closeness(self) -> Tolerance:
-        if self.kind == "tensor":
-            return FLOAT32
-        return Tolerance(0.02, 2, 6, "Pillow quantizes hue and saturation to 8 bits and rounds some values differently")
 
 
 class Posterize(Adjustment):
@@ -100,25 +85,17 @@ class SolarizeAdd(Adjustment):
 class Sharpness(Adjustment):
     """``functional.adjust_sharpness``. Parameter: the factor."""
 
-    closeness: ClassVar[Tolerance] = Tolerance(0.1, 1, 1, FLOAT32.why)
-
 
 class Autocontrast(Adjustment):
     """``functional.autocontrast``."""
 
     num_params: ClassVar[int] = 0
-    closeness: ClassVar[Tolerance] = Tolerance(0.02, 1, 1, FLOAT32.why)
 
 
 class Equalize(Adjustment):
-    """``functional.equalize``.
-
-    An exact result would require comparing each pixel with each of 256 levels, which takes 100 times as long and 256
-    times the memory.
-    """
+    """``functional.equalize``."""
 
     num_params: ClassVar[int] = 0
-    closeness: ClassVar[Tolerance] = Tolerance(0.5, 1, 1, "DALI's operator rounds its lookup table")
 
 
 class Invert(Step):

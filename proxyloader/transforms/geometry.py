@@ -75,6 +75,7 @@ class Crop(RegionStep):
     """Crop a box from the image. Pixels outside the image are ``fill``, in the units of the image at this step."""
 
     fill: tuple[float, ...] = (0.0,)
+    needs_kernels: ClassVar[bool] = False
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)
@@ -268,6 +269,7 @@ class Flip(Step):
     axis: Literal["horizontal", "vertical"]
     p: float
     num_params: ClassVar[int] = 1
+    needs_kernels: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = True
     takes_numbers_ahead: ClassVar[bool] = True
 

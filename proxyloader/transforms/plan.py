@@ -2,7 +2,7 @@
 
 The parameters of an image are a row: each step owns some of its columns, and arrays such as noise follow them. The
 worker fills the row with the parameter code of torchvision or timm, using the default generators. On the GPU, kernels
-transform what DALI decodes by these rows; elsewhere they are an input of DALI's graph.
+transform what DALI decodes by these rows; without kernels, they are an input of DALI's graph.
 """
 
 from __future__ import annotations
@@ -81,36 +81,8 @@ class ParamRow(list[float]):
 
 
 @dataclass(frozen=True)
-class Tolerance:
-    """Largest difference from torchvision's image, in levels of 255, if the input images are equal.
-
-    Values are for uint8. Float tensors may also differ by float rounding. The tolerance of a step is defined only here:
-    ``proxyloader explain`` prints it, and ``tests/transforms/test_closeness.py`` tests every step.
-
-    Attributes:
-        mean: over all pixels of a batch.
-        p999: 99.9th percentile.
-        max: over all pixels.
-        why: cause of the difference.
-    """
-
-    mean: float = 0.0
-    p999: float = 0.0
-    max: float = 0.0
-    why: str = ""
-
-    def __str__(self) -> str:
-        if not self.max:
-            return "exact"
-        return f"mean {self.mean:g}, 99.9% within {self.p999:g}, all within {self.max:g} ({self.why})"
-
-
-EXACT = Tolerance()
-
-
-@dataclass(frozen=True)
 class Step:
-    """One operation on an image, run by a backend's operator or composed of other steps, its ``operations``.
+    """One operation on an image, or composed of other steps, its ``operations``.
 
     Attributes:
         keeps_order: whether an output tensor is known to have the memory order of the input tensor.
@@ -119,9 +91,9 @@ class Step:
     keeps_order: ClassVar[bool] = False
 
     @property
-    def slow_on_cpu(self) -> bool:
-        """Whether torchvision is so much faster than DALI on a CPU that it runs plans with this step."""
-        return False
+    def needs_kernels(self) -> bool:
+        """Whether only kernels run the step: DALI's graph has no such step, or is slower at it than torchvision."""
+        return True
 
     @property
     def num_params(self) -> int:
@@ -130,7 +102,7 @@ class Step:
 
     @property
     def operations(self) -> tuple[Step, ...]:
-        """Steps that a backend runs for this step, in order: the step itself, or its parts, which share its columns."""
+        """Steps that are run for this step, in order: the step itself, or its parts, which share its columns."""
         return (self,)
 
     @property
@@ -142,11 +114,6 @@ class Step:
     def takes_numbers_ahead(self) -> bool:
         """Whether its numbers may be drawn ahead: see NOTE [ Numbers drawn in advance ] in ``random_numbers.py``."""
         return not self.params_doc
-
-    @property
-    def closeness(self) -> Tolerance:
-        """Tolerance of the backend's operator compared with torchvision."""
-        return EXACT
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         """Append this step's columns for an image of ``size`` to ``row``. Return the output size.
@@ -248,10 +215,6 @@ def iter_steps(steps: Branch) -> Iterator[Step]:
             yield from iter_steps(step.operations)
 
 
-FASTER_ON_CPU = "on a CPU torchvision is faster at"
-"""Start of messages that explain why DALI does not run a transform. The name of the transform follows."""
-
-
 @dataclass(frozen=True)
 class Plan:
     """A translated transform for any backend: steps in order, and the state of the output images.
@@ -270,10 +233,8 @@ class Plan:
         digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
         object.__setattr__(self, "key", f"plan-{digest[:16]}")
 
-    @property
-    def slow_on_cpu(self) -> bool:
-        """Whether torchvision is faster than DALI on a CPU."""
-        return any(step.slow_on_cpu for step in iter_steps(self.steps))
+    def __hash__(self) -> int:
+        return hash(self.key)  # faster than hashing the steps
 
     @property
     def num_params(self) -> int:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .container import at_random
-from .geometry import IndexSelect
 from .params import Version, version_of
-from .plan import Branch, Draws, ImageState, ParamRow, Size, Step
+from .plan import Branch, Draws, ImageState, Size
 from .registry import rule
-from .warp import Affine, Perspective, affine, make_warp, reject_boundaries, rotation
+from .warp import Affine, Perspective, affine, make_warp, rotation
 
 
 @dataclass(frozen=True)
@@ -45,18 +41,13 @@ def random_rotation(transform: Any, state: ImageState) -> Branch:
     warp = make_warp(Affine, transform, state, state.kind)
     center = None if transform.center is None else tuple(map(float, transform.center))
     low, high = map(float, transform.degrees)
-    version, expand = version_of(transform), bool(transform.expand)
-    if low == high:
-        (angle,) = _round_to_float32(low)
-        reject_boundaries(warp, state, lambda size: rotation(size, angle, warp, expand, center, version))
-    return (RandomRotation(warp, (low, high), expand, center, version),)
+    return (RandomRotation(warp, (low, high), bool(transform.expand), center, version_of(transform)),)
 
 
 @dataclass(frozen=True)
-class RandomAffine(Step):
+class RandomAffine(Draws[Affine]):
     """Draws of RandomAffine."""
 
-    warp: Affine
     degrees: tuple[float, float]
     translate: tuple[float, float] | None
     scale: tuple[float, float] | None
@@ -65,45 +56,11 @@ class RandomAffine(Step):
     version: Version
     params_doc: ClassVar[str] = "angle, translation, scale, shear: RandomAffine.get_params"
 
-    @property
-    def lines(self) -> IndexSelect | None:
-        """Replacement for ``warp`` for PIL images that are neither rotated nor sheared; None: use ``warp``.
-
-        torch's rounding differs, so tensors always use ``warp``.
-        """
-        upright = self.degrees == (0.0, 0.0) and not any(self.shear or ())
-        whole = upright and self.warp.kind == "pil" and self.warp.interpolation == "nearest"
-        return IndexSelect(self.warp.fill or (0.0,)) if whole else None
-
-    @property
-    def operations(self) -> Branch:
-        return (self.lines or self.warp,)
-
-    def sample_params(self, size: Size, row: ParamRow) -> Size:
+    def sample_params(self, size: Size, row: list[float]) -> Size:
         ranges = self.degrees, self.translate, self.scale, self.shear  # v2 draws the same numbers
         angle, shift, scale, shear = v1.RandomAffine.get_params(*ranges, (size[1], size[0]))
-        numbers = affine(size, self.warp, angle, shift, scale, shear, self.center, self.version)
-        if self.lines is None:
-            row.extend(numbers)
-            return size
-        _, _, a, _, c, _, e, f = numbers
-        return self.lines.put(_pillow_source_indices(size[0], e, f), _pillow_source_indices(size[1], a, c), row)
-
-
-def _round_to_float32(*numbers: float) -> list[float]:
-    """Round numbers to float32, as torch does when it draws: 0.8 becomes slightly larger."""
-    drawn: list[float] = np.array(numbers, np.float32).tolist()
-    return drawn
-
-
-def _pillow_source_indices(count: int, scale: float, shift: float) -> NDArray[np.float32]:
-    """Return the indices that Pillow reads from a line of ``count`` pixels at ``scale * position + shift``; -1: fill.
-
-    Pillow accumulates many small steps, so a position on the boundary of two pixels may be rounded to either.
-    """
-    line = Image.fromarray(np.arange(count, dtype=np.float32)[None])
-    matrix = (scale, 0.0, shift, 0.0, 1.0, 0.0)
-    return np.array(line.transform((count, 1), Image.Transform.AFFINE, matrix, fillcolor=-1)).reshape(count)
+        row.extend(affine(size, self.step, angle, shift, scale, shear, self.center, self.version))
+        return size
 
 
 @rule(v1.RandomAffine, v2.RandomAffine)
@@ -112,13 +69,7 @@ def random_affine(transform: Any, state: ImageState) -> Branch:
     given = (transform.degrees, transform.translate, transform.scale, transform.shear, transform.center)
     degrees, translate, scale, shear, center = (None if each is None else tuple(map(float, each)) for each in given)
     assert degrees is not None
-    version = version_of(transform)
-    ranges = [each[k : k + 2] for each in (degrees, scale, shear) if each for k in range(0, len(each), 2)]
-    if all(low == high for low, high in ranges):
-        slant = (*(shear or (0.0, 0.0)), 0.0, 0.0)[0:4:2]
-        angle, times, *slants = _round_to_float32(degrees[0], scale[0] if scale else 1.0, *slant)
-        reject_boundaries(warp, state, lambda size: affine(size, warp, angle, (0, 0), times, slants, center, version))
-    return (RandomAffine(warp, degrees, translate, scale, shear, center, version),)  # type: ignore[arg-type]
+    return (RandomAffine(warp, degrees, translate, scale, shear, center, version_of(transform)),)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torchvision.transforms import transforms as v1
 
 from .geometry import Crop, IndexSelect, RandomResizedRegion, as_pair
 from .params import Version, meta_image, v2_transform, version_of
-from .plan import Branch, ImageState, ParamRow, Size, Step, Tolerance
+from .plan import Branch, ImageState, ParamRow, Size, Step
 from .registry import rule
 from .unsupported import invalid, unsupported, wrong_place
 
@@ -96,16 +96,6 @@ Nearest = Literal["pil", "nearest", "nearest-exact"]
 
 Line = NDArray[np.float32]
 
-ROUNDING = "ties round up, but to even in DALI"
-LARGE = "the outermost pixels differ more, and on a CPU there is no rounding between two passes, unlike in Pillow"
-CUT = "without a GPU, hard edges such as text are up to 36 off, because Pillow clips to [0, 255] between two passes"
-FILTERED = {
-    "bilinear": Tolerance(0.2, 6, 16, f"{ROUNDING}; from 128 pixels on, {LARGE}; bounds for photos"),
-    "bicubic": Tolerance(0.3, 6, 16, f"bounds for photos; {CUT}; {ROUNDING}; from 128 pixels on, {LARGE}"),
-    "lanczos": Tolerance(0.1, 2, 12, ROUNDING),
-}
-"""Tolerances by filter. At the edges, DALI repeats the outermost pixels, while torchvision truncates the filter."""
-
 
 @dataclass(frozen=True)
 class ResizeStep(Step):
@@ -121,17 +111,15 @@ class ResizeStep(Step):
         return replace(state, size=self.to.fixed)
 
     def new_size(self, size: Size) -> Size:
-        """Return the size after the step. Raise ValueError if a side is 0, which DALI interprets as any size."""
+        """Return the size after the step. Raise ValueError if a side is 0."""
         new_size = self.to.resolve(size)
         if 0 in new_size:
             raise ValueError(f"resizing an image of size {size} (height, width) to {new_size} leaves no pixels")
         return new_size
 
 
-EXACT_EDGES_BELOW = 128
-"""Images resized to a shorter side below this, in pixels, have exactly torchvision's edges. In larger images, the
-outermost pixels (two for bicubic) are off by a few levels. Exact edges more than double DALI's CPU time: see the crops
-in ``benchmarks/results/transforms.jsonl``."""
+LARGE_EDGE = 128
+"""Minimum length of the shorter edge, in pixels, of images that DALI resizes."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +130,7 @@ class Resize(ResizeStep):
         interpolation: the filter.
         antialias: whether the filter is widened for downscaling.
         rounding: library that resizes one side, rounds to integers and then resizes the other side; None: no rounding,
-            as in torchvision for floats. If set, there are four parameters: height and width after each side.
+            as in torchvision for floats.
         is_crop: whether the image is the crop of a RandomResizedCrop.
     """
 
@@ -151,30 +139,19 @@ class Resize(ResizeStep):
     rounding: Literal["pil", "torch", None] = "pil"
     is_crop: bool = False
 
-    @property
-    def num_params(self) -> int:
-        return 4 if self.rounding else 2
+    num_params: ClassVar[int] = 2
 
     @property
-    def has_exact_edges(self) -> bool:
-        """Whether the outermost pixels match torchvision. With Lanczos, differences would extend far into the image."""
-        return self.antialias and (self.to.min_edge < EXACT_EDGES_BELOW or self.interpolation == "lanczos")
-
-    @property
-    def slow_on_cpu(self) -> bool:
-        # DALI is slow if the width shrinks more than the height, as when most photos become squares.
+    def needs_kernels(self) -> bool:
+        # DALI repeats the outermost pixels, where torchvision truncates the filter: small images show it, and Lanczos
+        # carries it far into an image. And it is slow if the width shrinks more than the height, as when most photos
+        # become squares.
+        has_inexact_edges = self.antialias and (self.to.min_edge < LARGE_EDGE or self.interpolation == "lanczos")
         is_to_one_size = self.to.fixed is not None and not self.is_crop
-        return self.has_exact_edges or is_to_one_size or self.rounding == "torch"
-
-    @property
-    def closeness(self) -> Tolerance:
-        return FILTERED[self.interpolation]
+        return has_inexact_edges or is_to_one_size or self.rounding == "torch"
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         new_size = self.new_size(size)
-        if self.rounding is not None:
-            height_first = self.rounding == "pil" and pillow_resizes_height_first(size, new_size)
-            row.extend((new_size[0], size[1]) if height_first else (size[0], new_size[1]))
         row.extend(new_size)
         return new_size
 
@@ -299,7 +276,7 @@ def resize_to(
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
     if mode not in ("bilinear", "bicubic", "lanczos"):
         known = "nearest, nearest-exact, bilinear, bicubic or lanczos"
-        raise unsupported(f"DALI does not support interpolation {mode!r}; use {known}", "interpolation")
+        raise unsupported(f"interpolation must be {known}, got {mode!r}", "interpolation")
     if state.kind == "tensor" and mode == "lanczos":
         raise wrong_place(
             "interpolation 'lanczos' is not supported for tensors (in torchvision, only by the newest v2 classes); "
@@ -311,7 +288,7 @@ def resize_to(
     # v1 resizes tensors as floats; both versions do so for float tensors.
     for_tensors = "torch" if version == "v2" and state.dtype == "uint8" else None
     if mode == "bicubic" and not smooth:
-        raise unsupported("DALI does not support bicubic without antialias; use antialias=True", "antialias")
+        raise unsupported("bicubic is supported only with antialias=True", "antialias")
     rounding = "pil" if state.kind == "pil" else for_tensors
     return Resize(to, mode, smooth, rounding, is_crop)  # type: ignore[arg-type]
 

@@ -15,7 +15,7 @@ import numpy as np
 from timm.data import auto_augment
 
 from . import color
-from .augment import BoxBlur, box_weights
+from .augment import BoxBlur
 from .auto_augment import Arguments, Blend, BranchParams, Mixture, put_chain
 from .geometry import as_fill
 from .plan import Branch, Draws, ImageState, OneOf, Size, Step
@@ -73,14 +73,14 @@ class _Recorder:
 
     def transform(self, _: Any, __: Any, matrix: Sequence[float], resample: Any, fillcolor: Any) -> _Recorder:
         warp = _warp(resample, fillcolor)
-        return self.record(warp, warp.affine_params(self._size, matrix))
+        return self.record(warp, (*self._size, *matrix))
 
     def rotate(self, degrees: float, resample: Any, fillcolor: Any) -> _Recorder:
         warp = _warp(resample, fillcolor)
         return self.record(warp, rotation(self._size, degrees, warp))
 
     def filter(self, blur: Any) -> _Recorder:
-        return self.record(BoxBlur(), (*box_weights(blur.radius), blur.radius))
+        return self.record(BoxBlur(), (blur.radius,))
 
     def record(self, step: Step, numbers: Sequence[float]) -> _Recorder:
         self.calls.append((step, numbers))

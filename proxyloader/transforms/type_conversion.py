@@ -24,11 +24,12 @@ class ToTensor(Step):
     """Conversion of a PIL image to a uint8 tensor (C, H, W) with the same values.
 
     Attributes:
-        order, pure: see ImageState. They are not compared, because DALI's operators do not depend on them.
+        order, pure: see ImageState. They are not compared, because the result does not depend on them.
     """
 
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
     pure: bool = field(default=True, compare=False, repr=False)
+    needs_kernels: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = True
 
     def output_state(self, state: ImageState) -> ImageState:
@@ -41,6 +42,7 @@ class ToFloat(Step):
 
     scale: bool
     version: Version = "v1"
+    needs_kernels: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = True
 
     def output_state(self, state: ImageState) -> ImageState:
@@ -53,6 +55,7 @@ class Normalize(Step):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    needs_kernels: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = True
 
 

@@ -34,10 +34,12 @@ REFUSED = {
     "ClampKeyPoints": BOXES,
     "ConvertBoundingBoxFormat": BOXES,
     "CutMix": MIXES,
-    "ElasticTransform": f"it displaces each pixel by a random offset, which DALI supports only on GPUs. {LEAVE_OUT}",
-    "Lambda": f"it calls a Python function, which DALI operators cannot express. {ON_BATCHES}",
+    "ElasticTransform": f"it displaces each pixel by a random offset, for which there is no kernel. {LEAVE_OUT}",
+    "GaussianNoise": f"there is no kernel for it. {LEAVE_OUT}",
+    "JPEG": f"there is no kernel for it. {LEAVE_OUT}",
+    "Lambda": f"it calls a Python function, which kernels cannot run. {ON_BATCHES}",
     "LinearTransformation": (
-        f"it multiplies the flattened image by a matrix, for which DALI has no operator. {ON_BATCHES}"
+        f"it multiplies the flattened image by a matrix, for which there is no kernel. {ON_BATCHES}"
     ),
     "MixUp": MIXES,
     "ObjectDetection": "it is for a different task. Use ToTensor(), which is equivalent",
@@ -139,7 +141,7 @@ def missing_rule_error(transform: Any, translated: Iterable[type]) -> Unsupporte
         advice = f"If it calls transforms, put them into a Compose. {ON_BATCHES}. {LISTED}"
     else:
         advice = f"{ON_BATCHES}. {LISTED}"
-    return UnsupportedTransformError(f"it is not translated to DALI. {advice}", code="unsupported-class")
+    return UnsupportedTransformError(f"it is not translated. {advice}", code="unsupported-class")
 
 
 def _similar_names(spelled: str, names: Sequence[str]) -> list[str]:

@@ -154,9 +154,13 @@ class Packer:
 
     def _reject_plans(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
         """Return the plans of a batch that get no pipeline, and record new plans that get one."""
+        plans = {call.server: call.plan for run in runs for call in run if isinstance(call, TransformedImage)}
         calls = [call.server for run in runs for call in run if isinstance(call, TransformedImage)]
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
+            if self.deferral is not None and (why := self.deferral.find_obstacle(plans[plan])):
+                pixel_uses.explain(why)  # a transform that the user has compiled
+                continue
             is_single = images == 1 and len(calls) > 1 and plan not in self._single
             if not is_single and len(self._new_plans) < MAX_NEW_PLANS:
                 self._new_plans.add(plan)

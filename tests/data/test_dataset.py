@@ -166,7 +166,7 @@ class TestOfTimm:
 
     @pytest.fixture
     def dataset(self, photos: Path) -> ImageDataset:
-        transform = create_transform(24, is_training=True, interpolation="random", color_jitter=None, re_prob=0.5)
+        transform = create_transform(24, is_training=True, interpolation="bilinear", color_jitter=None)
         return create_dataset("", root=str(photos), split="", transform=transform)
 
     def test_the_images_travel_encoded_unless_torchvision_or_another_mode_is_wanted(

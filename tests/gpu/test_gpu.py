@@ -12,8 +12,8 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
+from proxyloader.dali.build import LARGE_PIXELS, PipelineOptions
 from proxyloader.dali.device import cuda_ordinal
-from proxyloader.dali.operators.graph import LARGE_PIXELS, PipelineOptions
 from proxyloader.make_dataset import make_dataset
 
 from ..compare import engines_decode

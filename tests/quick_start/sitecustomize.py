@@ -25,7 +25,7 @@ class _SmallImagesGoToDali:
 
             def executed(module: ModuleType) -> None:
                 execute(module)
-                module.Resize.slow_on_cpu = False
+                module.Resize.needs_kernels = False
 
             spec.loader.exec_module = executed  # type: ignore[method-assign]
         return spec

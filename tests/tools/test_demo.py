@@ -90,12 +90,12 @@ def test_one_image_makes_a_small_sheet_and_is_trained_on_without_dali(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(Resize, "slow_on_cpu", Resize.has_exact_edges)  # as for users: small crops are
+    monkeypatch.setattr(Resize, "needs_kernels", True)  # as for users: small crops are
     sheet = tmp_path / "sheet.png"
     options = ("--images", "1", "--workers", "0", "--steps", "18", "--device", "cpu")
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     assert logging.getLogger("proxyloader").level == logging.NOTSET
-    said = "DALI is not used for its small crops: on a CPU torchvision is faster at RandomResizedCrop"
+    said = "DALI is not used for its small crops: RandomResizedCrop: without CUDA kernels, torchvision"
     assert said in capsys.readouterr().out and not caplog.records
     with Image.open(sheet) as image:
         assert 400 < image.width < 900

@@ -17,13 +17,7 @@ from torchvision.transforms import transforms as v1
 from proxyloader import UnsupportedTransformError, explain
 from proxyloader.transforms.registry import plan_for
 
-from ..compare import BICUBIC, BILINEAR, EXACT, Bound, Images, assert_alike, composed, images, lossless
-
-RESIZED = Bound(0.3, 4, 16)
-"""A resize, bilinear or bicubic, is a level off here and there, and colours make more of that."""
-
-AUGMENTED = Bound(0.5, 12, 255)
-"""As RESIZED; and where images are equalized or solarised, a level becomes many."""
+from ..compare import CLOSE, EXACT, Images, assert_alike, composed, images, lossless
 
 MEAN, STD = (0.5, 0.4, 0.6), (0.2, 0.3, 0.25)
 
@@ -73,7 +67,8 @@ EVALUATION: list[dict[str, Any]] = [
 class TestCreateTransform:
     @pytest.mark.parametrize("settings", TRAINING + [{"is_training": False} | each for each in EVALUATION], ids=str)
     def test_gives_the_same_pixels(self, settings: dict[str, Any], device: str) -> None:
-        assert_alike(training(**settings), device, files(), bound=RESIZED, times=3)
+        bound = CLOSE if "gaussian_blur_prob" in settings else EXACT
+        assert_alike(training(**settings), device, files(), bound=bound, times=3)
 
     @pytest.mark.parametrize("interpolation", ["random", "bilinear"])
     @pytest.mark.parametrize(
@@ -82,7 +77,7 @@ class TestCreateTransform:
     )
     def test_with_automatic_augmentation(self, policy: str, interpolation: str, device: str) -> None:
         transform = training(auto_augment=policy, interpolation=interpolation, re_prob=0.3, re_mode="pixel")
-        assert_alike(transform, device, files(), bound=AUGMENTED, times=4)
+        assert_alike(transform, device, files(), times=4)
 
 
 class TestEachClass:
@@ -116,8 +111,7 @@ class TestEachClass:
     @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomResizedCropAndInterpolation(32, interpolation=interpolation))
-        bounds = {"nearest": EXACT, "bilinear": BILINEAR, "bicubic": BICUBIC, "lanczos": Bound(0.1, 2, 12)}
-        assert_alike(transform, device, lossless("landscape", "portrait", "4:2:2"), bound=bounds[interpolation])
+        assert_alike(transform, device, lossless("landscape", "portrait", "4:2:2"))
 
     @pytest.mark.parametrize(
         "transform",
@@ -132,7 +126,7 @@ class TestEachClass:
         ],
     )
     def test_draws_boxes_sizes_and_interpolations(self, transform: Any, device: str) -> None:
-        assert_alike(composed("pil", transform), device, files(), bound=RESIZED, times=12)
+        assert_alike(composed("pil", transform), device, files(), times=12)
 
     def test_converts(self, device: str) -> None:
         for each in timm_transforms.ToTensor(), timm_transforms.ToTensor(torch.uint8), timm_transforms.MaybeToTensor():
@@ -149,7 +143,7 @@ class TestEachClass:
     def test_erases(self, mode: str, counts: Any, device: str) -> None:
         low, high = counts
         erase = timm_erasing.RandomErasing(0.8, mode=mode, min_count=low, max_count=high, device="cpu")
-        transform = v1.Compose([v1.ToTensor(), erase, v1.RandomHorizontalFlip()])
+        transform = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), erase])
         assert_alike(transform, device, lossless(), times=4)
 
     def test_erases_boxes_of_no_pixels_and_whole_levels_with_zeros(self, device: str) -> None:
@@ -218,7 +212,7 @@ class TestRefusals:
 
 
 class TestExplanation:
-    def test_names_classes_as_users_write_them_and_says_how_close_they_are(self) -> None:
+    def test_names_classes_as_users_write_them(self) -> None:
         crop, _, erase, *_ = (
             row
             for row in explain(training(interpolation="random", re_prob=0.3, re_mode="rand", color_jitter=None)).rows
@@ -228,13 +222,11 @@ class TestExplanation:
         assert crop.drawn == (
             "top, left, height, width: RandomResizedCropAndInterpolation.get_params; interpolation: random.choice"
         )
-        assert crop.operators is not None and {"split", "resize", "merge"} <= set(crop.operators)
         assert erase.transform == "timm.data.random_erasing.RandomErasing(p=0.3, mode=rand, count=(1, 1))"
         assert erase.drawn.endswith("number of boxes, top, left, height, width, color of each: RandomErasing._erase")
         rows = explain(training(auto_augment="rand-m9-mstd0.5-inc1", interpolation="random")).rows
         (row,) = (row for row in rows if "RandAugment" in row.transform)
         assert row.drawn == "operations, magnitudes, interpolations: RandAugment.__call__"
-        assert "BicubicAffine: mean 0.01" in row.closeness and "Equalize: mean 0.5" in row.closeness
 
     @pytest.mark.parametrize("policy", ["original", "augmix-m3", "3a"])
     def test_of_every_augmentation_is_given(self, policy: str) -> None:

@@ -179,7 +179,7 @@ class TestOwnCode:
             (MyCompose([]), "subclass", "Use Compose itself"),
             (Denoise(), "unsupported-class", ". docs/transforms.md lists the supported"),
             (RandomGamma(), "unsupported-class", ". docs/transforms.md lists the supported"),
-            (a_function, "unsupported-class", "DALI. If it calls transforms, put them into a Compose"),
+            (a_function, "unsupported-class", "translated. If it calls transforms, put them into a Compose"),
             (lambda image: image, "unsupported-class", "put them into a Compose"),
             (functools.partial(a_function), "unsupported-class", "put them into a Compose"),
             (v1.ToTensor, "no-transform", "ToTensor(...)"),
