@@ -1,12 +1,12 @@
-"""What does a transform cost behind a random crop, done by DALI and done by torchvision?
+"""What does a transform cost behind a random crop?
 
     python benchmarks/transforms.py                # on a GPU where there is one
     python benchmarks/transforms.py --device cpu
 
 Each transform stands behind RandomResizedCrop(224) of JPEGs of about 500 x 375, and other sizes in its place. On a
-GPU: images a second of the DALI pipeline, fed as fast as it takes them, and as a share of the same without the
-transform. On the CPU: CPU time for an image, with one thread, by DALI and by torchvision with Pillow. Rounds are
-interleaved; medians. Appends one JSON line to benchmarks/results/transforms.jsonl.
+GPU: images a second of DALI's decoder and the kernels, fed as fast as they take them, and as a share of the same
+without the transform. On the CPU, where DALI resizes: CPU time for an image, with one thread, by DALI and by
+torchvision with Pillow. Rounds are interleaved; medians. Appends one JSON line to benchmarks/results/transforms.jsonl.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
+from proxyloader.dali.program_server import ProgramServer, create_decoder
+from proxyloader.kernels.launcher import Launcher
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.config import machine
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
-CASES: dict[str, list[Any]] = {
+RESIZES: dict[str, list[Any]] = {
     "plain": [],
     "crop of 64": [transforms.RandomResizedCrop(64)],
     "crop of 127": [transforms.RandomResizedCrop(127)],
@@ -48,6 +50,8 @@ CASES: dict[str, list[Any]] = {
     "whole to a shorter side": [transforms.Resize(256), transforms.CenterCrop(224)],
     "crop of uint8 tensors": [v2.PILToTensor(), v2.RandomResizedCrop(224)],
     "square of uint8 tensors": [v2.PILToTensor(), v2.Resize((224, 224))],
+}
+CASES: dict[str, list[Any]] = RESIZES | {
     "brightness": [transforms.ColorJitter(0.4)],
     "contrast": [transforms.ColorJitter(0, 0.4)],
     "saturation": [transforms.ColorJitter(0, 0, 0.4)],
@@ -85,9 +89,13 @@ class Case:
         last = transforms.ConvertImageDtype(torch.float32) if is_tensor else transforms.ToTensor()
         self.transform = transforms.Compose([*first, *added, last])
         compiled = compile_transforms(self.transform)
-        threads = 1 if device_id is None else 4
-        options = PipelineOptions(len(files), device_id=device_id, num_threads=threads)
-        self.server, self.files = PlanServer(compiled.plan, options, OutputFormat()), files
+        self.server: PlanServer | ProgramServer
+        if device_id is None:
+            self.server = PlanServer(compiled.plan, PipelineOptions(len(files), num_threads=1), OutputFormat())
+        else:
+            decoder = create_decoder(PipelineOptions(len(files), device_id=device_id, num_threads=4))
+            self.server = ProgramServer(decoder, compiled.plan, Launcher(device_id, torch.float32, channels_last=False))
+        self.files = files
         self.batches = []
         for _ in range(1 if device_id is None else MOST_BATCHES):
             calls = [compiled.sample(EncodedImage.from_bytes(data)) for data in files]
@@ -132,7 +140,7 @@ def main() -> None:
     files = [Path(path).read_bytes() for path, _ in ImageFolder(str(root)).samples]
     wanted = {
         name: added
-        for name, added in CASES.items()
+        for name, added in (CASES if on_gpu else RESIZES).items()
         if name == "plain" or not args.only or any(part in name for part in args.only)
     }
     if args.only and len(wanted) == 1:

@@ -36,7 +36,6 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "FiveCrop": {"size": 224},
     "GaussianBlur": {"kernel_size": 5},
     "ImageClassification": {"crop_size": 224},
-    "JPEG": {"quality": (50, 100)},
     "Normalize": {"mean": [0.5] * 3, "std": [0.5] * 3},
     "Pad": {"padding": 4},
     "RandomAdjustSharpness": {"sharpness_factor": 2},
@@ -75,7 +74,7 @@ TIMM_ARGUMENTS: dict[str, dict[str, Any]] = {
 
 def update_tables(page: str) -> str:
     """Return the page with regenerated tables between their comments."""
-    tables = {"translated": build_translated_table, "reasons": build_reasons_table, "refused": build_refused_table}
+    tables = {"translated": build_translated_table, "refused": build_refused_table}
     for name, table in tables.items():
         before, after = f"<!-- table of docs/transform_table.py: {name} -->\n", "<!-- end of the table -->\n"
         head, old = page.split(before)
@@ -92,28 +91,12 @@ def group_translated_classes() -> list[list[type]]:
 
 
 def build_translated_table() -> str:
-    rows = [("Transform", "Version", "Tolerance", "Random parameters")]
+    rows = [("Transform", "Version", "Random parameters")]
     for classes in group_translated_classes():
         row = _explain_class(classes[-1])
         versions = ", ".join(_get_version(cls) for cls in classes)
-        rows.append((f"`{classes[0].__name__}`", versions, _merge_tolerances(row.closeness), row.drawn or "none"))
+        rows.append((f"`{classes[0].__name__}`", versions, row.drawn or "none"))
     return _format_table(rows)
-
-
-def _merge_tolerances(closeness: str) -> str:
-    """Return the largest tolerances of the operations, or the text itself if it has none."""
-    figures = re.findall(r"mean ([\d.]+), 99.9% within (\d+), all within (\d+)", closeness)
-    return ", ".join(max(column, key=float) for column in zip(*figures)) or closeness
-
-
-def build_reasons_table() -> str:
-    operations: dict[str, set[str]] = {}
-    closeness = [_explain_class(classes[-1]).closeness for classes in group_translated_classes()]
-    for part in "; ".join(closeness).split("; "):
-        if match := re.fullmatch(r"(?P<names>[^:]+): [^(]*\((?P<reason>.+)\)", part):
-            operations.setdefault(match["reason"], set()).update(match["names"].split(", "))
-    rows = sorted((", ".join(sorted(names)), reason) for reason, names in operations.items())
-    return _format_table([("Operation", "Reason"), *rows])
 
 
 def build_refused_table() -> str:

@@ -65,8 +65,8 @@ a random crop forgets its padding above
     transforms/geometry.py:RandomRegion.box | i - top => i
     transforms/test_geometry.py
 a vertical flip is a horizontal one
-    dali/operators/geometry.py:flip | horizontal=0, vertical=wanted => horizontal=wanted, vertical=0
-    transforms/test_geometry.py
+    dali/graph.py:Graph.flip | horizontal=0, vertical=wanted => horizontal=wanted, vertical=0
+    dali/test_build.py
 the rows of a nearest resize are counted as its columns
     transforms/resize.py:nearest_pixels | _pillow_nearest(rows, new_size[0]) => _pillow_nearest(rows, new_size[1])
     transforms/test_resize.py
@@ -85,12 +85,15 @@ the erased box has its sides exchanged
 colours are adjusted in one order always
     transforms/random_color.py:ColorJitter.sample_params | order.tolist() => sorted(order.tolist())
     transforms/test_color.py
-the mean is not divided by the deviation
-    dali/fused_normalize.py:FusedNormalize.__init__ | (offset - mean) / std => offset - mean
-    dali/test_fused_normalize.py integration/test_same_batches.py
 levels are divided by 256
-    dali/fused_normalize.py:FusedNormalize.__init__ | factor / 255 => factor / 256
-    dali/test_fused_normalize.py integration/test_same_batches.py
+    dali/graph.py:Graph.to_float | 1 / 255 => 1 / 256
+    dali/test_build.py integration/test_same_batches.py
+a plan that has no kernel is sent to the kernels
+    kernels/support.py:find_obstacle | return get_missing_kernel(plan) => return ''
+    loader/test_what_runs.py
+a step that DALI lacks is sent to DALI
+    kernels/support.py:find_obstacle | if any((step.needs_kernels for step in plan.steps)) => if not plan.steps
+    loader/test_what_runs.py loader/test_backend.py
 # reading
 a damaged JPEG passes for a whole one
     data/jpeg.py:find_damage | return str(error) => return ''
@@ -139,7 +142,7 @@ pixels that a failed batch used are another loader's
     workers/worker.py:PackedDataset._pack | self._packer.begin_batch() => pass
     loader/test_backend.py
 CUDA decodes large photographs where there are few cores, too
-    dali/operators/graph.py:PipelineOptions.for_files_of | and cores >= MANY_CORES =>
+    dali/build.py:PipelineOptions.for_files_of | and cores >= MANY_CORES =>
     dali/test_build.py
 a missing file is an error of no class that torchvision's loader raises
     data/encoded_image.py:_read_error | , kind=get_image_error_class(error) =>

@@ -45,7 +45,8 @@ def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
         ValueError: the output of a transform cannot be converted to the format of the options.
     """
     if not options.translate:
-        return Translated(dataset, {}, reason="translate=False", never_uses_dali=not options.on_gpu)
+        never_uses_dali = not options.on_gpu and not collect_compiled(dataset)
+        return Translated(dataset, {}, reason="translate=False", never_uses_dali=never_uses_dali)
     if not _dali_is_installed():
         missing = "NVIDIA DALI is not installed"
         warning = f"{missing}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader as StockLoader
 from proxyloader.loader import strategy
 from proxyloader.tools import demo as module
 from proxyloader.tools.cli import main
-from proxyloader.transforms.resize import Resize
+from proxyloader.transforms.resize import LARGE_EDGE, Resize
 
 from ..compare import engines_decode
 
@@ -90,7 +90,8 @@ def test_one_image_makes_a_small_sheet_and_is_trained_on_without_dali(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(Resize, "needs_kernels", True)  # as for users: small crops are
+    is_small = property(lambda step: step.to.min_edge < LARGE_EDGE)
+    monkeypatch.setattr(Resize, "needs_kernels", is_small)  # as for users
     sheet = tmp_path / "sheet.png"
     options = ("--images", "1", "--workers", "0", "--steps", "18", "--device", "cpu")
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0

@@ -84,7 +84,7 @@ class TestWhatRuns:
         explanation = explain(training(v1))
         assert (explanation.on_gpu, explanation.on_cpu) == ("", "")
         assert self.KERNELS in said(explanation) and self.DALI in said(explanation)
-        explanation = explain(v1.Compose([v1.RandAugment(), v1.ToTensor()]))
+        explanation = explain(v1.Compose([v2.RandAugment(), v1.ToTensor()]))
         assert explanation.on_cpu == "RandAugment: without CUDA kernels, torchvision runs it"
         assert self.KERNELS in said(explanation) and self.DALI not in said(explanation)
         explanation = explain(v1.Compose([v1.ToTensor(), v1.RandomErasing(), v1.RandomHorizontalFlip()]))

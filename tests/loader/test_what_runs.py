@@ -1,0 +1,159 @@
+"""Kernels, DALI or torchvision: what runs a transform is decided by its plan and by whether kernels can be compiled."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from proxyloader import DataLoader, PipelineError, compile_transforms
+from proxyloader.dali import program_server
+from proxyloader.kernels import compiler, launcher, support
+from proxyloader.kernels.support import NO_KERNELS, find_obstacle
+from proxyloader.loader import plan_servers
+from proxyloader.loader.options import LoaderOptions
+from proxyloader.loader.strategy import translate_dataset
+from proxyloader.transforms.registry import plan_for
+
+from ..outcomes import raises
+from ..side_by_side import assert_as_torch
+
+NO_FLIP = "there is no kernel for Flip after erasing"
+
+OBSTACLES: dict[str, tuple[list[Any], str, str]] = {
+    "training": ([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(0.5, 0.2)], "", ""),
+    "evaluation": ([v1.Resize(256), v1.CenterCrop(224), v1.PILToTensor()], "", ""),
+    "colors": ([v1.ColorJitter(0.3), v1.ToTensor()], "", NO_KERNELS),
+    "a choice": ([v1.RandomApply([v1.CenterCrop(9)]), v1.ToTensor()], "", NO_KERNELS),
+    "five crops": ([v2.FiveCrop(9), v2.ToImage()], "", NO_KERNELS),
+    "nearest": ([v1.Resize(200, v1.InterpolationMode.NEAREST), v1.ToTensor()], "", NO_KERNELS),
+    "a flip after erasing": ([v1.ToTensor(), v1.RandomErasing(), v1.RandomVerticalFlip()], NO_FLIP, NO_KERNELS),
+}
+
+
+@pytest.mark.parametrize(("transforms", "with_kernels", "without"), OBSTACLES.values(), ids=OBSTACLES)
+def test_a_plan_says_why_torchvision_runs_it(transforms: list[Any], with_kernels: str, without: str) -> None:
+    plan = plan_for(v2.Compose(transforms))
+    assert (find_obstacle(plan, True), find_obstacle(plan, False)) == (with_kernels, without)
+
+
+@pytest.fixture
+def unasked() -> Any:
+    """As in a process that has not asked yet whether kernels can be compiled."""
+    support.can_compile.cache_clear()
+    yield
+    support.can_compile.cache_clear()
+
+
+@pytest.mark.usefixtures("unasked")
+class TestCanCompile:
+    def test_for_the_gpus_that_nvrtc_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(support, "_compiler_architectures", lambda: {80, 90})
+        monkeypatch.setattr(support, "_gpu_architectures", lambda: {90})
+        assert support.can_compile()
+
+    def test_not_for_others_nor_without_nvrtc_and_it_is_said_once(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(support, "_compiler_architectures", lambda: {80})
+        monkeypatch.setattr(support, "_gpu_architectures", lambda: {80, 123})
+        assert not support.can_compile() and not support.can_compile()
+        (record,) = caplog.records
+        assert "sm_123" in record.getMessage()
+        support.can_compile.cache_clear()
+        monkeypatch.undo()
+
+        def no_nvrtc() -> Any:
+            raise compiler.KernelError("libnvrtc was not found")
+
+        monkeypatch.setattr(support, "_nvrtc", no_nvrtc)
+        assert not support.can_compile() and "libnvrtc was not found" in caplog.text
+
+    def test_is_asked_without_initializing_cuda(self) -> None:
+        """So a forked child can use CUDA. It can't on a CPU, but there it is asked, too."""
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(_asks_and_is_uninitialized)
+
+
+def _asks_and_is_uninitialized() -> bool:
+    support.can_compile()
+    return not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
+
+
+def options_of(**changed: Any) -> LoaderOptions:
+    return LoaderOptions.from_loader(DataLoader([0], device="cpu"), **changed)
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LoaderOptions, "on_gpu", True)
+    monkeypatch.setattr(LoaderOptions, "has_kernels", True)
+
+
+def test_where_kernels_run_a_transform_without_one_is_intercepted(folder: ImageFolder, with_kernels: None) -> None:
+    folder.transform = v1.Compose(OBSTACLES["colors"][0])
+    translated = translate_dataset(folder, options_of())
+    assert translated.plans and not translated.reason
+    folder.transform = transform = v1.Compose(OBSTACLES["a flip after erasing"][0])
+    translated = translate_dataset(folder, options_of())
+    assert (translated.is_deferred, translated.plans) == (True, {})
+    assert translated.dataset.transform is transform
+    assert translated.reason == f"RandomVerticalFlip: {NO_FLIP}"
+    assert translated.warnings == (f"torchvision transforms in the workers: {translated.reason}",)
+
+
+def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
+    with_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_servers, "cuda_ordinal", lambda device: 0)
+    monkeypatch.setattr(launcher, "get_launcher", lambda *arguments: None)
+    monkeypatch.setattr(program_server, "create_decoder", lambda options: None)
+    with raises(PipelineError, code="no-kernels") as caught:
+        plan_servers.PlanServers(4).serve(plan_for(v1.ToTensor()), options_of())
+    assert "translate=False" in str(caught.value)
+
+
+class Compiled(Dataset[Any]):
+    """Compiles its own transform, which a CPU cannot run."""
+
+    def __init__(self, root: Path, compile: Any) -> None:
+        self.folder = ImageFolder(str(root))
+        self.augment = compile(v1.Compose([v1.RandomCrop(60), v1.ColorJitter(0.5, 0.5), v1.ToTensor()]))
+
+    def __len__(self) -> int:
+        return len(self.folder)
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = self.folder[index]
+        return self.augment(image), label
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"translate": False}], ids=["", "translate=False"])
+def test_a_transform_that_the_user_has_compiled_is_torchvisions_where_it_cannot_run(
+    photos: Path, workers: int, options: Any, device: str
+) -> None:
+    def build(loader_class: Any) -> Any:
+        is_stock = loader_class is StockLoader
+        dataset = Compiled(photos, (lambda transform: transform) if is_stock else compile_transforms)
+        return loader_class(dataset, 12, num_workers=workers, **({} if is_stock else options))
+
+    assert_as_torch(build, device=device)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_log_says_why_a_called_transform_is_torchvisions(
+    photos: Path, workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "proxyloader")
+    list(DataLoader(Compiled(photos, compile_transforms), 12, num_workers=workers, device="cpu"))
+    assert NO_KERNELS in caplog.text
