@@ -16,9 +16,9 @@ run takes a part of these products:
 On a GPU building a pipeline takes most of a test's time, and CUDA builds one at a time, over all processes. So there
 the default run takes less:
 
-- Of the files in ``NONE_ON_A_GPU``: none. They are about transforms, and ``kernels/`` has the pixels of all steps; about
-  what datasets hold and call, the order of samples, states, and the words of errors, which the device does not change;
-  or about the benchmark, which is run there for its records.
+- Of the files in ``NONE_ON_A_GPU``: none. They are about transforms, and ``kernels/`` has the pixels of all steps;
+  about what datasets hold and call, the order of samples, states, and the words of errors, which the device does not
+  change; or about the benchmark, which is run there for its records.
 - Of the files in ``EACH_ON_A_GPU``, and of those in ``gpu/``: as few tests of each function as have each value of a
   parameter, without the values that a single test has.
 - Of all others: one test of each function, each time with other values.

@@ -47,7 +47,6 @@ pytestmark = [
 TRAIN = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 TO_TENSOR, TO_FLOAT = v1.ToTensor(), v2.ToDtype(torch.float32, scale=True)
 TRAIN_V2 = v2.Compose([v2.RandomResizedCrop(32), v2.RandomHorizontalFlip(), v2.ToImage(), TO_FLOAT])
-FIVE = v2.Compose([v2.ToImage(), v2.FiveCrop(48), TO_FLOAT, v2.Normalize([0.5], [0.25])])
 NORMALIZE = v1.Normalize([0.5] * 3, [0.25] * 3)
 CROP = v1.RandomCrop(40)
 
@@ -245,7 +244,7 @@ def web_dataset(root: Path) -> Any:
 
 
 def of_timm(root: Path) -> Any:
-    transform = pytest.importorskip("timm.data").create_transform(32, is_training=True, re_prob=0.5, color_jitter=None)
+    transform = pytest.importorskip("timm.data").create_transform(32, True, color_jitter=None, interpolation="bilinear")
     return Photo(root, train_transform=transform)
 
 
@@ -282,7 +281,6 @@ BY_DALI: dict[str, Make] = {
     "made in __getitem__": with_each(v1.Resize((48, 48)), v1.RandomCrop(64, pad_if_needed=True), TO_TENSOR, NORMALIZE),
     "one by one": of(one_by_one),
     "two views and a dict": of(two_views),
-    "five crops": of(lambda path, index: (FIVE(opened(path)), index)),
     "all generators": of(with_all_generators),
     "as opened": of(lambda path, index: (TRAIN(Image.open(path)), index)),
     "opened by torchvision": of(lambda path, index: (TRAIN(default_loader(str(path))), index)),

@@ -1,6 +1,6 @@
 """JPEGs in mode L, grey themselves or converted, behind any transform: the stock loader's batches, or its error.
 
-Without a GPU torchvision makes them. So that DALI makes them here, too, the workers are told that there is one.
+On a GPU kernels make them, without one torchvision.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def then_v2(*transforms: Any) -> v2.Compose:
     return v2.Compose([*ONE_V2, *transforms, *TO_TENSOR_V2])
 
 
-BY_DALI: dict[str, Any] = {
+BY_KERNELS: dict[str, Any] = {
     "crop": then(),
     "crop, v2": then_v2(),
     "resize": v1.Compose([v1.Resize((40, 50)), *TO_TENSOR]),
@@ -79,13 +79,14 @@ BY_DALI: dict[str, Any] = {
     "TrivialAugmentWide": then(v1.TrivialAugmentWide(fill=30)),
     "AugMix": then_v2(v2.AugMix()),
     "blur": then(v1.GaussianBlur(3)),
-    "JPEG": then_v2(v2.JPEG((30, 90))),
-    "noise": v2.Compose([*ONE_V2, *TO_TENSOR_V2, v2.GaussianNoise()]),
     "erasing": v1.Compose([CROP, *TO_TENSOR, v1.RandomErasing(1, value=0.3)]),
     "erasing with noise": v1.Compose([CROP, *TO_TENSOR, v1.RandomErasing(1, value="random")]),
 }
 
 IN_WORKERS: dict[str, Any] = {
+    "crop": then(),
+    "RandAugment": then_v2(v2.RandAugment()),
+    "noise": v2.Compose([*ONE_V2, *TO_TENSOR_V2, v2.GaussianNoise()]),
     "a Lambda": v1.Compose([v1.Lambda(lambda image: image.rotate(10)), CROP, *TO_TENSOR]),
     "reflected": then(v1.Pad(3, padding_mode="reflect")),
     "channels in another order": then_v2(v2.RandomPhotometricDistort(p=1)),
@@ -121,11 +122,6 @@ def grey_photos(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture(autouse=True)
-def by_dali(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxyloader.data.called_transforms._uses_gpu", lambda: True)
-
-
 Make = Callable[..., Grey]
 
 
@@ -152,9 +148,10 @@ def assert_made(make: Callable[[], Any], device: str, *, dali: int, workers: int
         assert 255 * (one.cpu() - other).abs().mean() < MEAN_LEVELS
 
 
-@pytest.mark.parametrize("name", BY_DALI)
-def test_dali_makes_it(name: str, make: Make, device: str) -> None:
-    assert_made(lambda: make(tf=BY_DALI[name]), device, dali=8, workers=0)
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
+@pytest.mark.parametrize("name", BY_KERNELS)
+def test_kernels_make_it(name: str, make: Make, device: str) -> None:
+    assert_made(lambda: make(tf=BY_KERNELS[name]), device, dali=8, workers=0)
 
 
 @pytest.mark.parametrize("name", IN_WORKERS)
@@ -164,7 +161,8 @@ def test_torchvision_makes_it(name: str, make: Make) -> None:
 
 @pytest.mark.parametrize("attribute", ["transform", "tf"])
 def test_workers_do_so_too(attribute: str, make: Make, device: str) -> None:
-    assert_made(lambda: make(**{attribute: then()}), device, dali=8, workers=0, num_workers=2)
+    made_by = dict(dali=8, workers=0) if device == "cuda" else dict(dali=0, workers=8)
+    assert_made(lambda: make(**{attribute: then()}), device, **made_by, num_workers=2)
 
 
 @pytest.mark.parametrize("name", ERRORS)

@@ -176,7 +176,6 @@ def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) ->
                 is_inside = True
                 for _ in range(1000):
                     _outputs._tensor_to_torch(output, stream, exec_dynamic=True)
-                    _outputs._view(output, stream)
                 is_inside = False
             except KeyboardInterrupt:
                 caught += 1

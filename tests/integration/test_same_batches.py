@@ -17,6 +17,7 @@ from torchvision.transforms import v2
 
 import proxyloader
 from proxyloader import compile_transforms
+from proxyloader.kernels.support import find_obstacle
 from proxyloader.make_dataset import make_dataset, photograph
 
 from ..compare import engines_decode, the_plan
@@ -64,7 +65,7 @@ def levels(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     return (255 * torch.tensor(STD).view(3, 1, 1) * (ours - theirs)).abs().flatten(1)
 
 
-def assert_same(ours: list[Any], theirs: list[Any], mean: float = 0.5, most: float = 2.0) -> None:
+def assert_same(ours: list[Any], theirs: list[Any], mean: float = 0.5, most: float = 4.0) -> None:
     """
     Args:
         most: at the 99.9th percentile; where CUDA decodes in place of a GPU's engines, a level more.
@@ -211,6 +212,7 @@ def augments(preset: Preset) -> bool:
     return isinstance(preset, Train) and preset.auto_augment is not None
 
 
-def test_on_a_cpu_augmentation_is_left_to_torchvision_and_nothing_else() -> None:
+def test_on_a_cpu_augmentation_and_erasing_are_left_to_torchvision() -> None:
     for preset in PRESETS:
-        assert the_plan(compile_transforms(preset)).slow_on_cpu == augments(preset), preset
+        is_left = bool(find_obstacle(the_plan(compile_transforms(preset)), has_kernels=False))
+        assert is_left == (isinstance(preset, Train) and bool(preset.auto_augment or preset.random_erase)), preset
