@@ -111,6 +111,20 @@ def test_where_kernels_run_a_transform_without_one_is_intercepted(folder: ImageF
     assert translated.warnings == (f"torchvision transforms in the workers: {translated.reason}",)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_intercepted_transform_is_torchvisions_to_the_bit(
+    folder: ImageFolder, workers: int, with_kernels: None
+) -> None:
+    """Here the loader takes the CPU for a GPU."""
+    folder.transform = v1.Compose([v1.RandomResizedCrop(40), *OBSTACLES["a flip after erasing"][0]])
+    batches: list[Any] = []
+    for kind in StockLoader, DataLoader:
+        torch.manual_seed(3)
+        batches.append(list(kind(folder, 8, True, num_workers=workers)))
+    for (images, labels), (stock, stock_labels) in zip(*batches, strict=True):
+        assert torch.equal(images, stock) and torch.equal(labels, stock_labels)
+
+
 def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
     with_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
