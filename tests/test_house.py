@@ -31,8 +31,8 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 BELOW = {
     "transforms": {""},
     "data": {"", "transforms"},
-    "workers": {"", "transforms", "data"},
     "kernels": {"", "transforms"},
+    "workers": {"", "transforms", "data", "kernels"},
     "dali": {"", "transforms", "data", "kernels"},
     "loader": {"", "transforms", "data", "workers", "kernels", "dali"},
     "tools": {"", "transforms", "data", "workers", "kernels", "dali", "loader"},

@@ -35,7 +35,9 @@ class KernelError(RuntimeError):
 class BatchPointers(ctypes.Structure):
     """``struct Batch``: addresses of the arrays that describe a batch, and of the memory for what kernels compute."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("jobs", "steps", "runs", "extras", "stats", "tables", "pool")]
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("jobs", "steps", "runs", "extras", "stats", "tables", "pool", "scratch")
+    ]
 
 
 def read_source(name: str) -> str:

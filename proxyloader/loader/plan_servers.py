@@ -6,8 +6,6 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..dali.device import cuda_ordinal
 from ..transforms.plan import Plan
 from .options import LoaderOptions
@@ -72,7 +70,7 @@ class PlanServers:
         from ..dali.plan_server import PlanServer
         from ..dali.program_server import ProgramServer, create_decoder
         from ..kernels.launcher import get_launcher
-        from ..kernels.operations import get_missing_kernel
+        from ..kernels.operations import get_missing_kernel, output_dtype
 
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
@@ -82,14 +80,15 @@ class PlanServers:
         if missing:
             log.info("DALI's operators transform the images: %s", missing)
         elif device_id is not None:
-            dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
+            format = options.format
+            dtype = output_dtype(plan, format.dtype)
             with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
-                launching = pool.submit(get_launcher, device_id, dtype, options.format.channels_last)
+                launching = pool.submit(get_launcher, device_id, dtype, format.channels_last)
                 decoder = self._decoder
                 if decoder is None or decoder.pipeline.device_id != device_id:
                     decoder = create_decoder(pipeline_options)
                 launcher = launching.result()
             if launcher is not None:
                 self._decoder = decoder
-                return ProgramServer(decoder, plan, launcher)
+                return ProgramServer(decoder, plan, launcher, format)
         return PlanServer(plan, pipeline_options, options.format)
