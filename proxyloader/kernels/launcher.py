@@ -60,7 +60,7 @@ class Launcher:
         Returns:
             (N, C, H, W), or a list of (C, H, W) if the results differ in size.
         """
-        stream = torch.cuda.current_stream(self.device)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
         counts = channels * schedule.sizes.prod(1)
         buffer = torch.empty(int(counts.sum()), dtype=self.dtype, device=self.device)
         parts = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes, schedule.stats_bytes)
