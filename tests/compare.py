@@ -25,7 +25,7 @@ from proxyloader.dali import jpeg_engines
 from proxyloader.dali.operators import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
-from proxyloader.dali.program_server import ProgramServer, create_decoder
+from proxyloader.dali.program_server import ProgramServer, get_decoder
 from proxyloader.data.compiled_transform import find_compiled
 from proxyloader.kernels.launcher import get_launcher
 from proxyloader.kernels.operations import get_missing_kernel
@@ -324,17 +324,12 @@ def taken(steps: Sequence[Step], row: Sequence[float]) -> Iterator[Done]:
 @functools.lru_cache(maxsize=8)  # building a pipeline is what takes long on a GPU
 def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer | ProgramServer:
     """The server of a plan, as a loader has it; the same again for an equal one, as of a v1 and a v2 transform."""
+    options = PipelineOptions(batch_size, device_id=None if device == "cpu" else 0, num_threads=2)
     if device == "cuda" and not get_missing_kernel(plan):
         launcher = get_launcher(0, getattr(torch, plan.output.dtype), channels_last=False)
         assert launcher is not None
-        return ProgramServer(_decoder(batch_size), plan, launcher)
-    device_id = None if device == "cpu" else 0
-    return PlanServer(plan, PipelineOptions(batch_size, device_id=device_id, num_threads=2), OutputFormat())
-
-
-@functools.lru_cache(maxsize=8)
-def _decoder(batch_size: int) -> PlanServer:
-    return create_decoder(PipelineOptions(batch_size, device_id=0, num_threads=2))
+        return ProgramServer(get_decoder(options), plan, launcher, OutputFormat())
+    return PlanServer(plan, options, OutputFormat())
 
 
 def assert_nearly_exact_but_for(

@@ -25,7 +25,7 @@ class PlanServers:
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self._decoder: PlanServer | None = None  # shared by the plans that kernels run
+        self._decoder: PlanServer | None = None  # of the plans that kernels run; kept while these change
         self.queues: dict[str, PlanQueue] = {}  # by the key of the plan
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
@@ -68,7 +68,7 @@ class PlanServers:
     def _build(self, plan: Plan, options: LoaderOptions) -> PlanQueue:
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer
-        from ..dali.program_server import ProgramServer, create_decoder
+        from ..dali.program_server import ProgramServer, get_decoder
         from ..kernels.launcher import get_launcher
         from ..kernels.operations import get_missing_kernel, output_dtype
 
@@ -84,9 +84,7 @@ class PlanServers:
             dtype = output_dtype(plan, format.dtype)
             with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
                 launching = pool.submit(get_launcher, device_id, dtype, format.channels_last)
-                decoder = self._decoder
-                if decoder is None or decoder.pipeline.device_id != device_id:
-                    decoder = create_decoder(pipeline_options)
+                decoder = get_decoder(pipeline_options)
                 launcher = launching.result()
             if launcher is not None:
                 self._decoder = decoder
