@@ -379,12 +379,14 @@ class Jobs:
         """
         self._place(outputs, row_strides, channel_strides)
         runs = self._runs()
-        extras = np.concatenate([np.zeros(0, np.float32), *self.extras])
-        arrays = self.jobs, self.steps, runs, extras
-        begins = list(itertools.accumulate((_aligned(array.nbytes) for array in arrays), initial=0))
+        extras = self.extras or [np.zeros(0, np.float32)]
+        arrays = self.jobs, self.steps, runs
+        sizes = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
+        begins = list(itertools.accumulate(map(_aligned, sizes), initial=0))
         memory = np.empty(begins[-1], np.uint8)
         for begin, array in zip(begins, arrays):
             memory[begin : begin + array.nbytes] = array.view(np.uint8)
+        np.concatenate(extras, out=memory[begins[3] : begins[3] + sizes[3]].view(np.float32))
         return Schedule(
             memory=memory,
             begins=tuple(begins[:-1]),
