@@ -44,10 +44,9 @@ class Launcher:
 
     def __init__(self, device_id: int, dtype: torch.dtype, channels_last: bool) -> None:
         self.device, self.dtype, self.channels_last = torch.device("cuda", device_id), dtype, channels_last
-        with ThreadPoolExecutor(2) as pool:  # the first compilation of each takes a second
-            colour = pool.submit(load_module, "colour", device_id)
-            self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
-            self._colour = colour.result()
+        # NVRTC compiles one module at a time. All plans need the first one, and the other is compiled meanwhile.
+        self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
+        self._colour = ThreadPoolExecutor(1).submit(load_module, "colour", device_id)
 
     def run(self, schedule: Schedule, decoded: Any, channels: int) -> torch.Tensor | list[torch.Tensor]:
         """Launch everything in torch's current stream, without waiting for it.
@@ -76,7 +75,7 @@ class Launcher:
         batch = BatchPointers(*at, base + stats, base + tables, base + pool, base + scratch)
         with torch.cuda.device(self.device):  # the driver launches kernels of the current device only
             for launch in schedule.launches:
-                module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour
+                module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour.result()
                 module.launch(launch, batch, stream)
         return self._as_images(buffer, schedule.sizes, counts, channels)
 
