@@ -35,7 +35,7 @@ from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
-from proxyloader.dali.program_server import ProgramServer, create_decoder
+from proxyloader.dali.program_server import ProgramServer, get_decoder
 from proxyloader.kernels.launcher import Launcher
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.config import machine
@@ -93,8 +93,9 @@ class Case:
         if device_id is None:
             self.server = PlanServer(compiled.plan, PipelineOptions(len(files), num_threads=1), OutputFormat())
         else:
-            decoder = create_decoder(PipelineOptions(len(files), device_id=device_id, num_threads=4))
-            self.server = ProgramServer(decoder, compiled.plan, Launcher(device_id, torch.float32, channels_last=False))
+            decoder = get_decoder(PipelineOptions(len(files), device_id=device_id, num_threads=4))
+            launcher = Launcher(device_id, torch.float32, channels_last=False)
+            self.server = ProgramServer(decoder, compiled.plan, launcher, OutputFormat())
         self.files = files
         self.batches = []
         for _ in range(1 if device_id is None else MOST_BATCHES):

@@ -27,7 +27,7 @@ from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat, stack_or_list
 from proxyloader.dali.plan_server import PlanServer
-from proxyloader.dali.program_server import ProgramServer, create_decoder
+from proxyloader.dali.program_server import ProgramServer, get_decoder
 from proxyloader.data.compiled_transform import find_compiled
 from proxyloader.kernels.launcher import get_launcher
 from proxyloader.kernels.operations import build_programs
@@ -316,16 +316,12 @@ def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer | ProgramS
     """The server of a plan: of kernels on a GPU, or emulated on the "cpu", or DALI's own on the CPU, as "dali"."""
     if device == "cpu":
         return Emulated(plan)
+    options = PipelineOptions(batch_size, device_id=0 if device == "cuda" else None, num_threads=2)
     if device == "dali":
-        return PlanServer(plan, PipelineOptions(batch_size, num_threads=2), OutputFormat())
+        return PlanServer(plan, options, OutputFormat())
     launcher = get_launcher(0, getattr(torch, plan.output.dtype), channels_last=False)
     assert launcher is not None
-    return ProgramServer(_decoder(batch_size), plan, launcher)
-
-
-@functools.lru_cache(maxsize=8)
-def _decoder(batch_size: int) -> PlanServer:
-    return create_decoder(PipelineOptions(batch_size, device_id=0, num_threads=2))
+    return ProgramServer(get_decoder(options), plan, launcher, OutputFormat())
 
 
 def assert_alike(transform: Any, device: str, files: Images | None = None, *, bound: Bound = EXACT, **how: int) -> None:

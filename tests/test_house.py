@@ -31,8 +31,8 @@ ARCHITECTURE = ROOT / "docs" / "architecture.md"
 BELOW = {
     "transforms": {""},
     "data": {"", "transforms"},
-    "workers": {"", "transforms", "data"},
     "kernels": {"", "transforms"},
+    "workers": {"", "transforms", "data", "kernels"},
     "dali": {"", "transforms", "data", "kernels"},
     "loader": {"", "transforms", "data", "workers", "kernels", "dali"},
     "tools": {"", "transforms", "data", "workers", "kernels", "dali", "loader"},
@@ -208,6 +208,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 
 
 BENCHMARKS = {
+    "decoders": "--batches 2 --batch-size 4 --kinds 4:2:0 gray --qualities 90",
     "imagenet": "--archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
     "parts": "--images 16",
     "remote": "--images 16 --image-size 64 48 --crop 32 --batch-size 4 --rounds 1 --stores moto waits --clients s3fs "

@@ -97,9 +97,10 @@ class PlanServer(RunQueue):
         return options
 
     def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        transform = self._runs[0].transform
-        if transform is not None:
-            return transform(self.pipeline.outputs(cuda_stream=stream)[0])
+        pipeline_run = self._runs[0]
+        if pipeline_run.transform is not None:
+            images = self.pipeline.outputs(cuda_stream=stream)[0]
+            return [] if pipeline_run.cancelled else pipeline_run.transform(images)
         return [_map(self._as_images, output) for output in super()._take_outputs(stream)]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:

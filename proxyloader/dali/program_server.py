@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 
 from ..kernels.launcher import Launcher
-from ..kernels.operations import build_programs
+from ..kernels.operations import build_schedule, output_dtype
+from ..kernels.programs import Schedule
 from ..transforms.plan import Plan, plan_of
 from ..transforms.type_conversion import ToTensor
 from .build import PipelineOptions
@@ -18,10 +20,20 @@ from .output_format import OutputFormat, Outputs
 from .plan_server import PlanServer
 from .run_queue import PipelineRun
 
+_decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.WeakValueDictionary()
 
-def create_decoder(options: PipelineOptions) -> PlanServer:
-    """Return a queue that decodes images, (H, W, C) in DALI. The plans of a loader share it."""
-    return PlanServer(plan_of((ToTensor(),)), options, OutputFormat(memory_format=torch.channels_last))
+
+def get_decoder(options: PipelineOptions) -> PlanServer:
+    """Return a queue that decodes images, (H, W, C) in DALI.
+
+    The plans of a loader share it, and so do loaders with equal options, such as those for training and validation:
+    another one would take 1.6 s to build, and most of a gigabyte of GPU memory.
+    """
+    decoder = _decoders.get(options)
+    if decoder is None or decoder.is_lost:
+        format = OutputFormat(memory_format=torch.channels_last)
+        decoder = _decoders[options] = PlanServer(plan_of((ToTensor(),)), options, format)
+    return decoder
 
 
 class ProgramServer:
@@ -33,8 +45,8 @@ class ProgramServer:
 
     deterministic = False
 
-    def __init__(self, decoder: PlanServer, plan: Plan, launcher: Launcher) -> None:
-        self._decoder, self._plan, self._launcher = decoder, plan, launcher
+    def __init__(self, decoder: PlanServer, plan: Plan, launcher: Launcher, format: OutputFormat) -> None:
+        self._decoder, self._plan, self._launcher, self._format = decoder, plan, launcher, format
         self.was_used = False
 
     @property
@@ -46,11 +58,15 @@ class ProgramServer:
         """Number of runs in flight, of all plans that share the decoder."""
         return self._decoder.num_runs
 
-    def submit(self, inputs: Sequence[Any]) -> PipelineRun:
-        """Start a run. See ``RunQueue.submit``."""
+    def submit(self, inputs: Sequence[Any], schedule: Schedule | None = None) -> PipelineRun:
+        """Start a run. See ``RunQueue.submit``.
+
+        Args:
+            schedule: the launches for these images, if the worker has built them.
+        """
         files, *rows = inputs
         self.was_used = True
-        return self._decoder.submit([files], functools.partial(self._transform, rows[0] if rows else None))
+        return self._decoder.submit([files], functools.partial(self._transform, schedule, rows[0] if rows else None))
 
     def collect(self, run: PipelineRun) -> Outputs:
         """Wait for a run and return its outputs. See ``RunQueue.collect``."""
@@ -63,9 +79,24 @@ class ProgramServer:
     def resume(self) -> None:
         self._decoder.resume()
 
-    def _transform(self, rows: Any, images: Any) -> Outputs:
+    def _transform(self, schedule: Schedule | None, rows: Any, images: Any) -> Outputs:
         """Launch the kernels for decoded images, in the current stream. ``rows`` are the sampled parameters."""
-        count, state = len(images), self._plan.output
-        programs = build_programs(self._plan, np.array(images.shape())[:, :2], rows)
-        output = self._launcher.run(programs, [images[k].data_ptr() for k in range(count)], state.channels)
+        shapes, state = images.shape(), self._plan.output
+        format = self._format.dtype, self._format.channels_last
+        layout = output_dtype(self._plan, format[0]).itemsize, format[1]
+        # Decoders may disagree with the header of a damaged file, and the loader's format may change after the workers
+        # have started.
+        if schedule is None or (schedule.shapes, schedule.layout) != (shapes, layout):
+            schedule = build_schedule(self._plan, np.array(shapes)[:, :2], rows, *format)
+        output = self._launcher.run(schedule, _get_addresses(images, schedule.decoded_ends), state.channels)
+        count = len(shapes)
         return [output[at : at + count] for at in range(0, state.images * count, count)]
+
+
+def _get_addresses(images: Any, ends: Any) -> Any:
+    """Return the address of each decoded image. ``ends``: where they end if they follow one another."""
+    try:
+        first = images.data_ptr()
+    except RuntimeError:  # they do not
+        return [image.data_ptr() for image in images]
+    return first + np.concatenate(([0], ends[:-1]))

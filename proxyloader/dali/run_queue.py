@@ -141,6 +141,11 @@ class RunQueue:
         """Number of runs in flight."""
         return len(self._runs)
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the pipeline belongs to another queue or process."""
+        return bool(self._lost_code)
+
     def __repr__(self) -> str:
         return f"RunQueue({', '.join(self.names)}; {self.num_runs} runs in flight)"
 

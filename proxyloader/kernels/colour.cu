@@ -670,22 +670,22 @@ __device__ Pixel selected(const Job &job, const double *n, int x, int y) {
     return pixel_at(job, x, y);
 }
 
-// The same pixel of branches, by the addresses of these.
-__device__ Pixel mixed(const Job &job, const double *n, int x, int y) {
+// The same pixel of branches, by the places of these.
+__device__ Pixel mixed(const Batch &batch, const Job &job, const double *n, int x, int y) {
     const Pixel p = pixel_at(job, x, y);
     const size_t at = 3 * ((size_t)y * job.width + x);
     float r = (float)n[1] * p.r, g = (float)n[1] * p.g, b = (float)n[1] * p.b;
     for (int i = 0; i < (int)n[0]; i++) {
-        const uchar *q = (const uchar *)(ullong)n[9 + i] + at;
+        const uchar *q = batch.scratch + (size_t)n[9 + i] + at;
         const float weight = (float)n[2 + i];
         r += weight * q[0], g += weight * q[1], b += weight * q[2];
     }
     return {(int)r, (int)g, (int)b};
 }
 
-__device__ Pixel blended(const Job &job, const double *n, int x, int y) {
+__device__ Pixel blended(const Batch &batch, const Job &job, const double *n, int x, int y) {
     const Pixel p = pixel_at(job, x, y);
-    const uchar *q = (const uchar *)(ullong)n[9] + 3 * ((size_t)y * job.width + x);
+    const uchar *q = batch.scratch + (size_t)n[9] + 3 * ((size_t)y * job.width + x);
     const float share = (float)n[0];
     return {blend(p.r, q[0], share), blend(p.g, q[1], share), blend(p.b, q[2], share)};
 }
@@ -696,8 +696,8 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
     switch (step.code) {
         case WINDOW: return through_window(job, n, x, y);
         case SELECT: return selected(job, n, (int)extras[job.height + x], (int)extras[y]);
-        case MIX: return mixed(job, n, x, y);
-        case BLEND: return blended(job, n, x, y);
+        case MIX: return mixed(batch, job, n, x, y);
+        case BLEND: return blended(batch, job, n, x, y);
         case FLIP_X: return pixel_at(job, job.width - 1 - x, y);
         case FLIP_Y: return pixel_at(job, x, job.height - 1 - y);
         case TURN: return turned(job, (int)n[0], x, y);

@@ -35,7 +35,9 @@ class KernelError(RuntimeError):
 class BatchPointers(ctypes.Structure):
     """``struct Batch``: addresses of the arrays that describe a batch, and of the memory for what kernels compute."""
 
-    _fields_ = [(name, ctypes.c_uint64) for name in ("jobs", "steps", "runs", "extras", "stats", "tables", "pool")]
+    _fields_ = [
+        (name, ctypes.c_uint64) for name in ("jobs", "steps", "runs", "extras", "stats", "tables", "pool", "scratch")
+    ]
 
 
 def read_source(name: str) -> str:
@@ -166,12 +168,13 @@ class Module:
             self._functions[name] = function
         return self._functions[name]
 
-    def launch(self, launch: Launch, batch: BatchPointers, stream: torch.cuda.Stream) -> None:
+    def launch(self, launch: Launch, batch: BatchPointers, stream: int) -> None:
         """Launch a kernel. The device must be torch's current device."""
         first = ctypes.c_int(launch.first)
         arguments = (ctypes.c_void_p * 2)(ctypes.addressof(batch), ctypes.addressof(first))
         status = _driver().cuLaunchKernel(
             self._function(launch.name), *launch.grid, 1, launch.threads, 1, 1, launch.shared_bytes,
-            ctypes.c_void_p(stream.cuda_stream), arguments, None,
+            ctypes.c_void_p(stream), arguments, None,
         )  # fmt: skip
-        _check(status, f"launching {launch}")
+        if status:
+            raise KernelError(f"launching {launch} failed with status {status}")

@@ -22,7 +22,7 @@ struct Job {
     int source_height, source_width, height, width;
     int first, count;  // steps
     int stats;         // only valid if the first step needs statistics
-    int unused;
+    int source_base, target_base;  // used by the host alone
 };
 
 struct Run { int first, count, job, table; };
@@ -36,9 +36,10 @@ struct Batch {
     Stats *stats;   // zeros at the start
     uchar *tables;  // 3 x 256 for each run
     int *pool;      // weights of resizes
+    const uchar *scratch;  // where the results of jobs are
 };
 
-static_assert(sizeof(Step) == 144 && sizeof(Job) == 80 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
+static_assert(sizeof(Step) == 144 && sizeof(Job) == 88 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
 struct Pixel { int r, g, b; };
 
 __device__ Pixel pixel_at(const Job &job, int x, int y) {

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 
 from .compiler import BatchPointers, KernelError, Module, output_macros
-from .programs import STATS_BYTES, TABLE_BYTES, Programs
+from .programs import Schedule
 
 log = logging.getLogger(__name__)
-
-ALIGNMENT = 16
 
 RESIZE_KERNELS = ("build_weights", "resample_", "store", "erase_output")
 """First letters of the names of the kernels in ``resize.cu``. The others are in ``colour.cu``."""
@@ -46,71 +44,50 @@ class Launcher:
 
     def __init__(self, device_id: int, dtype: torch.dtype, channels_last: bool) -> None:
         self.device, self.dtype, self.channels_last = torch.device("cuda", device_id), dtype, channels_last
-        with ThreadPoolExecutor(2) as pool:  # the first compilation of each takes a second
-            colour = pool.submit(load_module, "colour", device_id)
-            self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
-            self._colour = colour.result()
+        # NVRTC compiles one module at a time. All plans need the first one, and the other is compiled meanwhile.
+        self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
+        self._colour = ThreadPoolExecutor(1).submit(load_module, "colour", device_id)
 
-    def run(self, programs: Programs, decoded: Any, channels: int) -> torch.Tensor | list[torch.Tensor]:
+    def run(self, schedule: Schedule, decoded: Any, channels: int) -> torch.Tensor | list[torch.Tensor]:
         """Launch everything in torch's current stream, without waiting for it.
 
         Args:
-            decoded: addresses of the decoded images, (H, W, 3) uint8 in the memory of the device.
+            schedule: what ``get_schedule`` returned for this output format.
+            decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
             channels: number of channels of the results.
 
         Returns:
             (N, C, H, W), or a list of (C, H, W) if the results differ in size.
         """
-        stream = torch.cuda.current_stream(self.device)
-        jobs = programs.jobs()
-        sizes = programs.sizes[: programs.num_outputs]
-        outputs, addresses = self._allocate(sizes, channels)
-        height, width = sizes.T
-        strides = (width * channels, 1) if self.channels_last else (width, height * width)
-        scratch = self._empty(jobs.scratch_bytes)
-        jobs.bind(decoded, scratch.data_ptr(), addresses, *strides)
-        runs = jobs.runs()
-        described, at = self._upload([jobs.jobs], [jobs.steps], [runs], jobs.extras)
-        stats = torch.zeros(max(1, jobs.num_stats) * STATS_BYTES, dtype=torch.uint8, device=self.device)
-        tables, pool = self._empty(len(runs) * TABLE_BYTES), self._empty(4 * jobs.pool_size)
-        batch = BatchPointers(*at, stats.data_ptr(), tables.data_ptr(), pool.data_ptr())
-        with torch.cuda.device(self.device):  # the driver launches kernels of the current device only
-            for launch in jobs.launches(runs):
-                module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour
-                module.launch(launch, batch, stream)
-        del described  # not earlier, or torch would reuse its memory for the others
-        return outputs
-
-    def _empty(self, num_bytes: int) -> torch.Tensor:
-        return torch.empty(max(1, num_bytes), dtype=torch.uint8, device=self.device)
-
-    def _allocate(self, sizes: Any, channels: int) -> tuple[torch.Tensor | list[torch.Tensor], Any]:
-        """Return the outputs and the address of each."""
-        counts = channels * sizes.prod(1)
-        item_bytes = self.dtype.itemsize
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        counts = channels * schedule.sizes.prod(1)
         buffer = torch.empty(int(counts.sum()), dtype=self.dtype, device=self.device)
-        ends = counts.cumsum()
-        addresses = buffer.data_ptr() + (ends - counts) * item_bytes
+        parts = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes, schedule.stats_bytes)
+        scratch, tables, pool, stats, end = itertools.accumulate(parts, initial=0)
+        memory = torch.empty(max(1, end), dtype=torch.uint8, device=self.device)
+        if end > stats:
+            memory[stats:].zero_()
+        base = memory.data_ptr()
+        staged = torch.empty(len(schedule.memory), dtype=torch.uint8, pin_memory=True)
+        schedule.bind(staged.numpy(), base + scratch, buffer.data_ptr(), decoded)
+        described = staged.to(self.device, non_blocking=True)
+        at = [described.data_ptr() + begin for begin in schedule.begins]
+        batch = BatchPointers(*at, base + stats, base + tables, base + pool, base + scratch)
+        with torch.cuda.device(self.device):  # the driver launches kernels of the current device only
+            for launch in schedule.launches:
+                module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour.result()
+                module.launch(launch, batch, stream)
+        return self._as_images(buffer, schedule.sizes, counts, channels)
+
+    def _as_images(
+        self, buffer: torch.Tensor, sizes: Any, counts: Any, channels: int
+    ) -> torch.Tensor | list[torch.Tensor]:
         if (sizes == sizes[0]).all():
             height, width = map(int, sizes[0])
             if self.channels_last:
-                return buffer.view(-1, height, width, channels).permute(0, 3, 1, 2), addresses
-            return buffer.view(-1, channels, height, width), addresses
+                return buffer.view(-1, height, width, channels).permute(0, 3, 1, 2)
+            return buffer.view(-1, channels, height, width)
         parts = torch.split(buffer, counts.tolist())
         if self.channels_last:
-            return [part.view(*size, channels).permute(2, 0, 1) for part, size in zip(parts, sizes.tolist())], addresses
-        return [part.view(channels, *size) for part, size in zip(parts, sizes.tolist())], addresses
-
-    def _upload(self, *groups: list[Any]) -> tuple[torch.Tensor, list[int]]:
-        """Copy groups of arrays to the device in one transfer. Return the memory and the address of each group."""
-        begins = [0]
-        for arrays in groups:
-            begins.append(begins[-1] + -(-sum(array.nbytes for array in arrays) // ALIGNMENT) * ALIGNMENT)
-        staged = torch.empty(max(1, begins[-1]), dtype=torch.uint8, pin_memory=True)
-        memory = staged.numpy()
-        for begin, arrays in zip(begins, groups):
-            for array in arrays:
-                memory[begin : begin + array.nbytes] = array.reshape(-1).view(np.uint8)
-                begin += array.nbytes
-        uploaded = staged.to(self.device, non_blocking=True)
-        return uploaded, [uploaded.data_ptr() + begin for begin in begins[:-1]]
+            return [part.view(*size, channels).permute(2, 0, 1) for part, size in zip(parts, sizes.tolist())]
+        return [part.view(channels, *size) for part, size in zip(parts, sizes.tolist())]

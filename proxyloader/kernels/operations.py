@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ..transforms import augment, auto_augment, color, geometry, multi_crop, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
-from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs
+from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
 
 Columns = NDArray[np.float64]
 
@@ -148,6 +149,17 @@ def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
         if noise is not None:
             programs.add_extras(noise)
     return programs
+
+
+def output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype of the output of a plan. ``dtype``: that of floating-point images; None is float32."""
+    return torch.uint8 if plan.output.dtype == "uint8" else dtype or torch.float32
+
+
+def build_schedule(plan: Plan, sizes: Any, rows: Any, dtype: torch.dtype | None, channels_last: bool) -> Schedule:
+    """Return the launches that transform a batch. For the arguments, see ``build_programs`` and ``output_dtype``."""
+    programs = build_programs(plan, sizes, rows)
+    return programs.schedule(plan.output.channels, output_dtype(plan, dtype).itemsize, channels_last)
 
 
 @functools.lru_cache(maxsize=64)

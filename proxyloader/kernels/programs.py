@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -64,7 +64,8 @@ OPCODES: dict[str, Kind] = {
     # From other pixels.
     "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
     "SELECT": Kind.GATHER,  # r, g, b where a line is -1; extras: rows, columns
-    "MIX": Kind.GATHER,  # number of branches, weight of the image, 7 of the branches; 7 branches, by their program
+    # Number of branches, weight of the image, 7 of the branches; 7 branches, by their program, later by their place.
+    "MIX": Kind.GATHER,
     "BLEND": Kind.GATHER,  # share of the branch, 8 unused; the branch
     "FLIP_X": Kind.GATHER,
     "FLIP_Y": Kind.GATHER,
@@ -98,7 +99,6 @@ OPCODES: dict[str, Kind] = {
 """Opcodes, the kind of job that each needs, and the numbers of its steps. The kernels define what an opcode does."""
 
 CODE = {name: code for code, name in enumerate(OPCODES)}
-MIXES = CODE["MIX"], CODE["BLEND"]
 FIRST_BRANCH, MAX_BRANCHES = 9, 7
 """Steps that read the results of other programs: number of the first of these, and how many there may be."""
 
@@ -134,17 +134,23 @@ JOB = np.dtype(
         ("first", "i4"),
         ("count", "i4"),
         ("stats", "i4"),
-        ("unused", "i4"),
+        ("source_base", "i4"),
+        ("target_base", "i4"),
     ],
     align=True,
 )
-"""``struct Job``. ``table_x`` and ``table_y`` are the indices of the weights of a resize in the pool. The strides of
-the target, in elements, are those of the output, and only used by kinds that store it."""
+"""``struct Job``. ``source`` and ``target`` are offsets from a base until ``Schedule.bind``. ``table_x`` and
+``table_y`` are the indices of the weights of a resize in the pool. The strides of the target, in elements, are those of
+the output, and only used by kinds that store it."""
+
+SCRATCH, OUTPUT, DECODED = 0, 1, 2
+"""Bases of addresses: the memory of the results of jobs, the outputs, and from 2 on each decoded image."""
 
 RUN = np.dtype([("first", "i4"), ("count", "i4"), ("job", "i4"), ("table", "i4")])
 """``struct Run``: consecutive steps from level to level, their job and their table."""
 
 STATS_BYTES, TABLE_BYTES = 8 + 3 * 256 * 4, 3 * 256
+ALIGNMENT = 16
 TILE, BLUR_STRIP, BLUR_BYTES = 32, 32, 1 << 16
 """Constants of the kernels. The strips of tall images are narrower, to fit into the shared memory of any GPU."""
 
@@ -166,12 +172,14 @@ class Programs:
 
     Attributes:
         sizes: (N, 2) int64, the height and width of each image after the steps so far.
+        decoded_sizes: those of the decoded images.
         sources: (N,) int64, the decoded image from which each starts.
         num_outputs: number of programs with an output. The others are branches of theirs.
     """
 
     def __init__(self, sizes: Any) -> None:
         self.sizes: Indices = np.array(sizes, np.int64).reshape(-1, 2)
+        self.decoded_sizes = self.sizes.copy()
         self.sources, self.num_outputs = np.arange(len(self.sizes)), len(self.sizes)
         self._images: list[Indices] = []
         self._steps: list[NDArray[Any]] = []
@@ -247,6 +255,14 @@ class Programs:
         self._sizes = [(np.tile(a, (views, 1)), np.tile(b, (views, 1))) for a, b in self._sizes]
         self.sizes, self.sources = np.tile(self.sizes, (views, 1)), np.tile(self.sources, views)
 
+    def schedule(self, channels: int, item_bytes: int, channels_last: bool) -> Schedule:
+        """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last."""
+        height, width = self.sizes[: self.num_outputs].T
+        counts = channels * height * width
+        strides = (width * channels, 1) if channels_last else (width, height * width)
+        schedule = self.jobs().schedule(item_bytes * (counts.cumsum() - counts), *strides)
+        return replace(schedule, layout=(item_bytes, channels_last))
+
     def jobs(self) -> Jobs:
         """Cut the programs into jobs."""
         images = np.concatenate(self._images)
@@ -285,7 +301,7 @@ def _wait_for_branches(stages: Indices, steps: NDArray[Any], first_job: Indices)
 
     ``steps`` are the first of each job, and ``first_job`` the first job of each image.
     """
-    at = np.flatnonzero(np.isin(steps["code"], MIXES))
+    at = _mixes(steps)
     last_job, lengths = np.append(first_job[1:], len(stages)) - 1, np.diff(np.append(first_job, len(stages)))
     branches = steps["numbers"][at, FIRST_BRANCH:].astype(np.int64)
     while len(at) and (late := stages[last_job][branches].max(1) + 1 - stages[at]).max() > 0:
@@ -293,6 +309,11 @@ def _wait_for_branches(stages: Indices, steps: NDArray[Any], first_job: Indices)
         moves[at] = np.maximum(late, 0)
         moved = moves.cumsum()
         stages += moved - np.repeat((moved - moves)[first_job], lengths)
+
+
+def _mixes(steps: NDArray[Any]) -> Indices:
+    """Return the indices of the steps that read the results of branches."""
+    return np.flatnonzero((steps["code"] == CODE["MIX"]) | (steps["code"] == CODE["BLEND"]))
 
 
 def _number_runs(steps: NDArray[Any], starts: NDArray[np.bool_]) -> None:
@@ -349,28 +370,53 @@ class Jobs:
         self.jobs["table_x"][at], self.jobs["table_y"][at] = (ends - sizes).T
         return int(ends[-1, -1]) if len(ends) else 0
 
-    def bind(self, decoded: Any, scratch: int, outputs: Any, row_strides: Any, channel_strides: Any) -> None:
-        """Set all addresses, and bring the jobs into the order of their launches.
+    def schedule(self, outputs: Any, row_strides: Any, channel_strides: Any) -> Schedule:
+        """Order the jobs by launch, and pack all arrays.
 
         Args:
-            decoded: address of each decoded image.
-            scratch: address of ``scratch_bytes`` bytes, aligned to 16.
-            outputs: address of the output of each program that has one.
+            outputs: offset in bytes of the output of each program that has one.
             row_strides, channel_strides: of the outputs, in elements.
         """
+        self._place(outputs, row_strides, channel_strides)
+        runs = self._runs()
+        extras = self.extras or [np.zeros(0, np.float32)]
+        arrays = self.jobs, self.steps, runs
+        sizes = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
+        begins = list(itertools.accumulate(map(_aligned, sizes), initial=0))
+        memory = np.empty(begins[-1], np.uint8)
+        for begin, array in zip(begins, arrays):
+            memory[begin : begin + array.nbytes] = array.view(np.uint8)
+        np.concatenate(extras, out=memory[begins[3] : begins[3] + sizes[3]].view(np.float32))
+        return Schedule(
+            memory=memory,
+            begins=tuple(begins[:-1]),
+            num_jobs=len(self.jobs),
+            launches=tuple(self._launches(runs)),
+            scratch_bytes=self.scratch_bytes,
+            stats_bytes=self.num_stats * STATS_BYTES,
+            tables_bytes=_aligned(len(runs) * TABLE_BYTES),
+            pool_bytes=_aligned(4 * self.pool_size),
+            sizes=self.programs.sizes[: self.programs.num_outputs],
+            shapes=[(height, width, 3) for height, width in self.programs.decoded_sizes.tolist()],
+            decoded_ends=3 * self.programs.decoded_sizes.prod(1).cumsum(),
+        )
+
+    def _place(self, outputs: Any, row_strides: Any, channel_strides: Any) -> None:
+        """Set the bases, offsets and strides of all jobs, and bring them into the order of their launches."""
         jobs, images = self.jobs, self.images
         ends = self._room.cumsum().reshape(self._room.shape)
-        memory = scratch + (ends - self._room)
+        places = ends - self._room
         own = self.programs.sources[images]
-        sources = memory[images, self._source_turn].astype(np.uint64)
-        jobs["source"] = np.where(self._is_first, np.asarray(decoded, np.uint64)[own], sources)
-        targets = memory[images, self._target_turn].astype(np.uint64)
-        mixes = np.flatnonzero(np.isin(self.steps["code"], MIXES))
+        jobs["source"] = np.where(self._is_first, 0, places[images, self._source_turn])
+        jobs["source_base"] = np.where(self._is_first, DECODED + own, SCRATCH)
+        targets = places[images, self._target_turn]
+        mixes = _mixes(self.steps)
         branches = self.steps["numbers"][mixes, FIRST_BRANCH:].astype(np.int64)
         last_job = np.append(self.first_job[1:], len(jobs)) - 1
-        self.steps["numbers"][mixes, FIRST_BRANCH:] = targets[last_job][branches]  # float64 holds each address
+        self.steps["numbers"][mixes, FIRST_BRANCH:] = targets[last_job][branches]
         to, is_output = images[self._is_output], self._is_output
         jobs["target"] = targets
+        jobs["target_base"] = np.where(is_output, OUTPUT, SCRATCH)
         jobs["target"][is_output] = np.asarray(outputs, np.uint64)[to]
         jobs["row_stride"][is_output] = np.broadcast_to(row_strides, self.programs.num_outputs)[to]
         jobs["channel_stride"][is_output] = np.broadcast_to(channel_strides, self.programs.num_outputs)[to]
@@ -379,8 +425,8 @@ class Jobs:
             setattr(self, name, getattr(self, name)[order])
         self.jobs["stats"][self.kinds == Kind.STATS] = np.arange(self.num_stats)
 
-    def runs(self) -> NDArray[Any]:
-        """Return the runs, of ``RUN``, by stage. The jobs must be bound."""
+    def _runs(self) -> NDArray[Any]:
+        """Return the runs, of ``RUN``, by stage. The jobs must be placed."""
         at = np.flatnonzero(self.steps["run"])
         by_first = np.argsort(self.jobs["first"])
         jobs = by_first[np.searchsorted(self.jobs["first"][by_first], at, side="right") - 1]
@@ -389,8 +435,8 @@ class Jobs:
         runs["table"] = self.steps["table"][at]
         return runs[np.argsort(self.stages[jobs], kind="stable")]
 
-    def launches(self, runs: NDArray[Any]) -> Iterator[Launch]:
-        """Yield the launches in order. The jobs must be bound. Blocks beyond the end of a smaller image return."""
+    def _launches(self, runs: NDArray[Any]) -> Iterator[Launch]:
+        """Yield the launches in order. The jobs must be placed. Blocks beyond the end of a smaller image return."""
         groups = self.stages * len(Kind) + np.maximum(self.kinds, Kind.POINTS)  # one launch for STATS and POINTS
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
         run_ends = np.searchsorted(self.stages[runs["job"]], np.arange(self.stages.max() + 1), side="right").tolist()
@@ -431,6 +477,54 @@ class Jobs:
         else:
             yield Launch("build_weights", (2, count), 128, 0, first)
             yield Launch(kind.name.lower(), (tiles, count), 256, 0, first)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """The launches of a batch, and all that they read beside the decoded images.
+
+    Attributes:
+        memory: the jobs, steps, runs and extras, (bytes,) uint8.
+        begins: where each of these begins.
+        launches: in order.
+        scratch_bytes, stats_bytes, tables_bytes, pool_bytes: memory that the kernels need. Only that of the statistics
+            must be zero at the start.
+        sizes: (outputs, 2) int64, height and width of each output.
+        shapes: (height, width, 3) of each decoded image, as DALI reports them.
+        decoded_ends: where each decoded image ends if they follow one another, in bytes.
+        layout: bytes of an element of the outputs, and whether channels are last.
+    """
+
+    memory: NDArray[np.uint8]
+    begins: tuple[int, ...]
+    num_jobs: int
+    launches: tuple[Launch, ...]
+    scratch_bytes: int
+    stats_bytes: int
+    tables_bytes: int
+    pool_bytes: int
+    sizes: Indices
+    shapes: list[tuple[int, int, int]]
+    decoded_ends: Indices
+    layout: tuple[int, bool] = (1, True)
+
+    def bind(self, memory: NDArray[np.uint8], scratch: int, outputs: int, decoded: Any) -> None:
+        """Copy the arrays to ``memory``, with addresses in place of offsets.
+
+        Args:
+            scratch: address of ``scratch_bytes`` bytes, aligned to 16.
+            outputs: address from which the offsets of the outputs count.
+            decoded: address of each decoded image.
+        """
+        memory[: len(self.memory)] = self.memory
+        jobs = memory[: self.num_jobs * JOB.itemsize].view(JOB)
+        bases = np.concatenate(([scratch, outputs], decoded)).astype(np.uint64)
+        jobs["source"] += bases[jobs["source_base"]]
+        jobs["target"] += bases[jobs["target_base"]]
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _pixels(jobs: NDArray[Any], which: str = "") -> int:

@@ -191,8 +191,9 @@ class Feed:
                     code="foreign-server",
                 )
             with profile_row(SUBMIT):
-                inputs = batch.inputs(run, self.pool.arena)
-                in_flight.pipeline_runs.append(self.servers[run.server].submit(inputs))
+                inputs, schedule = batch.inputs(run, self.pool.arena), batch.schedule(run, self.pool.arena)
+                submit: Any = self.servers[run.server].submit
+                in_flight.pipeline_runs.append(submit(inputs) if schedule is None else submit(inputs, schedule))
 
 
 def infer_size(batch: Any, batch_size: int) -> int:

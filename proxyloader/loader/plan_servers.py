@@ -5,8 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..dali.device import cuda_ordinal
 from ..errors import PipelineError
 from ..transforms.plan import Plan
@@ -25,7 +23,7 @@ class PlanServers:
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self._decoder: PlanServer | None = None  # shared by the plans that kernels run
+        self._decoder: PlanServer | None = None  # of the plans that kernels run; kept while these change
         self.queues: dict[str, PlanQueue] = {}  # by the key of the plan
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
@@ -68,8 +66,9 @@ class PlanServers:
     def _build(self, plan: Plan, options: LoaderOptions) -> PlanQueue:
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer
-        from ..dali.program_server import ProgramServer, create_decoder
+        from ..dali.program_server import ProgramServer, get_decoder
         from ..kernels.launcher import get_launcher
+        from ..kernels.operations import output_dtype
 
         if why := options.find_obstacle(plan):
             raise PipelineError(f"{why}. Do not compile the transform, but use it as it is", code="no-kernels")
@@ -79,11 +78,10 @@ class PlanServers:
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
         if device_id is None or not options.has_kernels:
             return PlanServer(plan, pipeline_options, options.format)
-        dtype = torch.uint8 if plan.output.dtype == "uint8" else options.format.dtype or torch.float32
+        format = options.format
         with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
-            launching = pool.submit(get_launcher, device_id, dtype, options.format.channels_last)
-            if self._decoder is None or self._decoder.pipeline.device_id != device_id:
-                self._decoder = create_decoder(pipeline_options)
+            launching = pool.submit(get_launcher, device_id, output_dtype(plan, format.dtype), format.channels_last)
+            self._decoder = get_decoder(pipeline_options)
             launcher = launching.result()
         if launcher is None:
             raise PipelineError(
@@ -91,4 +89,4 @@ class PlanServers:
                 "torchvision transforms the images in the workers",
                 code="no-kernels",
             )
-        return ProgramServer(self._decoder, plan, launcher)
+        return ProgramServer(self._decoder, plan, launcher, format)

@@ -20,6 +20,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from ..data.bad_samples import UnreadableSample
 from ..data.batch_memory import aligned
 from ..errors import ProxyLoaderError
+from ..kernels.programs import Schedule
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .request_sampler import BatchRequest
@@ -52,11 +53,16 @@ class PackedInput:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """The inputs of a pipeline run, in the order of the pipeline, and the paths of their files."""
+    """The inputs of a pipeline run, in the order of the pipeline, and the paths of their files.
+
+    Attributes:
+        schedule: the launches of kernels that transform the images, and where their memory is; None: there are none.
+    """
 
     server: str
     inputs: tuple[PackedInput, ...]
     sources: tuple[str, ...]
+    schedule: tuple[Schedule, PackedInput] | None = None
 
     def __len__(self) -> int:
         return len(self.inputs[0].offsets)
@@ -174,6 +180,13 @@ class PackedBatch:
         """Return the inputs of a run for ``RunQueue.submit``."""
         memory = self.memory(arena)
         return [part.views(memory) for part in run.inputs]
+
+    def schedule(self, run: PackedRun, arena: Arena | None) -> Schedule | None:
+        """Return the launches of kernels for a run."""
+        if run.schedule is None:
+            return None
+        schedule, place = run.schedule
+        return dataclasses.replace(schedule, memory=place.views(self.memory(arena))[0])
 
     @property
     def sample_indices(self) -> Sequence[Any] | None:

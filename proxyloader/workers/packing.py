@@ -6,6 +6,7 @@ decoded images.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 import pickle
@@ -28,12 +29,18 @@ from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, material
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
 from ..data.transformed import TransformedImage, pixel_uses
+from ..kernels.operations import build_schedule, get_missing_kernel
 from ..transforms.chain import MAX_CHAINS
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
+
+KernelOutput = tuple["torch.dtype | None", bool]
+"""The dtype of floating-point images, None for the default, and whether channels are last."""
+
+NO_BYTES = np.empty(0, np.uint8)
 
 MAX_NEW_PLANS = 8
 """Maximum number of plans that are unknown to the loader. torchvision transforms the images of further plans, and the
@@ -54,6 +61,7 @@ class Packer:
             that the loader did not find.
         plans: keys of the plans that the loader knows.
         deferral: the dataset's Deferral, or None if its images are not deferred.
+        kernel_output: the output format of the kernels; None: no kernels transform the images.
     """
 
     def __init__(
@@ -66,10 +74,12 @@ class Packer:
         has_images: bool = True,
         plans: Collection[str] = (),
         deferral: Deferral | None = None,
+        kernel_output: KernelOutput | None = None,
     ) -> None:
         self.collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self.batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans, self.deferral = has_images, plans, deferral
+        self._kernel_output = kernel_output
         self._new_plans: set[str] = set()
         self._single: set[str] = set()  # plans with one image so far
         self.begin_batch()
@@ -103,7 +113,7 @@ class Packer:
         samples_alone = tuple(map(pickler.dumps, sample_list)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
-        runs = tuple(_pack_run(calls, layout) for calls in pickler.runs)
+        runs = tuple(_pack_run(calls, layout, self._kernel_output) for calls in pickler.runs)
         if self._arena is not None and slot is not None:
             layout.write(self._arena.memory_to_write(slot, layout.size_bytes))
         else:
@@ -360,9 +370,10 @@ class _Layout:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
 
 
-def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
-    inputs = []
-    for name, arrays in zip(calls[0].names, zip(*(call.inputs for call in calls))):
+def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout, kernel_output: KernelOutput | None) -> PackedRun:
+    inputs, schedule = [], None
+    columns = list(zip(*(call.inputs for call in calls)))
+    for name, arrays in zip(calls[0].names, columns):
         check_same_kind(name, arrays)
         one_shape = all(array.shape == arrays[0].shape for array in arrays)
         if one_shape:  # stored contiguously
@@ -371,7 +382,13 @@ def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout) -> PackedRun:
             offsets = [layout.add_file(array) for array in arrays]
         shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
         inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
-    return PackedRun(calls[0].server, tuple(inputs), tuple(call.source for call in calls))
+    if kernel_output is not None and isinstance(calls[0], TransformedImage) and not get_missing_kernel(calls[0].plan):
+        sizes = [(call.image.height, call.image.width) for call in calls if isinstance(call, TransformedImage)]
+        rows = list(columns[1]) if len(columns) > 1 else None
+        built = build_schedule(calls[0].plan, sizes, rows, *kernel_output)
+        memory = PackedInput("|u1", np.array([layout.add(built.memory)]), np.array([[built.memory.size]]))
+        schedule = dataclasses.replace(built, memory=NO_BYTES), memory
+    return PackedRun(calls[0].server, tuple(inputs), tuple(call.source for call in calls), schedule)
 
 
 # --- in the main process ---------------------------------------------------------------------------------------------

@@ -101,6 +101,7 @@ class WorkerPool:
         if loader.num_workers and may_have_images and arena is None and not is_iterable:
             arena = _create_arena(loader)
         fetcher = _create_fetcher(loader, translated, passed, live, deferral)
+        format = loader.dtype, loader.memory_format == torch.channels_last
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -110,6 +111,7 @@ class WorkerPool:
             has_images=has_images,
             plans=frozenset(plans),
             deferral=deferral,
+            kernel_output=format if deferral is not None and loader._options.has_kernels else None,
         )
         requests = None
         worker_dataset: Any

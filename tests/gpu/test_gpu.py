@@ -137,10 +137,18 @@ def test_batches_that_are_kept_stay_what_they_were(large_photos: Path) -> None:
 
 
 def test_two_loaders_side_by_side(large_photos: Path) -> None:
-    dataset = ImageFolder(str(large_photos), VALIDATION)
-    expected = sums(DataLoader(dataset, 32, num_workers=0))
-    pairs = list(zip(DataLoader(dataset, 32, num_workers=2), DataLoader(dataset, 32, num_workers=3)))
-    assert torch.equal(sums(a for a, _ in pairs), expected) and torch.equal(sums(b for _, b in pairs), expected)
+    """They share a decoder. Leaving one of them early does not change the other."""
+    datasets = [ImageFolder(str(large_photos), transform) for transform in (VALIDATION, DECODE)]
+    expected = [sums(DataLoader(dataset, 64, num_workers=0)) for dataset in datasets]
+    loaders = [DataLoader(dataset, 32, num_workers=2, persistent_workers=True) for dataset in datasets]
+    for _ in range(2):
+        pairs = list(zip(*loaders))
+        assert torch.equal(sums(a for a, _ in pairs), expected[0])
+        assert torch.equal(sums(b for _, b in pairs), expected[1])
+        next(iter(loaders[0]))
+        assert torch.equal(sums(loaders[1]), expected[1])
+    first, second = (next(iter(loader._servers.queues.values())) for loader in loaders)
+    assert first.pipeline is second.pipeline
 
 
 def test_decoding_on_the_cpu_can_be_asked_for_beside_a_gpu(large_photos: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
 from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher
-from proxyloader.kernels.programs import CODE, JOB, RUN, STATS_BYTES, STEP, TABLE_BYTES, Launch, Programs
+from proxyloader.kernels.programs import CODE, Launch, Programs
 
 HEADER = Path(__file__).with_name("emulate.h")
 FLAGS = ["-O2", "-std=c++17", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-x", "c++"]
@@ -93,30 +93,24 @@ def run(
     begins = np.cumsum([1] + [image.size + 1 for image in images])[:-1]  # at odd addresses
     for image, begin in zip(images, begins, strict=True):
         decoded.view[begin : begin + image.size] = image.reshape(-1)
-    before, scratch = decoded.view.copy(), Memory(jobs.scratch_bytes)
-    jobs.bind(
-        [decoded.address + begin for begin in begins.tolist()],
-        scratch.address,
+    schedule = jobs.schedule(
         [output.data_ptr() for output in outputs],
         [output.stride(rows) for output in outputs],
         [output.stride(planes) for output in outputs],
     )
-    runs, extras = jobs.runs(), np.concatenate([np.zeros(0, np.float32), *jobs.extras])
-    memories = [
-        Memory(jobs.jobs.nbytes, jobs.jobs),
-        Memory(jobs.steps.nbytes, jobs.steps),
-        Memory(runs.nbytes, runs),
-        Memory(extras.nbytes, extras),
-        Memory(jobs.num_stats * STATS_BYTES, np.zeros(jobs.num_stats * STATS_BYTES, np.uint8)),
-        Memory(len(runs) * TABLE_BYTES),
-        Memory(jobs.pool_size * 4),
-    ]
-    assert (JOB.itemsize, STEP.itemsize, RUN.itemsize) == (80, 144, 16)
-    batch = BatchPointers(*(memory.address for memory in memories))
+    sizes = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes)
+    before, described = decoded.view.copy(), Memory(schedule.memory.size)
+    scratch, tables, pool = map(Memory, sizes)
+    stats = Memory(schedule.stats_bytes, np.zeros(schedule.stats_bytes, np.uint8))
+    memories = decoded, described, stats, tables, pool, scratch
+    schedule.bind(described.view, scratch.address, 0, [decoded.address + begin for begin in begins.tolist()])
+    batch = BatchPointers(
+        *(described.address + begin for begin in schedule.begins), *(memory.address for memory in memories[2:])
+    )
     colour, resize = _module("colour"), _module("resize", output_macros(dtype, layout == "CHW"))
-    for launch in jobs.launches(runs):
+    for launch in schedule.launches:
         (resize if launch.name.startswith(RESIZE_KERNELS) else colour).launch(launch, batch)
-    for memory in (decoded, scratch, *memories):
+    for memory in memories:
         memory.check()
     assert np.array_equal(decoded.view, before), "a decoded image was written to"
     return list(outputs)
@@ -131,7 +125,8 @@ def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: t
     on_gpu, channels = before.clone(), int(programs._steps[-1]["numbers"][0, 0])
     if CODE["STORE"] != programs._steps[-1]["code"][0]:
         channels = int(programs._steps[-1]["numbers"][0, 8])
-    outputs = Launcher(0, dtype, layout == "HWC").run(programs, on_gpu.data_ptr() + begins[:-1], channels)
+    schedule = programs.schedule(channels, dtype.itemsize, layout == "HWC")
+    outputs = Launcher(0, dtype, layout == "HWC").run(schedule, on_gpu.data_ptr() + begins[:-1], channels)
     assert torch.equal(on_gpu, before), "a decoded image was written to"
     return [output.cpu() if layout == "CHW" else output.permute(1, 2, 0).cpu() for output in outputs]
 

@@ -130,7 +130,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(plan_servers, "cuda_ordinal", lambda device: 0)
     monkeypatch.setattr(launcher, "get_launcher", lambda *arguments: None)
-    monkeypatch.setattr(program_server, "create_decoder", lambda options: None)
+    monkeypatch.setattr(program_server, "get_decoder", lambda options: None)
     with raises(PipelineError, code="no-kernels") as caught:
         plan_servers.PlanServers(4).serve(plan_for(v1.ToTensor()), options_of())
     assert "translate=False" in str(caught.value)
