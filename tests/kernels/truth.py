@@ -17,6 +17,7 @@ from PIL import Image, ImageFilter
 from torchvision.transforms import _functional_tensor as FT
 from torchvision.transforms.v2.functional import _geometry as GT
 
+from proxyloader.kernels.operations import torch_fuses_products
 from proxyloader.kernels.programs import CODE, FILTERS, Programs
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.resize import pillow_resizes_height_first
@@ -230,7 +231,7 @@ def tensor_resize(antialias: bool, rng: Random, image: Pixels) -> Done:
     if antialias and min(image.shape[:2]) == 1:
         size = list(image.shape[:2])
     result = on_tensor(image, lambda t: F.resize(t, size, how, antialias=antialias))
-    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias])
+    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias, torch_fuses_products()])
 
 
 def box_blur(rng: Random, image: Pixels) -> Done:
