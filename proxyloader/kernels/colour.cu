@@ -556,10 +556,11 @@ __device__ float tensor_cubic(float x) {
 // The weights of torch's interpolate with antialias of floats, for one index of one axis.
 struct FloatTaps {
     int first, count;
-    bool is_cubic;
+    bool is_cubic, is_all_fused;
     float center, inverse_scale, sum;
 
-    __device__ FloatTaps(int index, int from, int to, bool is_cubic) : is_cubic(is_cubic), sum(0.0f) {
+    __device__ FloatTaps(int index, int from, int to, bool is_cubic, bool is_all_fused)
+        : is_cubic(is_cubic), is_all_fused(is_all_fused), sum(0.0f) {
         const float scale = (float)from / (float)to, support = (is_cubic ? 2.0f : 1.0f) * fmaxf(scale, 1.0f);
         center = scale * (index + 0.5f);
         inverse_scale = scale >= 1.0f ? 1.0f / scale : 1.0f;
@@ -575,8 +576,9 @@ struct FloatTaps {
 
     __device__ float weight(int tap) const { return filter_at(tap) / sum; }
 
-    // GCC has vectorised torch's loop behind its first product: of each four products, none is fused with its sum.
-    __device__ bool is_fused(int tap) const { return tap > (count - 1) / 4 * 4; }
+    // Unless torch's build fuses all products with their sums, GCC has vectorised its loop behind the first product: of
+    // each four products, none is fused.
+    __device__ bool is_fused(int tap) const { return is_all_fused || tap > (count - 1) / 4 * 4; }
 };
 
 struct Colour { float r, g, b; };
@@ -611,7 +613,7 @@ struct Neighbours {
 __device__ int tensor_clip(float v) { return clip(rintf(v)); }
 
 // interpolate of a tensor of floats, in the sums that torch computes in one thread. Each pixel makes all weights of its
-// own: this is rare. Numbers: filter (2 bilinear, 3 bicubic), whether it is widened.
+// own: this is rare. Numbers: filter (2 bilinear, 3 bicubic), whether it is widened, whether torch fuses all products.
 __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
     if (n[1] == 0) {
         const Neighbours across(x, job.source_width, job.width), down(y, job.source_height, job.height);
@@ -623,8 +625,8 @@ __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
                 tensor_clip(fmaf(wd, (float)d.g, fmaf(wc, (float)c.g, fmaf(wa, (float)a.g, wb * b.g)))),
                 tensor_clip(fmaf(wd, (float)d.b, fmaf(wc, (float)c.b, fmaf(wa, (float)a.b, wb * b.b))))};
     }
-    const FloatTaps across(x, job.source_width, job.width, n[0] == 3);
-    const FloatTaps down(y, job.source_height, job.height, n[0] == 3);
+    const FloatTaps across(x, job.source_width, job.width, n[0] == 3, n[2] != 0);
+    const FloatTaps down(y, job.source_height, job.height, n[0] == 3, n[2] != 0);
     const Colour mean = tensor_mean(down, [&](int row) {
         return tensor_mean(across, [&](int column) {
             const Pixel p = pixel_at(job, across.first + column, down.first + row);

@@ -74,7 +74,7 @@ def compile_module(name: str, architecture: str, macros: tuple[str, ...] = ()) -
         return cached.read_bytes()
     except OSError:
         code = _compile(nvrtc, source, name, options)
-        _keep(cached, code)
+        keep(cached, code)
         return code
 
 
@@ -84,7 +84,7 @@ def cache_folder() -> Path:
     return (Path(root) if root else Path(os.path.expanduser("~"), ".cache")) / "proxyloader"
 
 
-def _keep(path: Path, code: bytes) -> None:
+def keep(path: Path, code: bytes) -> None:
     """Write a file of the cache. Another process may write or read the same file meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -93,7 +93,7 @@ def _keep(path: Path, code: bytes) -> None:
             file.write(code)
         os.replace(temporary, path)
     except OSError as error:
-        log.info("not caching compiled kernels: %s", error)
+        log.info("not caching %s: %s", path.name, error)
 
 
 def _compile(nvrtc: Any, source: str, name: str, options: tuple[str, ...]) -> bytes:

@@ -281,7 +281,8 @@ def resize_(state: State, step: resize.Resize) -> None:
     state.require_levels(step)
     height, width = state.take(2)
     if step.rounding is None:
-        state.add("TENSOR_RESIZE", (FILTERS[step.interpolation], step.antialias), sizes=(height, width))
+        numbers = (FILTERS[step.interpolation], step.antialias, torch_fuses_products())
+        state.add("TENSOR_RESIZE", numbers, sizes=(height, width))
         return
     old_height, old_width = state.programs.sizes[state.images].T
     box, fill = state.crop or ((0, 0, old_width, old_height), (0.0,))
@@ -294,6 +295,20 @@ def resize_(state: State, step: resize.Resize) -> None:
         FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first,
     )  # fmt: skip
     state.add("RESAMPLE", numbers, sizes=(height, width))
+
+
+@functools.cache
+def torch_fuses_products() -> bool:
+    """Return whether torch's antialiased resize of floats fuses each product with its sum.
+
+    That depends on the compiler of torch: 2.6 does, while 2.14 rounds most products. So torch resizes a row whose first
+    two products, with weights of 1/32 and 3/32, only cancel out if the second is rounded.
+    """
+    row = torch.zeros(1, 1, 1, 16)
+    row[..., 3] = 1 + 2**-23
+    row[..., 2] = -3 * row[..., 3]
+    resized = torch.nn.functional.interpolate(row, (1, 4), mode="bilinear", antialias=True)
+    return bool(resized[..., 1] != 0)
 
 
 @operation(warp.Affine)

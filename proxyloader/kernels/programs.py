@@ -85,7 +85,7 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_AFFINE_BILINEAR": Kind.GATHER,
     "TENSOR_PERSPECTIVE_NEAREST": Kind.GATHER,
     "TENSOR_PERSPECTIVE_BILINEAR": Kind.GATHER,
-    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is widened (3 always is)
+    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is widened (3 always is), and fused
     "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
     "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
     # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch,

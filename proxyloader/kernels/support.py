@@ -6,11 +6,13 @@ import contextlib
 import ctypes
 import functools
 import logging
+from collections.abc import Collection
 
+import PIL
 import pynvml
 import torch
 
-from ..transforms.plan import Branch, Plan
+from ..transforms.plan import Branch, Plan, iter_steps
 from ..transforms.registry import Part
 from .compiler import KernelError, _check, _nvrtc
 from .operations import get_missing_kernel
@@ -21,11 +23,16 @@ NO_KERNELS = "without CUDA kernels, torchvision runs it"
 """Reason that a machine without kernels gives."""
 
 
-def find_obstacle(plan: Plan, has_kernels: bool) -> str:
-    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators."""
-    if has_kernels:
-        return get_missing_kernel(plan)
-    return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
+def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ()) -> str:
+    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators.
+
+    ``left_out``: names of the classes of steps that the installed Pillow does differently.
+    """
+    if not has_kernels:
+        return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
+    if names := {type(step).__name__ for step in iter_steps(plan.steps)}.intersection(left_out):
+        return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(names))}"
+    return get_missing_kernel(plan)
 
 
 def explain_obstacle(transform: Part, has_kernels: bool) -> str:

@@ -14,6 +14,7 @@ from .._validation import check_int
 from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
+from ..kernels.pillow_check import differing_steps, is_new
 from ..kernels.support import can_compile, find_obstacle
 from ..transforms.plan import Plan
 
@@ -87,7 +88,8 @@ class LoaderOptions:
     @property
     def find_obstacle(self) -> Callable[[Plan], str]:
         """Function that returns why torchvision runs a plan in the workers; "" if it does not."""
-        return functools.partial(find_obstacle, has_kernels=self.has_kernels)
+        left_out = differing_steps(cuda_ordinal(self.device) or 0) if self.has_kernels and is_new() else ()
+        return functools.partial(find_obstacle, has_kernels=self.has_kernels, left_out=left_out)
 
     @property
     def image_device(self) -> torch.device:

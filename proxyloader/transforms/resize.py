@@ -15,6 +15,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
+from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resize_on_cpu as resizes_integers
 
 from .geometry import Crop, IndexSelect, RandomResizedRegion, as_pair
 from .params import Version, meta_image, v2_transform, version_of
@@ -285,11 +286,11 @@ def resize_to(
         )
     # torchvision always antialiases PIL images, regardless of the argument. For tensors, None means False.
     smooth = True if state.kind == "pil" else bool(antialias)
-    # v1 resizes tensors as floats; both versions do so for float tensors.
-    for_tensors = "torch" if version == "v2" and state.dtype == "uint8" else None
+    # v1 resizes tensors as floats, and so does v2, unless torchvision expects integers to be faster on this CPU.
+    has_integers = version == "v2" and state.dtype == "uint8" and resizes_integers(InterpolationMode(mode))
     if mode == "bicubic" and not smooth:
         raise unsupported("bicubic is supported only with antialias=True", "antialias")
-    rounding = "pil" if state.kind == "pil" else for_tensors
+    rounding = "pil" if state.kind == "pil" else "torch" if has_integers else None
     return Resize(to, mode, smooth, rounding, is_crop)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ auto_augment = pytest.importorskip("timm.data.auto_augment")
 EXACT = {
     "rand-m9-mstd0.5-inc1": auto_augment.rand_augment_transform("rand-m9-mstd0.5-inc1", {"img_mean": (124, 116, 104)}),
     "rand-m7-n4": auto_augment.rand_augment_transform("rand-m7-n4", {"interpolation": 3}),
-    "AugMix": auto_augment.augment_and_mix_transform("augmix-m5-w4-d3-b0", {}),
+    "AugMix": auto_augment.augment_and_mix_transform("augmix-m5-w4-d3", {}),
     "AutoAugment": auto_augment.auto_augment_transform("original-mstd0.5", {}),
     "3-augment": auto_augment.auto_augment_transform("3a", {}),
 }

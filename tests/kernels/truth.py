@@ -14,9 +14,11 @@ import torchvision.transforms.functional as F
 import torchvision.transforms.v2.functional as F2
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
+from torch.nn.functional import interpolate
 from torchvision.transforms import _functional_tensor as FT
 from torchvision.transforms.v2.functional import _geometry as GT
 
+from proxyloader.kernels.operations import torch_fuses_products
 from proxyloader.kernels.programs import CODE, FILTERS, Programs
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.resize import pillow_resizes_height_first
@@ -230,7 +232,7 @@ def tensor_resize(antialias: bool, rng: Random, image: Pixels) -> Done:
     if antialias and min(image.shape[:2]) == 1:
         size = list(image.shape[:2])
     result = on_tensor(image, lambda t: F.resize(t, size, how, antialias=antialias))
-    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias])
+    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias, torch_fuses_products()])
 
 
 def box_blur(rng: Random, image: Pixels) -> Done:
@@ -291,10 +293,11 @@ def resample(rng: Random, image: Pixels, largest: int = 90) -> Done:
 
 def resample_tensor(rng: Random, image: Pixels, largest: int = 90, antialias: bool = True) -> Done:
     size, name = [max(2, a_size(rng, largest)) for _ in range(2)], rng.choice(["bilinear", "bicubic"])
-    how = F2.InterpolationMode(name)
+    how = {"mode": name, "align_corners": False, "antialias": antialias}
     height, width = image.shape[:2]
     numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1 if antialias else 2]
-    return Done("RESAMPLE", on_tensor(image, lambda t: F2.resize(t, size, how, antialias=antialias)), numbers)
+    # Not by torchvision, which on some CPUs resizes as floats.
+    return Done("RESAMPLE", on_tensor(image, lambda t: interpolate(t[None], size, **how)[0]), numbers)
 
 
 def a_size(rng: Random, largest: int) -> int:

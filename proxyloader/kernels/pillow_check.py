@@ -1,0 +1,114 @@
+"""Compare the kernels with a Pillow that is newer than the tests, once, and keep the answer in the user's cache."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter, ImageOps
+from torchvision.transforms import functional as F
+
+from ..transforms import color
+from ..transforms.augment import BoxBlur
+from ..transforms.auto_augment import Blend
+from ..transforms.plan import OneOf, Step, plan_of
+from ..transforms.resize import PILLOW_RELEASE, Resize, Target
+from ..transforms.type_conversion import ToTensor
+from ..transforms.warp import Affine, BicubicAffine, Perspective
+from .compiler import cache_folder, keep
+from .launcher import Launcher, get_launcher
+from .operations import build_programs
+from .programs import Programs
+
+log = logging.getLogger(__name__)
+
+NEWEST_TESTED = 13, 0
+"""The newest release of Pillow that ``tests/kernels`` are known to pass with."""
+
+SIZES = (64, 48), (90, 20), (20, 90)
+TO, MATRIX = (50, 40), (0.9, 0.5, -7.3, -0.4, 0.8, 20.6)
+AFFINE, COEFFICIENTS = Image.Transform.AFFINE, (*MATRIX, 0.004, -0.002)
+NEAREST, LANCZOS, BILINEAR, BICUBIC = map(Image.Resampling, range(4))
+
+CHECKS: list[tuple[Step, Sequence[float], Callable[[Any], Any]]] = [
+    (Resize(Target((21, 24)), "bilinear"), (21, 24), lambda image: image.resize((24, 21), BILINEAR)),
+    (Resize(Target((40, 10)), "bicubic"), (40, 10), lambda image: image.resize((10, 40), BICUBIC)),
+    (Resize(Target((9, 9)), "lanczos"), (9, 9), lambda image: image.resize((9, 9), LANCZOS)),
+    (Affine("nearest", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, NEAREST)),
+    (Affine("bilinear", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BILINEAR)),
+    (BicubicAffine("bicubic", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BICUBIC)),
+    (Perspective("bilinear", ()), COEFFICIENTS,
+     lambda image: image.transform(image.size, Image.Transform.PERSPECTIVE, COEFFICIENTS, BILINEAR)),
+    (color.Brightness(), (1.7,), lambda image: F.adjust_brightness(image, 1.7)),
+    (color.Contrast(), (0.4,), lambda image: F.adjust_contrast(image, 0.4)),
+    (color.Saturation(), (1.7,), lambda image: F.adjust_saturation(image, 1.7)),
+    (color.Sharpness(), (1.7,), lambda image: F.adjust_sharpness(image, 1.7)),
+    (color.Hue(), (color.hue_shift(0.3, "pil"),), lambda image: F.adjust_hue(image, 0.3)),
+    (color.Grayscale(3), (), lambda image: F.to_grayscale(image, 3)),
+    (color.Autocontrast(), (), F.autocontrast),
+    (color.Equalize(), (), F.equalize),
+    (BoxBlur(), (1.3,), lambda image: image.filter(ImageFilter.GaussianBlur(1.3))),
+    (Blend((color.Invert(),)), (0.3,), lambda image: Image.blend(image, ImageOps.invert(image), 0.3)),
+]  # fmt: skip
+"""Steps with arithmetic of Pillow, their parameters, and what Pillow makes of an image."""
+
+Pixels = NDArray[np.uint8]
+
+
+def find_differences(run: Callable[[Sequence[Pixels], Programs], Sequence[torch.Tensor]]) -> set[str]:
+    """Return the names of the classes of steps that the kernels and the installed Pillow do differently.
+
+    ``run`` runs a program for each image, and returns tensors (H, W, 3).
+    """
+    rng = np.random.default_rng(0)
+    noise = [rng.integers(10, 240, (*size, 3), np.uint8) for size in SIZES]
+    images, checks = zip(*((image, check) for image in noise for check in CHECKS))
+    plan = plan_of((OneOf(tuple((step,) for step, *_ in CHECKS)), ToTensor()))
+    rows = np.zeros((len(images), plan.num_params))
+    for k, (_, numbers, _) in enumerate(checks):
+        rows[k, : 1 + len(numbers)] = k % len(CHECKS), *numbers
+    results = run(images, build_programs(plan, [image.shape[:2] for image in images], rows.view(np.float32)))
+    return {
+        type(step).__name__
+        for image, (step, _, change), result in zip(images, checks, results)
+        if not np.array_equal(result, change(Image.fromarray(image)))
+    }
+
+
+def is_new() -> bool:
+    """Return whether the installed Pillow is newer than the tests."""
+    return PILLOW_RELEASE > NEWEST_TESTED
+
+
+@functools.cache
+def differing_steps(device_id: int) -> frozenset[str]:
+    """Return what ``find_differences`` finds on a GPU, from the user's cache if it is there."""
+    folders = (Path(__file__).parents[1] / name for name in ("kernels", "transforms"))
+    sources = b"".join(path.read_bytes() for folder in folders for path in sorted(folder.glob("*.*")))
+    kept = cache_folder() / f"pillow-{PIL.__version__}-{hashlib.sha256(sources).hexdigest()[:32]}.txt"
+    try:
+        names = kept.read_text().split()
+    except OSError:
+        launcher = get_launcher(device_id, torch.uint8, channels_last=True)
+        if launcher is None:
+            return frozenset()
+        names = sorted(find_differences(functools.partial(_run_on_gpu, launcher)))
+        keep(kept, " ".join(names).encode())
+    if names:
+        log.warning("the kernels leave out %s, which Pillow %s does differently", ", ".join(names), PIL.__version__)
+    return frozenset(names)
+
+
+def _run_on_gpu(launcher: Launcher, images: Sequence[Pixels], programs: Programs) -> list[torch.Tensor]:
+    decoded = [torch.from_numpy(image).to(launcher.device) for image in images]
+    schedule = programs.schedule(channels=3, item_bytes=1, channels_last=True)
+    outputs = launcher.run(schedule, [image.data_ptr() for image in decoded], channels=3)
+    return [output.permute(1, 2, 0).cpu() for output in outputs]
