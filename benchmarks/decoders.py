@@ -40,7 +40,7 @@ from tqdm import tqdm
 from proxyloader._cores import usable_cores
 from proxyloader.dali.api import decoder_arguments, fn, pipeline_def
 from proxyloader.dali.executor import run, tensor_list
-from proxyloader.dali.outputs import take_outputs, view_outputs
+from proxyloader.dali.outputs import take_outputs
 from proxyloader.make_dataset import photograph
 from proxyloader.tools.bench.config import machine
 
@@ -100,7 +100,7 @@ def decode(pipeline: Any, batches: Iterable[Any]) -> Iterator[Any]:
             pipeline.feed_input("images", batch)
             run(pipeline)
         if number >= IN_FLIGHT:
-            (images,) = view_outputs(pipeline, stream) if stream else take_outputs(pipeline, None)
+            (images,) = take_outputs(pipeline, stream)
             if stream:
                 stream.synchronize()
             yield images

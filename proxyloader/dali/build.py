@@ -33,7 +33,6 @@ class PipelineOptions:
         prefetch_queue_depth: number of runs for which DALI allocates memory.
         hw_decoder_load: share of JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any. None: automatic,
             see ``engine_share``.
-        float16: whether floating-point images are returned as float16, rounded once.
         channels_last: whether images are returned as (H, W, C).
     """
 
@@ -42,7 +41,6 @@ class PipelineOptions:
     num_threads: int | None = None
     prefetch_queue_depth: int = 2
     hw_decoder_load: float | None = None
-    float16: bool = False
     channels_last: bool = False
 
     @property

@@ -41,11 +41,10 @@ class Graph:
         for step in others if isinstance(last, Normalize) else steps:
             STEPS[type(step)](self, step)
         layout = "HWC" if self._options.channels_last else "CHW"
-        dtype = types.FLOAT16 if self._options.float16 else types.FLOAT
         if isinstance(last, Normalize):
-            return self.normalized(last.mean, last.std, layout, dtype)
+            return self.normalized(last.mean, last.std, layout)
         if self.scale is not None:
-            return self.normalized((0.0,) * 3, (1.0,) * 3, layout, dtype)
+            return self.normalized((0.0,) * 3, (1.0,) * 3, layout)
         image = self.materialize()
         return image if self._options.channels_last else fn.transpose(image, perm=[2, 0, 1])
 
@@ -109,12 +108,12 @@ class Graph:
         self.apply_mirror()
         return self.decoded()
 
-    def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str, dtype: Any = types.FLOAT) -> Any:
+    def normalized(self, mean: Sequence[float], std: Sequence[float], layout: str) -> Any:
         """Apply the deferred mirror and return (values - ``mean``) / ``std`` as floats."""
         scale = self.scale or 1.0
         node = fn.crop_mirror_normalize(
             self.decoded(),
-            dtype=dtype,
+            dtype=types.FLOAT,
             output_layout=layout,
             mean=[value / scale for value in mean],
             std=[value / scale for value in std],

@@ -35,8 +35,7 @@ class PlanServer(RunQueue):
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
-        float16 = options.device_id is None and format.dtype == torch.float16  # DALI has no bfloat16
-        self._options = self._built = replace(options, float16=float16, channels_last=format.channels_last)
+        self._options = self._built = replace(options, channels_last=format.channels_last)
         self._fits_images = 0.0  # maximum batch size for this pipeline; 0: it has had no batch
         self._plan = plan
         trim_heap()

@@ -272,7 +272,7 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
     height, width, first_block = state.take(3)
     state.make_crop()
     lines = state.arrays(first_block, height + width)
-    state.add("SELECT", rgb(step.fill), sizes=(height, width))
+    state.add("SELECT", (0.0,) * 3, sizes=(height, width))
     state.programs.add_extras(lines)
 
 
@@ -316,22 +316,17 @@ def affine(state: State, step: warp.Affine) -> None:
     _warp(state, step, "AFFINE")
 
 
-@operation(warp.BicubicAffine)
-def bicubic_affine(state: State, step: warp.BicubicAffine) -> None:
-    _warp(state, step, "AFFINE", "BICUBIC")
-
-
 @operation(warp.Perspective)
 def perspective(state: State, step: warp.Perspective) -> None:
     _warp(state, step, "PERSPECTIVE")
 
 
-def _warp(state: State, step: warp.Warp, name: str, interpolation: str = "") -> None:
+def _warp(state: State, step: warp.Warp, name: str) -> None:
     state.require_levels(step)
     numbers, sizes = state.take(8), None
     if name == "AFFINE":
         sizes, numbers = numbers[:2], numbers[2:]
-    name, fill = f"{name}_{(interpolation or step.interpolation).upper()}", rgb(step.fill)
+    name, fill = f"{name}_{step.interpolation.upper()}", rgb(step.fill)
     if step.kind == "tensor":
         name, fill = f"TENSOR_{name}", (*fill, ("v1", "v2").index(step.version) + 1 if step.fill else 0)
     state.add(name, (*fill, *numbers), sizes=sizes)

@@ -292,18 +292,12 @@ def random_vertical_flip(transform: Any, state: ImageState) -> Branch:
     return (Flip("vertical", float(transform.p)),)
 
 
-@dataclass(frozen=True)
 class IndexSelect(Step):
     """Select rows and columns of the image, in any order.
 
-    Parameters: the new height and width, and the position of an array with the row indices, then the column indices. -1
-    means outside the image.
-
-    Attributes:
-        fill: value of pixels outside the image, one number per channel; (): all indices are inside.
+    Parameters: the new height and width, and the position of an array with the row indices, then the column indices.
     """
 
-    fill: tuple[float, ...] = ()
     num_params: ClassVar[int] = 3
 
     def put(self, rows: NDArray[np.float32], columns: NDArray[np.float32], row: ParamRow) -> Size:

@@ -22,7 +22,7 @@ from .plan import Branch, Draws, ImageState, OneOf, Size, Step
 from .registry import rule
 from .resize import interpolation_value
 from .unsupported import invalid, unsupported, wrong_place
-from .warp import Affine, BicubicAffine, rotation
+from .warp import Affine, rotation
 
 Operation = tuple[str, float, float, Arguments]
 """Arguments of an ``AugmentOp``: its name, probability and magnitude, and its hyperparameters."""
@@ -55,11 +55,9 @@ WARPS = (
 """timm's functions that draw an interpolation. The BLURS draw a radius."""
 
 
-def _warp(resample: Any, fill: Sequence[float]) -> Affine | BicubicAffine:
+def _warp(resample: Any, fill: Sequence[float]) -> Affine:
     mode = interpolation_value(resample)
-    if mode == "bicubic":
-        return BicubicAffine("bicubic", tuple(fill))
-    if mode in ("nearest", "bilinear"):
+    if mode in ("nearest", "bilinear", "bicubic"):
         return Affine(mode, tuple(fill))  # type: ignore[arg-type]
     raise invalid(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', got {mode!r}", "interpolation")
 

@@ -28,7 +28,7 @@ class Warp(Step):
     """Base class of the steps that read each pixel from another position, with eight parameters.
 
     Attributes:
-        interpolation: name of the mode in torchvision.
+        interpolation: name of the mode in torchvision; bicubic only for PIL images.
         fill: value outside the image, one number per channel; (): zeros, with which bilinear interpolation of a tensor
             blends once instead of twice.
         kind: kind of the image. Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the
@@ -44,15 +44,11 @@ class Warp(Step):
 
 
 class Affine(Warp):
-    """Affine transform, nearest or bilinear. Parameters: the new height and width, and a Matrix."""
-
-
-class BicubicAffine(Warp):
-    """``Image.transform`` of a PIL image with ``Image.Resampling.BICUBIC``. Parameters: those of Affine."""
+    """Affine transform. Parameters: the new height and width, and a Matrix."""
 
 
 class Perspective(Warp):
-    """``functional.perspective``, nearest or bilinear. Parameters: its eight coefficients."""
+    """``functional.perspective``. Parameters: its eight coefficients."""
 
 
 W = TypeVar("W", bound=Warp)
