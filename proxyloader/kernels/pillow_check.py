@@ -22,7 +22,7 @@ from ..transforms.auto_augment import Blend
 from ..transforms.plan import OneOf, Step, plan_of
 from ..transforms.resize import PILLOW_RELEASE, Resize, Target
 from ..transforms.type_conversion import ToTensor
-from ..transforms.warp import Affine, BicubicAffine, Perspective
+from ..transforms.warp import Affine, Perspective
 from .compiler import cache_folder, keep
 from .launcher import Launcher, get_launcher
 from .operations import build_programs
@@ -44,7 +44,7 @@ CHECKS: list[tuple[Step, Sequence[float], Callable[[Any], Any]]] = [
     (Resize(Target((9, 9)), "lanczos"), (9, 9), lambda image: image.resize((9, 9), LANCZOS)),
     (Affine("nearest", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, NEAREST)),
     (Affine("bilinear", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BILINEAR)),
-    (BicubicAffine("bicubic", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BICUBIC)),
+    (Affine("bicubic", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BICUBIC)),
     (Perspective("bilinear", ()), COEFFICIENTS,
      lambda image: image.transform(image.size, Image.Transform.PERSPECTIVE, COEFFICIENTS, BILINEAR)),
     (color.Brightness(), (1.7,), lambda image: F.adjust_brightness(image, 1.7)),
