@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
+from ..errors import PipelineError
 from .compiler import BatchPointers, KernelError, Module, output_macros
 from .programs import Schedule
-
-log = logging.getLogger(__name__)
 
 RESIZE_KERNELS = ("build_weights", "resample_", "store", "erase_output")
 """First letters of the names of the kernels in ``resize.cu``. The others are in ``colour.cu``."""
@@ -21,25 +19,32 @@ RESIZE_KERNELS = ("build_weights", "resample_", "store", "erase_output")
 
 @functools.cache
 def load_module(name: str, device_id: int, macros: tuple[str, ...] = ()) -> Module:
-    """Return the kernels of a module on a device. They are loaded once in a process."""
-    return Module(name, device_id, macros)
+    """Return the kernels of a module on a device. They are loaded once in a process.
+
+    Raises:
+        PipelineError: they cannot be compiled or loaded.
+    """
+    try:
+        return Module(name, device_id, macros)
+    except KernelError as error:
+        raise PipelineError(
+            f"the CUDA kernels cannot be used: {error}. Pass translate=False, so that torchvision transforms the "
+            "images in the workers",
+            code="no-kernels",
+        ) from error
 
 
 @functools.cache
-def get_launcher(device_id: int, dtype: torch.dtype, channels_last: bool) -> Launcher | None:
-    """Return the launcher of a device and an output format. None: the kernels cannot be used, which is logged."""
-    try:
-        return Launcher(device_id, dtype, channels_last)
-    except KernelError as error:
-        log.warning("DALI transforms the images, as the kernels cannot be used: %s", error)
-        return None
+def get_launcher(device_id: int, dtype: torch.dtype, channels_last: bool) -> Launcher:
+    """Return the launcher of a device and an output format."""
+    return Launcher(device_id, dtype, channels_last)
 
 
 class Launcher:
     """Runs programs on a device, with results of a dtype and a layout.
 
     Raises:
-        KernelError: the kernels cannot be compiled or loaded.
+        PipelineError: the kernels cannot be compiled or loaded.
     """
 
     def __init__(self, device_id: int, dtype: torch.dtype, channels_last: bool) -> None:
@@ -52,7 +57,7 @@ class Launcher:
         """Launch everything in torch's current stream, without waiting for it.
 
         Args:
-            schedule: what ``get_schedule`` returned for this output format.
+            schedule: what ``build_schedule`` returned for this output format.
             decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
             channels: number of channels of the results.
 

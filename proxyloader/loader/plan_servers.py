@@ -83,10 +83,4 @@ class PlanServers:
             launching = pool.submit(get_launcher, device_id, output_dtype(plan, format.dtype), format.channels_last)
             self._decoder = get_decoder(pipeline_options)
             launcher = launching.result()
-        if launcher is None:
-            raise PipelineError(
-                "the CUDA kernels cannot be compiled or loaded; the log has the error. Pass translate=False, so that "
-                "torchvision transforms the images in the workers",
-                code="no-kernels",
-            )
         return ProgramServer(self._decoder, plan, launcher, format)

@@ -80,9 +80,3 @@ def test_the_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     pillow_check.differing_steps.cache_clear()
     monkeypatch.delattr(pillow_check, "find_differences")
     assert found and differing_steps(0) == found
-
-
-@pytest.mark.usefixtures("new_pillow")
-def test_without_kernels_nothing_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pillow_check, "get_launcher", lambda *_, **__: None)
-    assert differing_steps(0) == set()

@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, PipelineError, compile_transforms
 from proxyloader.dali import program_server
-from proxyloader.kernels import compiler, launcher, support
+from proxyloader.kernels import compiler, support
 from proxyloader.kernels.support import NO_KERNELS, find_obstacle
 from proxyloader.loader import plan_servers
 from proxyloader.loader.options import LoaderOptions
@@ -129,11 +129,11 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
     with_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plan_servers, "cuda_ordinal", lambda device: 0)
-    monkeypatch.setattr(launcher, "get_launcher", lambda *arguments: None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (0, 1))
     monkeypatch.setattr(program_server, "get_decoder", lambda options: None)
     with raises(PipelineError, code="no-kernels") as caught:
         plan_servers.PlanServers(4).serve(plan_for(v1.ToTensor()), options_of())
-    assert "translate=False" in str(caught.value)
+    assert "cannot compile resize.cu" in str(caught.value) and "translate=False" in str(caught.value)
 
 
 class Compiled(Dataset[Any]):
