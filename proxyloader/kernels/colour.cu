@@ -222,8 +222,6 @@ __device__ Pixel hue_turned(Pixel p, int turn) {
     }
 }
 
-__device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
-
 // adjust_hue of a tensor: all in float32, each operation rounded. v1 divides, v2 multiplies.
 __device__ Pixel tensor_hue_turned(Pixel p, double turn, bool is_v1) {
     const float scale = (float)(1.0 / 255.0);
@@ -546,93 +544,12 @@ __device__ Pixel tensor_warped(const Job &job, int kind, const double *n, int x,
             filled(p.at[2], p.at[3], b, blend)};
 }
 
-// Bicubic with a = -0.5, fused as GCC fuses it.
-__device__ float tensor_cubic(float x) {
-    const float a = -0.5f;
-    if (x < 1.0f) return fmaf(fmaf(a + 2.0f, x, -(a + 3.0f)) * x, x, 1.0f);
-    return x < 2.0f ? fmaf(fmaf(fmaf(a, x, -5.0f * a), x, 8.0f * a), x, -4.0f * a) : 0.0f;
-}
-
-// The weights of torch's interpolate with antialias of floats, for one index of one axis.
-struct FloatTaps {
-    int first, count;
-    bool is_cubic, is_all_fused;
-    float center, inverse_scale, sum;
-
-    __device__ FloatTaps(int index, int from, int to, bool is_cubic, bool is_all_fused)
-        : is_cubic(is_cubic), is_all_fused(is_all_fused), sum(0.0f) {
-        const float scale = (float)from / (float)to, support = (is_cubic ? 2.0f : 1.0f) * fmaxf(scale, 1.0f);
-        center = scale * (index + 0.5f);
-        inverse_scale = scale >= 1.0f ? 1.0f / scale : 1.0f;
-        first = max((int)((double)(center - support) + 0.5), 0);
-        count = min((int)((double)(center + support) + 0.5), from) - first;
-        for (int tap = 0; tap < count; tap++) sum += filter_at(tap);
-    }
-
-    __device__ float filter_at(int tap) const {
-        const float x = fabsf((float)(((double)((float)(tap + first) - center) + 0.5) * inverse_scale));
-        return is_cubic ? tensor_cubic(x) : fmaxf(1.0f - x, 0.0f);
-    }
-
-    __device__ float weight(int tap) const { return filter_at(tap) / sum; }
-
-    // Unless torch's build fuses all products with their sums, GCC has vectorised its loop behind the first product: of
-    // each four products, none is fused.
-    __device__ bool is_fused(int tap) const { return is_all_fused || tap > (count - 1) / 4 * 4; }
-};
-
-struct Colour { float r, g, b; };
-
-__device__ float summed(float sum, float weight, float v, bool is_fused) {
-    return is_fused ? fmaf(weight, v, sum) : sum + weight * v;
-}
-
-template <class Value> __device__ Colour tensor_mean(const FloatTaps &taps, Value value) {
-    Colour sum = {0, 0, 0};  // the first product has nothing to be added to
-    for (int tap = 0; tap < taps.count; tap++) {
-        const float w = taps.weight(tap);
-        const bool is_fused = taps.is_fused(tap);
-        const Colour v = value(tap);
-        sum = {summed(sum.r, w, v.r, is_fused), summed(sum.g, w, v.g, is_fused), summed(sum.b, w, v.b, is_fused)};
-    }
-    return sum;
-}
-
-// The two neighbours of one index of one axis, without antialias.
-struct Neighbours {
-    int at[2];
-    float weights[2];
-
-    __device__ Neighbours(int index, int from, int to) {
-        const float scale = (float)from / (float)to, position = fmaxf(fmaf(scale, index + 0.5f, -0.5f), 0.0f);
-        at[0] = min((int)position, from - 1), at[1] = min(at[0] + 1, from - 1);
-        weights[1] = between_0_and_1(position - at[0]), weights[0] = 1.0f - weights[1];
-    }
-};
-
 __device__ int tensor_clip(float v) { return clip(rintf(v)); }
 
-// interpolate of a tensor of floats, in the sums that torch computes in one thread. Each pixel makes all weights of its
-// own: this is rare. Numbers: filter (2 bilinear, 3 bicubic), whether it is widened, whether torch fuses all products.
+// As floats, with a cast back. Each pixel makes all weights of its own: this is rare.
 __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
-    if (n[1] == 0) {
-        const Neighbours across(x, job.source_width, job.width), down(y, job.source_height, job.height);
-        const Pixel a = pixel_at(job, across.at[0], down.at[0]), b = pixel_at(job, across.at[1], down.at[0]);
-        const Pixel c = pixel_at(job, across.at[0], down.at[1]), d = pixel_at(job, across.at[1], down.at[1]);
-        const float wa = down.weights[0] * across.weights[0], wb = down.weights[0] * across.weights[1];
-        const float wc = down.weights[1] * across.weights[0], wd = down.weights[1] * across.weights[1];
-        return {tensor_clip(fmaf(wd, (float)d.r, fmaf(wc, (float)c.r, fmaf(wa, (float)a.r, wb * b.r)))),
-                tensor_clip(fmaf(wd, (float)d.g, fmaf(wc, (float)c.g, fmaf(wa, (float)a.g, wb * b.g)))),
-                tensor_clip(fmaf(wd, (float)d.b, fmaf(wc, (float)c.b, fmaf(wa, (float)a.b, wb * b.b))))};
-    }
-    const FloatTaps across(x, job.source_width, job.width, n[0] == 3, n[2] != 0);
-    const FloatTaps down(y, job.source_height, job.height, n[0] == 3, n[2] != 0);
-    const Colour mean = tensor_mean(down, [&](int row) {
-        return tensor_mean(across, [&](int column) {
-            const Pixel p = pixel_at(job, across.first + column, down.first + row);
-            return Colour{(float)p.r, (float)p.g, (float)p.b};
-        });
-    });
+    const FloatResize to = {job.height, job.width, n[0] == 3, n[1] != 0, n[2] != 0};
+    const Colour mean = to.at(job, x, y, [&](int level) { return (float)level; });
     return {tensor_clip(mean.r), tensor_clip(mean.g), tensor_clip(mean.b)};
 }
 

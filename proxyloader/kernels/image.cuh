@@ -66,3 +66,100 @@ __device__ void load_quad(const uchar *from, int count, Pixel quad[4]) {
 }
 
 __device__ int clip_to(int v, int high) { return v < 0 ? 0 : v > high ? high : v; }
+
+// --- resizes of float tensors ----------------------------------------------------------------------------------------
+
+__device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
+
+// Bicubic with a = -0.5, fused as GCC fuses it.
+__device__ float tensor_cubic(float x) {
+    const float a = -0.5f;
+    if (x < 1.0f) return fmaf(fmaf(a + 2.0f, x, -(a + 3.0f)) * x, x, 1.0f);
+    return x < 2.0f ? fmaf(fmaf(fmaf(a, x, -5.0f * a), x, 8.0f * a), x, -4.0f * a) : 0.0f;
+}
+
+// The weights of torch's interpolate with antialias of floats, for one index of one axis.
+struct FloatTaps {
+    int first, count;
+    bool is_cubic, is_all_fused;
+    float center, inverse_scale, sum;
+
+    __device__ FloatTaps(int index, int from, int to, bool is_cubic, bool is_all_fused)
+        : is_cubic(is_cubic), is_all_fused(is_all_fused), sum(0.0f) {
+        const float scale = (float)from / (float)to, support = (is_cubic ? 2.0f : 1.0f) * fmaxf(scale, 1.0f);
+        center = scale * (index + 0.5f);
+        inverse_scale = scale >= 1.0f ? 1.0f / scale : 1.0f;
+        first = max((int)((double)(center - support) + 0.5), 0);
+        count = min((int)((double)(center + support) + 0.5), from) - first;
+        for (int tap = 0; tap < count; tap++) sum += filter_at(tap);
+    }
+
+    __device__ float filter_at(int tap) const {
+        const float x = fabsf((float)(((double)((float)(tap + first) - center) + 0.5) * inverse_scale));
+        return is_cubic ? tensor_cubic(x) : fmaxf(1.0f - x, 0.0f);
+    }
+
+    __device__ float weight(int tap) const { return filter_at(tap) / sum; }
+
+    // Unless torch's build fuses all products with their sums, GCC has vectorised its loop behind the first product: of
+    // each four products, none is fused.
+    __device__ bool is_fused(int tap) const { return is_all_fused || tap > (count - 1) / 4 * 4; }
+};
+
+struct Colour { float r, g, b; };
+
+__device__ float summed(float sum, float weight, float v, bool is_fused) {
+    return is_fused ? fmaf(weight, v, sum) : sum + weight * v;
+}
+
+template <class Value> __device__ Colour tensor_mean(const FloatTaps &taps, Value value) {
+    Colour sum = {0, 0, 0};  // the first product has nothing to be added to
+    for (int tap = 0; tap < taps.count; tap++) {
+        const float w = taps.weight(tap);
+        const bool is_fused = taps.is_fused(tap);
+        const Colour v = value(tap);
+        sum = {summed(sum.r, w, v.r, is_fused), summed(sum.g, w, v.g, is_fused), summed(sum.b, w, v.b, is_fused)};
+    }
+    return sum;
+}
+
+// The two neighbours of one index of one axis, without antialias.
+struct Neighbours {
+    int at[2];
+    float weights[2];
+
+    __device__ Neighbours(int index, int from, int to) {
+        const float scale = (float)from / (float)to, position = fmaxf(fmaf(scale, index + 0.5f, -0.5f), 0.0f);
+        at[0] = min((int)position, from - 1), at[1] = min(at[0] + 1, from - 1);
+        weights[1] = between_0_and_1(position - at[0]), weights[0] = 1.0f - weights[1];
+    }
+};
+
+// interpolate of a tensor of floats, in the sums that torch computes in one thread.
+struct FloatResize {
+    int height, width;
+    bool is_cubic, is_widened, is_all_fused;  // with antialias; whether torch fuses all products
+
+    // `value(level)` is a source value.
+    template <class Value> __device__ Colour at(const Job &job, int x, int y, Value value) const {
+        const auto source = [&](int column, int row) {
+            const Pixel p = pixel_at(job, column, row);
+            return Colour{value(p.r), value(p.g), value(p.b)};
+        };
+        if (!is_widened) {
+            const Neighbours across(x, job.source_width, width), down(y, job.source_height, height);
+            const Colour a = source(across.at[0], down.at[0]), b = source(across.at[1], down.at[0]);
+            const Colour c = source(across.at[0], down.at[1]), d = source(across.at[1], down.at[1]);
+            const float wa = down.weights[0] * across.weights[0], wb = down.weights[0] * across.weights[1];
+            const float wc = down.weights[1] * across.weights[0], wd = down.weights[1] * across.weights[1];
+            return {fmaf(wd, d.r, fmaf(wc, c.r, fmaf(wa, a.r, wb * b.r))),
+                    fmaf(wd, d.g, fmaf(wc, c.g, fmaf(wa, a.g, wb * b.g))),
+                    fmaf(wd, d.b, fmaf(wc, c.b, fmaf(wa, a.b, wb * b.b)))};
+        }
+        const FloatTaps across(x, job.source_width, width, is_cubic, is_all_fused);
+        const FloatTaps down(y, job.source_height, height, is_cubic, is_all_fused);
+        return tensor_mean(down, [&](int row) {
+            return tensor_mean(across, [&](int column) { return source(across.first + column, down.first + row); });
+        });
+    }
+};

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,28 @@ class Rows:
         return [row[start : start + n] for row, start, n in zip(rows, starts.tolist(), counts.tolist())]
 
 
+class FloatResize(NamedTuple):
+    """A resize of floats, which the step that stores the output performs, with the crops and flips after it.
+
+    ``x`` and ``y`` are, in the resized image, the first column or row of the output, and the step to the next one.
+    Outside, values are 0.
+    """
+
+    numbers: tuple[Any, ...]
+    x: tuple[Any, Any]
+    y: tuple[Any, Any]
+    size: tuple[Any, Any]
+
+    def crop(self, top: Any, left: Any, height: Any, width: Any) -> FloatResize:
+        (x, step_x), (y, step_y) = self.x, self.y
+        return self._replace(x=(x + step_x * left, step_x), y=(y + step_y * top, step_y), size=(height, width))
+
+    def flip(self, axis: str, wanted: Any) -> FloatResize:
+        (start, step), count = (self.y, self.size[0]) if axis == "vertical" else (self.x, self.size[1])
+        turned = start + np.where(wanted, step * (count - 1), 0), np.where(wanted, -step, step)
+        return self._replace(y=turned) if axis == "vertical" else self._replace(x=turned)
+
+
 @dataclass(eq=False)
 class State:
     """Images of a batch between two steps.
@@ -49,6 +71,7 @@ class State:
         channels: 3, or 1 for grayscale images, whose three channels are equal.
         crop: left, top, width and height of a crop that the next step has to make, and its fill; None: none.
         scale, mean, std: numbers of the conversion to floats. ``scale`` is None as long as values are levels.
+        resized: the resize of floats; None: there is none.
         erased: boxes to erase in the output: images, numbers and noise, or None for a color.
     """
 
@@ -61,6 +84,7 @@ class State:
     scale: int | None = None
     mean: tuple[float, ...] = ()
     std: tuple[float, ...] = ()
+    resized: FloatResize | None = None
     erased: list[tuple[Indices, Any, Any]] = field(default_factory=list)
 
     def take(self, count: int) -> Columns:
@@ -111,6 +135,11 @@ class State:
         if self.scale is not None:
             raise no_kernel(step, "of floats")
 
+    def require_moves(self, step: Step, fill: tuple[float, ...] = ()) -> None:
+        """Check a step that only moves pixels, so that it may as well precede a conversion to floats."""
+        if self.std or self.erased or self.resized is not None or (self.scale is not None and any(fill)):
+            raise no_kernel(step, "of floats with these arguments")
+
 
 class MissingKernelError(Exception):
     """There is no kernel for a step. ``get_missing_kernel`` returns the message."""
@@ -143,7 +172,12 @@ def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
     state.make_crop()
     channels = state.channels
     mean, std = rgb(state.mean), rgb(state.std or (1.0,))
-    programs.add("STORE", (channels, state.scale or 0, *mean, *std), np.arange(programs.num_outputs))
+    numbers = (channels, state.scale or 0, *mean, *std)
+    if state.resized is None:
+        programs.add("STORE", numbers, np.arange(programs.num_outputs))
+    else:
+        numbers, x, y, size = (*numbers, *state.resized.numbers), *state.resized[1:]
+        programs.add("STORE_RESIZED", (*numbers, *x, *y), np.arange(programs.num_outputs), size)
     for images, numbers, noise in state.erased:
         programs.add("ERASE_OUTPUT", numbers, images)
         if noise is not None:
@@ -200,6 +234,8 @@ def one_of(state: State, step: OneOf) -> None:
             after = replace(state, images=images, column=column + 1)
             after.apply(branch)
             after.make_crop()
+        if after.resized is not state.resized:
+            raise no_kernel(step, "of resizes of floats")
     state.column = column + step.num_params
     state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
 
@@ -215,6 +251,8 @@ def views(state: State, step: multi_crop.Views) -> None:
         view = replace(state, images=np.arange(number * count, (number + 1) * count), column=column)
         view.apply(branch)
         view.make_crop()
+        if view.resized is not None:
+            raise no_kernel(step, "of resizes of floats")
         column = view.column
     state.images, state.column = np.arange(len(state.programs)), column
 
@@ -244,6 +282,9 @@ def crop(state: State, step: geometry.Crop) -> None:
     if state.erased or (not step.region.inside and (state.std or (state.scale is not None and any(step.fill)))):
         raise no_kernel(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
+    if state.resized is not None:
+        state.resized = state.resized.crop(top, left, height, width)
+        return
     state.make_crop()
     state.crop = (left, top, width, height), step.fill
 
@@ -260,6 +301,9 @@ def flip(state: State, step: geometry.Flip) -> None:
     (wanted,) = state.take(1)
     if state.erased:
         raise no_kernel(step, "after erasing")
+    if state.resized is not None:
+        state.resized = state.resized.flip(step.axis, wanted != 0)
+        return
     state.make_crop()
     is_vertical = step.axis == "vertical"
     if not state.programs.flip_last(8 + is_vertical, wanted, state.images):
@@ -268,7 +312,7 @@ def flip(state: State, step: geometry.Flip) -> None:
 
 @operation(geometry.IndexSelect)
 def index_select(state: State, step: geometry.IndexSelect) -> None:
-    state.require_levels(step)
+    state.require_moves(step)
     height, width, first_block = state.take(3)
     state.make_crop()
     lines = state.arrays(first_block, height + width)
@@ -278,8 +322,19 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
 
 @operation(resize.Resize)
 def resize_(state: State, step: resize.Resize) -> None:
-    state.require_levels(step)
     height, width = state.take(2)
+    if state.scale is not None:
+        if state.std or state.erased or state.resized is not None:
+            raise no_kernel(step, "of floats after another one, Normalize or erasing")
+        state.make_crop()
+        how = step.antialias + 2 * torch_fuses_products()
+        state.resized = FloatResize(
+            (FILTERS[step.interpolation], how, height, width),
+            (0, np.ones_like(width)),
+            (0, np.ones_like(width)),
+            (height, width),
+        )
+        return
     if step.rounding is None:
         numbers = (FILTERS[step.interpolation], step.antialias, torch_fuses_products())
         state.add("TENSOR_RESIZE", numbers, sizes=(height, width))
@@ -322,7 +377,10 @@ def perspective(state: State, step: warp.Perspective) -> None:
 
 
 def _warp(state: State, step: warp.Warp, name: str) -> None:
-    state.require_levels(step)
+    if step.interpolation == "nearest":
+        state.require_moves(step, step.fill)
+    else:
+        state.require_levels(step)
     numbers, sizes = state.take(8), None
     if name == "AFFINE":
         sizes, numbers = numbers[:2], numbers[2:]
@@ -386,7 +444,7 @@ def invert(state: State, step: color.Invert) -> None:
 
 @operation(color.ChannelOrder)
 def channel_order(state: State, step: color.ChannelOrder) -> None:
-    state.require_levels(step)
+    state.require_moves(step)
     state.add("CHANNELS", state.take(3))
 
 

@@ -34,7 +34,8 @@ class Kind(IntEnum):
     RESAMPLE_ROWS_STORE = 7
     RESAMPLE_COLUMNS_STORE = 8
     STORE = 9
-    OUTPUT = 10  # changes what another job stored before
+    STORE_RESIZED = 10
+    OUTPUT = 11  # changes what another job stored before
 
 
 OPCODES: dict[str, Kind] = {
@@ -93,6 +94,9 @@ OPCODES: dict[str, Kind] = {
     "RESAMPLE": Kind.RESAMPLE_ROWS,
     # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,
+    # Those of STORE; filter (2 or 3), 1 if it is widened + 2 if fused; height and width after the resize of floats; the
+    # first column of the output in it, the step to the next, and both for rows.
+    "STORE_RESIZED": Kind.STORE_RESIZED,
     # In the output. Left, top, width, height, whether the extras have the values (H, W, channels), 3 values, channels.
     "ERASE_OUTPUT": Kind.OUTPUT,
 }
@@ -472,6 +476,8 @@ class Jobs:
             yield Launch("blur_tensor", (tiles, count), 256, shared, first)
         elif kind == Kind.OUTPUT:
             yield Launch("erase_output", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
+        elif kind == Kind.STORE_RESIZED:
+            yield Launch("store_resized", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
         elif kind == Kind.STORE:
             yield Launch("store", (_blocks(_pixels(jobs), 1024), count), 256, 0, first)
         else:

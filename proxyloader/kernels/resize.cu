@@ -5,6 +5,7 @@
 //   resample_columns    the other order. Pillow rounds to 8 bits between the passes, so the order changes levels
 //   ..._store           the same, from the sums of the second pass to the output
 //   store               from an image to the output
+//   store_resized       the same, through a resize of floats
 //
 // Options of the compiler (-D): PLANAR (0: HWC, 1: CHW), OUTPUT_BITS (8: uint8, 16: float16, or with BFLOAT bfloat16,
 // 32: float32).
@@ -380,9 +381,11 @@ struct Normalization {
         of_std[channel] = 1.0f / std[channel];
     }
 
-    __device__ float operator()(int level, int c) const {
-        return quotient(quotient((float)level, unit, of_unit, correction) - mean[c], std[c], of_std[c], of_std[c]);
+    __device__ float of_level(int level) const { return quotient((float)level, unit, of_unit, correction); }
+    __device__ float of_value(float value, int c) const {
+        return quotient(value - mean[c], std[c], of_std[c], of_std[c]);
     }
+    __device__ float operator()(int level, int c) const { return of_value(of_level(level), c); }
 };
 
 #if OUTPUT_BITS == 8
@@ -546,6 +549,31 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int fir
             store_four(to + c * job.channel_stride, Four<Element>{v[0], v[3], v[6], v[9]}, count);
         }
     }
+}
+
+// A resize of floats to the output. Of the result, the output is what a crop and flips leave: pixel x is pixel
+// n[12] + n[13] * x. A thread has one pixel.
+extern "C" __global__ void __launch_bounds__(THREADS) store_resized(Batch batch, int first) {
+    __shared__ Normalization by;
+    const Job job = batch.jobs[first + blockIdx.y];
+    const Step &step = batch.steps[job.first];
+    const double *n = step.numbers;
+    if ((int)(blockIdx.x * THREADS) >= job.height * job.width) return;
+    by.read(step);
+    __syncthreads();
+    const int at = blockIdx.x * THREADS + threadIdx.x, channels = (int)n[0], how = (int)n[9];
+    if (at >= job.height * job.width) return;
+    const int x = at % job.width, y = at / job.width;
+    const FloatResize to = {(int)n[10], (int)n[11], n[8] == 3, (how & 1) != 0, (how & 2) != 0};
+    const int from_x = (int)n[12] + (int)n[13] * x, from_y = (int)n[14] + (int)n[15] * y;
+    Colour mean = {0, 0, 0};  // outside
+    if (from_x >= 0 && from_x < to.width && from_y >= 0 && from_y < to.height)
+        mean = to.at(job, from_x, from_y, [&](int level) { return by.of_level(level); });
+    const float values[3] = {mean.r, mean.g, mean.b};
+    Element *row = (Element *)job.target + y * job.row_stride;
+    const bool is_planar = PLANAR || channels == 1;
+    for (int c = 0; c < channels; c++)
+        row[is_planar ? c * job.channel_stride + x : 3 * x + c] = element_of(by.of_value(values[c], c));
 }
 
 // A box of an output that was stored before. A thread has one pixel. Grid: (parts of the largest image, jobs).

@@ -19,6 +19,7 @@ from proxyloader.kernels.programs import CODE, Launch, Programs
 
 HEADER = Path(__file__).with_name("emulate.h")
 FLAGS = ["-O2", "-std=c++17", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-x", "c++"]
+STORES = CODE["STORE"], CODE["STORE_RESIZED"]
 GUARD, UNTOUCHED = 64, 0x5A
 """Bytes behind each piece of memory, and what they and memory that nothing was written to hold."""
 
@@ -86,7 +87,7 @@ def run(
     if where["device"] == "cuda":
         return _run_on_gpu(images, programs, layout, dtype)
     jobs = programs.jobs()
-    channels = jobs.steps["numbers"][jobs.steps["code"] == CODE["STORE"], 0].astype(int)
+    channels = jobs.steps["numbers"][np.isin(jobs.steps["code"], STORES), 0].astype(int)
     outputs = empty(programs.sizes[: programs.num_outputs], channels, layout, dtype) if outputs is None else outputs
     rows, planes = (1, 0) if layout == "CHW" else (0, 2)
     decoded = Memory(sum(image.size + 1 for image in images))
@@ -123,7 +124,7 @@ def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: t
         decoded[begin : begin + image.size] = image.reshape(-1)
     before = torch.from_numpy(decoded).cuda()
     on_gpu, channels = before.clone(), int(programs._steps[-1]["numbers"][0, 0])
-    if CODE["STORE"] != programs._steps[-1]["code"][0]:
+    if programs._steps[-1]["code"][0] not in STORES:
         channels = int(programs._steps[-1]["numbers"][0, 8])
     schedule = programs.schedule(channels, dtype.itemsize, layout == "HWC")
     outputs = Launcher(0, dtype, layout == "HWC").run(schedule, on_gpu.data_ptr() + begins[:-1], channels)

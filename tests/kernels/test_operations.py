@@ -86,6 +86,19 @@ TENSORS: dict[str, Any] = {
 }  # fmt: skip
 """Plans of uint8 tensors, in both versions."""
 
+FLOATS: dict[str, Any] = {
+    "evaluation": lambda v: [v1.ToTensor(), v.Resize(40, antialias=True), v.CenterCrop((32, 24)), NORMALIZE],
+    "training": lambda v: [v1.ToTensor(), v.RandomResizedCrop(24, antialias=True), v.RandomHorizontalFlip(), NORMALIZE],
+    "crops and flips": lambda v: [v1.ToTensor(), v.RandomCrop(31), v.Resize((40, 61), BICUBIC, antialias=True),
+                                  v.RandomHorizontalFlip(), v.RandomCrop((30, 20)), v.RandomVerticalFlip(),
+                                  v.RandomHorizontalFlip(), v.RandomCrop((20, 19)), v.RandomErasing(0.5)],
+    "without antialias": lambda v: [v1.Grayscale(), v1.ToTensor(), v.Resize((50, 20), antialias=False)],
+    "moved pixels": lambda v: [v1.ToTensor(), v.RandomRotation(9), v2.RandomChannelPermutation(), v.Resize(60, NEAREST),
+                               v.RandomPerspective(0.5, 1, NEAREST), v.RandomAffine(20, (0.1, 0.1)), NORMALIZE],
+    "levels as floats": lambda v: [v2.ToImage(), v2.ToDtype(torch.float32), v2.Resize(30), v2.ToPureTensor()],
+}  # fmt: skip
+"""Plans of float tensors, in both versions. Each is within 1e-6 of torchvision's."""
+
 CLOSE: dict[str, list[Any]] = {
     "GaussianBlur": [CROP, v1.GaussianBlur(9, (0.1, 2.0)), v1.PILToTensor()],
     "ColorJitter of tensors": [v2.ToImage(), v2.Resize((48, 48), antialias=True), v2.ColorJitter(0.4, 0.4, 0.4, 0.1)],
@@ -120,6 +133,13 @@ def sampled(plan: Plan, image: Image.Image) -> Any:
     for step in plan.steps:
         size = step.sample_params(size, row)
     return row.packed()
+
+
+@pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
+@pytest.mark.parametrize("name", FLOATS)
+def test_plan_of_floats_is_within_a_millionth(name: str, version: Any) -> None:
+    for ours, theirs in outputs_of(FLOATS[name](version)):
+        torch.testing.assert_close(ours, theirs, atol=1e-6 * float(theirs.abs().max()), rtol=0)
 
 
 @pytest.mark.parametrize("name", EXACT)
