@@ -117,7 +117,7 @@ a sample is replaced by itself
     workers/fetch.py:Fetcher.next_readable | (first + step) % size => (first + step - 1) % size
     integration/test_unreadable.py
 an image that was changed is handed on as its file
-    data/lazy_image.py:_hook_pillow | self.__dict__.pop(_IMAGE, None) => pass
+    data/lazy_image.py:hook_pillow | self.__dict__.pop(_IMAGE, None) => pass
     data/test_lazy_image.py
 # tensors and transforms that are met late
 values that are asked for are drawn anew

@@ -52,7 +52,7 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         if not defers_decoding():
             return call(self, *inputs, **named)
         if type(self) is cls and inputs and not named and isinstance(inputs[0], images) and not is_changed(self):
-            result = _apply(self, is_compose, *inputs)
+            result = apply_undecoded(self, is_compose, *inputs)
             if result is not None:
                 return result
         if is_compose:
@@ -65,19 +65,19 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
             return inputs[0] if result is values else map_leaves(wrap_values, result)
         result = call(self, *inputs, **named)
         if len(inputs) == 1:
-            return _wrap_result(inputs[0], result)
+            return wrap_result(inputs[0], result)
         is_per_input = isinstance(result, tuple) and len(result) == len(inputs)
-        return tuple(map(_wrap_result, inputs, result)) if is_per_input else result
+        return tuple(map(wrap_result, inputs, result)) if is_per_input else result
 
     return hooked
 
 
-def _wrap_result(image: Any, result: Any) -> Any:
+def wrap_result(image: Any, result: Any) -> Any:
     """Return the result of a transform on pixels. A tensor computed from an image becomes a LazyTensor."""
     return wrap_values(result) if isinstance(image, (Image.Image, np.ndarray)) else result
 
 
-def _apply(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
+def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
     """Apply a transform to an undecoded image. Return None if it needs pixels, or for a Compose, if a part of it does.
 
     Other inputs, such as a label, must be returned unchanged by the transform.

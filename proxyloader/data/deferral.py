@@ -18,10 +18,13 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from ..transforms.plan import Plan
+from ..transforms.plan import Branch, ImageState, Plan
 
 MAX_UNUSED_SAMPLES = 64
 """Number of consecutive samples without an image for DALI after which deferring stops."""
+
+MAX_CALLS = 256
+"""Maximum number of cached obstacles. A full cache is cleared, because colors may differ in every call."""
 
 
 class Deferral:
@@ -44,6 +47,16 @@ class Deferral:
         self.on_gpu, self.find_obstacle = on_gpu, find_obstacle
         self.is_active, self.has_seen_images = is_active, has_seen_images
         self._unused = 0
+        self._call_obstacles: dict[Branch, str] = {}
+
+    def find_call_obstacle(self, steps: Branch) -> str:
+        """Return why torchvision runs the steps of a recorded call on a PIL image; "" if DALI does."""
+        found = self._call_obstacles.get(steps)
+        if found is None:
+            if len(self._call_obstacles) >= MAX_CALLS:
+                self._call_obstacles.clear()
+            found = self._call_obstacles[steps] = self.find_obstacle(Plan(steps, ImageState()))
+        return found
 
     def record(self, samples: int, uses_dali: bool, decoded: bool) -> None:
         """Record whether a batch has images for DALI, and whether the dataset's code decoded any."""

@@ -17,12 +17,14 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 from .called_transforms import call_patches
 from .deferral import Deferral
 from .lazy_decoding import operator_patches
 from .lazy_image import patch_opener
+from .pillow_calls import pillow_patches
 
 _lock = threading.RLock()
 _holders: weakref.WeakSet[Deferral] = weakref.WeakSet()  # process-wide, because the hooks are set on classes
@@ -34,7 +36,8 @@ def hold(deferral: Deferral) -> None:
     with _lock:
         if not _is_held():
             _undo.append(patch_opener())
-            patches = [*operator_patches(), *call_patches()]  # before installing any: classes inherit from each other
+            # Before installing any, because classes inherit from each other.
+            patches = [*operator_patches(), *pillow_patches(), *call_patches()]
             _undo.extend(_patch(*each) for each in patches)
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
@@ -52,11 +55,13 @@ def _is_held() -> bool:
 
 def _patch(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     """Set an attribute. Return a function that restores it, unless other code has replaced it since."""
-    is_inherited, previous = name not in vars(owner), vars(owner).get(name)
+    # The code of a function is not in its ``__dict__``.
+    attributes = {name: getattr(owner, name)} if isinstance(owner, FunctionType) else vars(owner)
+    is_inherited, previous = name not in attributes, attributes.get(name)
     setattr(owner, name, replacement)
 
     def undo() -> None:
-        if vars(owner).get(name) is not replacement:
+        if getattr(owner, name) is not replacement:
             return
         if is_inherited:
             delattr(owner, name)

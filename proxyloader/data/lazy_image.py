@@ -25,7 +25,7 @@ import functools
 import io
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from PIL import Image, JpegImagePlugin
 from PIL.ImageFile import ImageFile
@@ -35,7 +35,7 @@ from PIL.PpmImagePlugin import PpmImageFile
 from .batch_memory import batch_memory
 from .deferral import current
 from .encoded_image import MAX_READ_BYTES, EncodedImage
-from .transformed import TransformedImage, is_materializing, pixel_uses
+from .transformed import TransformedImage, is_materializing, materializing, pixel_uses
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """Attributes of an image without pixels."""
@@ -52,7 +52,7 @@ Image.preinit()  # importing Pillow's formats in a worker could wait for the imp
 # Additional keys in the ``__dict__`` of a lazy image. Their values never change in place, because code that copies
 # ``vars(image)`` shares them with another image.
 _IMAGE = "_proxyloader_image"
-"""The undecoded image: an EncodedImage or a TransformedImage."""
+"""The undecoded image: an EncodedImage, a TransformedImage or DeferredPixels."""
 
 _FILE = "_proxyloader_file"
 """The EncodedImage of a file before ``load``."""
@@ -61,11 +61,26 @@ _HEADER = "_proxyloader_header"
 """The header of the source file up to its first scan, until Pillow has parsed it."""
 
 
-def create_lazy_image(
-    encoded: EncodedImage | TransformedImage, like: Image.Image | None = None, mode: str = "RGB"
-) -> Image.Image:
+class DeferredPixels(NamedTuple):
+    """The pixels of an image that is no file, such as one of a single color, computed on first use.
+
+    Attributes:
+        size: (width, height) in pixels.
+        compute: returns an image with the pixels.
+        meaning: what recorded calls know about the pixels; see ``pillow_calls.py``.
+    """
+
+    size: tuple[int, int]
+    compute: Callable[[], Image.Image]
+    meaning: Any
+
+
+Undecoded = EncodedImage | TransformedImage | DeferredPixels
+
+
+def create_lazy_image(encoded: Undecoded, like: Image.Image | None = None, mode: str = "RGB") -> Image.Image:
     """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``."""
-    _hook_pillow()
+    hook_pillow()
     image, size = Image.Image.__new__(Image.Image), encoded.size
     if isinstance(encoded, TransformedImage):
         mode, size = encoded.mode, size[::-1]
@@ -80,7 +95,7 @@ def create_lazy_image(
     return image
 
 
-def _find_undecoded(image: Image.Image) -> EncodedImage | TransformedImage | None:
+def find_undecoded(image: Image.Image) -> Undecoded | None:
     """Return the undecoded image behind a PIL image, or None if it is decoded. Afterwards, a file counts as loaded."""
     state: dict[str, Any] = image.__dict__
     if _FILE in state:
@@ -94,19 +109,22 @@ def _find_undecoded(image: Image.Image) -> EncodedImage | TransformedImage | Non
     return state.get(_IMAGE)
 
 
-def _decode(image: Image.Image, encoded: EncodedImage | TransformedImage) -> None:
+def _decode(image: Image.Image, encoded: Undecoded) -> None:
     if isinstance(encoded, EncodedImage):
         pixel_uses.add()
         image_class = PpmImageFile if encoded.header is None else JpegImageFile
         pixels: Image.Image = image_class(io.BytesIO(encoded.data))
         pixels.load()
         image.im = pixels.im if pixels.mode == image.mode else pixels.convert(image.mode).im
-    else:
+    elif isinstance(encoded, TransformedImage):
         image.im = encoded.materialize().copy().im
+    else:
+        with materializing():
+            image.im = encoded.compute().copy().im
 
 
 @functools.cache
-def _hook_pillow() -> None:
+def hook_pillow() -> None:
     """Extend Pillow's own classes with decoding on access, permanently for this process.
 
     So ``type(image) is Image.Image`` holds. Other images behave as before.
@@ -137,20 +155,20 @@ def _hook_pillow() -> None:
         @functools.wraps(load)
         def hooked(self: Image.Image) -> Any:
             state = self.__dict__
-            is_lazy = (_IMAGE in state or _FILE in state) and _find_undecoded(self) is not None
-            return _Pixels(self) if is_lazy else load(self)
+            is_undecoded = (_IMAGE in state or _FILE in state) and find_undecoded(self) is not None
+            return _Pixels(self) if is_undecoded else load(self)
 
         return hooked
 
     @functools.wraps(copy)
     def hooked_copy(self: Image.Image) -> Image.Image:
-        encoded = _find_undecoded(self)
+        encoded = find_undecoded(self)
         return copy(self) if encoded is None else create_lazy_image(encoded, self, self.mode)
 
     @functools.wraps(convert)
     def hooked_convert(self: Image.Image, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
-        encoded, target = _find_undecoded(self), mode or self.mode
-        if encoded is None or args or kwargs or not (target == self.mode or _can_read_as(encoded, target)):
+        encoded, target = find_undecoded(self), mode or self.mode
+        if encoded is None or args or kwargs or not (target == self.mode or can_read_as(encoded, target)):
             return convert(self, mode, *args, **kwargs)
         return create_lazy_image(encoded, self, target)
 
@@ -187,7 +205,7 @@ def _hook_pillow() -> None:
     setattr(JpegImageFile, "draft", hooked_draft)  # noqa: B010
 
 
-def _can_read_as(encoded: EncodedImage | TransformedImage, mode: str) -> bool:
+def can_read_as(encoded: Undecoded, mode: str) -> bool:
     """Return whether reading the file in this mode is equivalent to converting the image."""
     return isinstance(encoded, EncodedImage) and (mode == "L" or (mode == "RGB" and _get_mode(encoded) == "L"))
 
@@ -213,7 +231,7 @@ class _Pixels:
 
 def get_encoded(image: Image.Image) -> EncodedImage | None:
     """Return the JPEG behind an undecoded RGB image without transforms; otherwise None."""
-    encoded = _find_undecoded(image) if image.mode == "RGB" else None
+    encoded = find_undecoded(image) if image.mode == "RGB" else None
     return encoded if isinstance(encoded, EncodedImage) else None
 
 
@@ -224,9 +242,21 @@ def get_image_path(image: Image.Image) -> str:
 
 
 def get_transformed(image: Image.Image) -> TransformedImage | None:
-    """Return an undecoded image with the transforms called on it; None for a decoded image."""
-    encoded = _find_undecoded(image)
-    return TransformedImage.start(encoded, image.mode) if isinstance(encoded, EncodedImage) else encoded
+    """Return an undecoded image of a file with the transforms called on it; None for any other image."""
+    encoded = find_undecoded(image)
+    if isinstance(encoded, EncodedImage):
+        return TransformedImage.start(encoded, image.mode)
+    return encoded if isinstance(encoded, TransformedImage) else None
+
+
+def is_lazy(value: Any) -> bool:
+    """Return whether a value is an image that may be undecoded. This is fast."""
+    return isinstance(value, Image.Image) and (_IMAGE in value.__dict__ or _FILE in value.__dict__)
+
+
+def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
+    """Set the content of an undecoded image in place."""
+    vars(image)[_IMAGE] = encoded
 
 
 def defers_decoding() -> bool:
@@ -275,7 +305,7 @@ def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
     header = bytes(data[: start + int.from_bytes(data[start : start + 2], "big")])
     if b"MPF\0" in header:  # multi-picture files have their own class
         return None
-    _hook_pillow()
+    hook_pillow()
     image = JpegImageFile.__new__(JpegImageFile)
     attributes = {"_mode": _get_mode(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
     vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **attributes)

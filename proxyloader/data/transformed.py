@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .._random_state import get_rng_states, use_rng_states
 from ..transforms.chain import START, START_AS_GREY, Chain
-from ..transforms.plan import ParamRow, Plan, Size
+from ..transforms.plan import Branch, ParamRow, Plan, Size
 from .encoded_image import EncodedImage
 from .placeholders import ProxyInputs
 
@@ -70,7 +70,7 @@ def is_materializing() -> bool:
 
 
 @contextlib.contextmanager
-def _materializing() -> Iterator[None]:
+def materializing() -> Iterator[None]:
     previous, _thread_local.is_active = is_materializing(), True
     try:
         yield
@@ -161,6 +161,19 @@ class TransformedImage(ProxyInputs):
             size = step.sample_params(size, row)
         return TransformedImage(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
 
+    def note(self, steps: Branch, numbers: Sequence[Any], size: Size, again: Callable[[Any], Any]) -> TransformedImage:
+        """Append a call as steps with given parameters.
+
+        Args:
+            numbers: the parameters; an array stands for its position.
+            size: (height, width) after the call.
+            again: makes the same call on a decoded image. It must not refer to objects that may change.
+        """
+        row = self.row.copy()
+        row.extend([row.attach(each) if isinstance(each, np.ndarray) else each for each in numbers])
+        calls = *self.calls, ((again,), None)
+        return TransformedImage(self.image, self.decode, self.chain.then_steps(steps), calls, row, size)
+
     def materialize(self) -> Any:
         """Return torchvision's result for the image that Pillow decodes: a PIL image, a tensor, or several tensors.
 
@@ -172,7 +185,7 @@ class TransformedImage(ProxyInputs):
             pixel_uses.add()
             count, image = pixel_uses.count, self.decode()
             pixel_uses.count = count  # decoding a PIL image also counts
-            with _materializing():
+            with materializing():
                 for transforms, states in self.calls:
                     with contextlib.nullcontext() if states is None else use_rng_states(states):
                         for transform in transforms:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..transforms import augment, auto_augment, color, geometry, multi_crop, resize, type_conversion, warp
+from ..transforms import augment, auto_augment, color, geometry, given, multi_crop, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
 
@@ -310,6 +310,19 @@ def flip(state: State, step: geometry.Flip) -> None:
         state.add("FLIP_Y" if is_vertical else "FLIP_X", where=wanted != 0)
 
 
+@operation(given.Transpose)
+def transpose(state: State, step: given.Transpose) -> None:
+    state.require_levels(step)
+    quarters, axis = given.TURNS[step.method]
+    state.make_crop()
+    if quarters:
+        height, width = state.programs.sizes[state.images].T
+        state.add("TURN", (quarters,), sizes=(width, height) if quarters % 2 else None)
+    is_vertical = axis == "vertical"
+    if axis and not state.programs.flip_last(8 + is_vertical, True, state.images):
+        state.add("FLIP_Y" if is_vertical else "FLIP_X")
+
+
 @operation(geometry.IndexSelect)
 def index_select(state: State, step: geometry.IndexSelect) -> None:
     state.require_moves(step)
@@ -352,6 +365,19 @@ def resize_(state: State, step: resize.Resize) -> None:
     state.add("RESAMPLE", numbers, sizes=(height, width))
 
 
+@operation(given.ResizeBox)
+def resize_box(state: State, step: given.ResizeBox) -> None:
+    state.require_levels(step)
+    *box, height, width = state.take(6)
+    old_height, old_width = state.programs.sizes[state.images].T
+    crop, fill = state.crop or ((0, 0, old_width, old_height), (0.0,))
+    state.crop = None
+    red, green, blue = map(int, rgb(fill))
+    height_first = resize.pillow_resizes_height_first((crop[3], crop[2]), (height, width))
+    numbers = *crop, *box, 0, 0, FILTERS[step.interpolation], 0, red | green << 8 | blue << 16, height_first
+    state.add("RESAMPLE", numbers, sizes=(height, width))
+
+
 @functools.cache
 def torch_fuses_products() -> bool:
     """Return whether torch's antialiased resize of floats fuses each product with its sum.
@@ -376,13 +402,18 @@ def perspective(state: State, step: warp.Perspective) -> None:
     _warp(state, step, "PERSPECTIVE")
 
 
+@operation(given.Projection)
+def projection(state: State, step: given.Projection) -> None:
+    _warp(state, step, "PERSPECTIVE")
+
+
 def _warp(state: State, step: warp.Warp, name: str) -> None:
     if step.interpolation == "nearest":
         state.require_moves(step, step.fill)
     else:
         state.require_levels(step)
-    numbers, sizes = state.take(8), None
-    if name == "AFFINE":
+    numbers, sizes = state.take(step.num_params), None
+    if not isinstance(step, warp.Perspective):
         sizes, numbers = numbers[:2], numbers[2:]
     name, fill = f"{name}_{step.interpolation.upper()}", rgb(step.fill)
     if step.kind == "tensor":
@@ -442,6 +473,22 @@ def invert(state: State, step: color.Invert) -> None:
     state.add("INVERT")
 
 
+@operation(given.Table)
+def table(state: State, step: given.Table) -> None:
+    state.require_levels(step)
+    (first_block,) = state.take(1)
+    levels = state.arrays(first_block, np.full_like(first_block, 192))
+    state.add("TABLE")
+    state.programs.add_extras(levels)
+
+
+@operation(given.Matrix)
+def matrix(state: State, step: given.Matrix) -> None:
+    state.require_levels(step)
+    state.add("MATRIX", state.take(12))
+    state.channels = step.channels
+
+
 @operation(color.ChannelOrder)
 def channel_order(state: State, step: color.ChannelOrder) -> None:
     state.require_moves(step)
@@ -492,6 +539,21 @@ def _box_radius(sigmas: Columns) -> NDArray[np.float32]:
     part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
     radius: NDArray[np.float32] = whole + part / (6 * (variance - (whole + one) ** 2))
     return radius
+
+
+@operation(given.Blur)
+def blur_by_boxes(state: State, step: given.Blur) -> None:
+    state.require_levels(step)
+    radii = state.take(2)
+    state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
+
+
+@operation(given.Kernel)
+def kernel(state: State, step: given.Kernel) -> None:
+    state.require_levels(step)
+    offset, *weights = state.take(step.num_params)
+    state.add(f"KERNEL{step.side}", (offset,))
+    state.programs.add_extras(np.stack(weights, 1))
 
 
 @operation(augment.Erase)

@@ -21,6 +21,7 @@ __all__ = [
     "chain",
     "color",
     "geometry",
+    "given",
     "multi_crop",
     "nested",
     "plan",

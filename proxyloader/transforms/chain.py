@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from dataclasses import replace
 from typing import Any, cast
 
@@ -12,10 +13,10 @@ from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomO
 
 from ..errors import UnsupportedTransformError
 from ..lifetime import cached_property
-from .plan import Branch, ImageState, Plan, Step, iter_steps, plan_of
+from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, state_after, translate
 
-MAX_CHAINS = 128
+MAX_CHAINS = 1024
 """Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
 for every image."""
 
@@ -37,6 +38,7 @@ class Chain:
         last_steps: steps of the last call: of one transform, or of all transforms in a Compose.
         state: state of the image after all steps.
         transforms: transforms of the last call, as they were when first called with their settings.
+        num_recorded: number of the first steps that end with a recorded call; see ``then_steps``.
         draws_beside_torch: whether one of these may also draw from Python's and NumPy's generators.
         draws: whether one of these draws random numbers.
         sampling_steps: their steps that have parameters or change the size of the image.
@@ -49,8 +51,9 @@ class Chain:
         state: ImageState,
         draws_beside_torch: bool = False,
         transforms: tuple[Any, ...] = (),
+        num_recorded: int = 0,
     ) -> None:
-        self.steps, self.last_steps, self.state = steps, last_steps, state
+        self.steps, self.last_steps, self.state, self.num_recorded = steps, last_steps, state, num_recorded
         self.draws_beside_torch, self.transforms = draws_beside_torch, transforms
 
     def then(self, transform: Any) -> Chain | None:
@@ -80,11 +83,16 @@ class Chain:
             beside |= chain.draws and chain.draws_beside_torch
         if chain is self:
             return None
-        whole = Chain(chain.steps, chain.steps[len(self.steps) :], chain.state, beside, transforms)
+        last_steps = chain.steps[len(self.steps) :]
+        whole = Chain(chain.steps, last_steps, chain.state, beside, transforms, self.num_recorded)
         if len(_through) >= MAX_CHAINS:
             _through.clear()
         _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose and thus its id alive
         return whole
+
+    def then_steps(self, steps: Branch) -> Chain:
+        """Return the continuation of a chain of PIL images with a recorded call, whose parameters are given."""
+        return _then_steps(self, steps)
 
     @cached_property
     def plan(self) -> Plan:
@@ -101,11 +109,15 @@ class Chain:
 
     @cached_property
     def partial_plan(self) -> Plan:
-        """The plan of all steps, which may end in a PIL image."""
-        return Plan(self.steps, self.state)
+        """The plan of the steps since the last recorded call. It may end in a PIL image.
+
+        The kernels of these steps do not depend on the steps of PIL images before them.
+        """
+        return Plan(self.steps[self.num_recorded :], self.state)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Chain, (self.steps, self.last_steps, self.state, self.draws_beside_torch, self.transforms)
+        settings = self.draws_beside_torch, self.transforms, self.num_recorded
+        return Chain, (self.steps, self.last_steps, self.state, *settings)
 
     def _extend(self, transform: Any) -> Chain | None:
         part = translate(transform, state=self.state)
@@ -116,7 +128,13 @@ class Chain:
         except UnsupportedTransformError:
             return None
         beside = any(draws_beside_torch(each.transform) for each in part)
-        return Chain(self.steps + part.steps, part.steps, state, beside, (transform,))
+        return Chain(self.steps + part.steps, part.steps, state, beside, (transform,), self.num_recorded)
+
+
+@functools.lru_cache(maxsize=4 * MAX_CHAINS)
+def _then_steps(chain: Chain, steps: Branch) -> Chain:
+    whole, state = chain.steps + steps, replace(output_state(steps, chain.state), size=None)
+    return Chain(whole, steps, state, num_recorded=len(whole))
 
 
 def build_chain(plan: Plan, transform: Any) -> Chain:

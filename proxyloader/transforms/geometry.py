@@ -29,11 +29,13 @@ class Region:
     """Base class of the regions that a crop selects.
 
     Attributes:
+        needs_kernels: see ``Step.needs_kernels``.
         inside: whether the box is always inside the image.
         size: (height, width) of the box, in pixels; None if it depends on the image. Dataclasses declare their field
             with ``field()``, or this None would become its default.
     """
 
+    needs_kernels: bool = False
     inside: bool = False
     size: Size | None = None
 
@@ -75,7 +77,10 @@ class Crop(RegionStep):
     """Crop a box from the image. Pixels outside the image are ``fill``, in the units of the image at this step."""
 
     fill: tuple[float, ...] = (0.0,)
-    needs_kernels: ClassVar[bool] = False
+
+    @property
+    def needs_kernels(self) -> bool:
+        return self.region.needs_kernels
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)

@@ -1,0 +1,494 @@
+"""Record calls of Pillow and of torchvision's functions on undecoded images. Runs where the dataset runs.
+
+NOTE [ Recorded calls ]
+Code that calls no known class of transforms, such as ``image.crop(box)`` or ``TF.adjust_hue(image, 0.1)``, ends in a
+few functions of Pillow, because torchvision, timm and Pillow itself are made of them. For an undecoded image, they are
+recorded as steps with the numbers of the call, and the result is an undecoded image with Pillow's mode, size and
+``info``. If its pixels are used after all, the calls are repeated on the decoded image.
+
+A function returns a Note for a call, or None if the call needs pixels: it has no kernel, reads a second image, or is
+invalid. Pillow then decodes the image, and returns its own result or raises its own error.
+
+Other modules may have imported a function by its name. So its code is replaced, and it stays the same object.
+
+``ImageEnhance`` blends the image with another one that it computes first, and padding pastes it into a new one. These
+other images are DeferredPixels, which know what a blend or the first ``paste`` means.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from numbers import Real
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
+from torchvision.transforms import _functional_pil as functional_pil
+from torchvision.transforms import functional, v2
+from torchvision.transforms import transforms as v1
+from torchvision.transforms.v2 import functional as functional_v2
+
+from ..transforms import color, given
+from ..transforms.geometry import Crop
+from ..transforms.plan import Branch, Size, Step
+from ..transforms.warp import Affine
+from .called_transforms import apply_undecoded, wrap_result
+from .deferral import Deferral, current
+from .lazy_image import (
+    PILLOW_SUPPORTS_LAZY,
+    DeferredPixels,
+    can_read_as,
+    create_lazy_image,
+    defers_decoding,
+    find_undecoded,
+    get_transformed,
+    hook_pillow,
+    is_lazy,
+    replace_undecoded,
+)
+
+MAX_PIXELS = 1 << 26
+"""Maximum size of the result of a recorded call. Pillow makes larger ones, or warns of them."""
+
+MAX_RADIUS = 64
+"""Maximum radius of a recorded blur, in pixels."""
+
+FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+"""Filters of ``Image.resize``, by Pillow's number."""
+
+WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
+"""Filters of ``Image.transform``, by Pillow's number."""
+
+
+class Note(NamedTuple):
+    """A call on an undecoded image.
+
+    Attributes:
+        steps, numbers, size: see ``TransformedImage.note``. No steps: the result is a copy.
+        again: makes the same call on a decoded image; None: the function with the same arguments does.
+        image: the image that is changed; None: the first argument.
+    """
+
+    steps: Branch
+    numbers: Sequence[Any]
+    size: Size
+    again: Callable[[Any], Any] | None = None
+    image: Image.Image | None = None
+
+
+Noter = Callable[..., Note | None]
+
+
+def recording() -> Deferral | None:
+    """Return the deferral of this thread if it records calls: on a GPU, with kernels for their steps."""
+    deferral = current()
+    return deferral if deferral is not None and deferral.on_gpu and defers_decoding() else None
+
+
+def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the owner, name and replacement of each function to record."""
+    if not PILLOW_SUPPORTS_LAZY:
+        return
+    hook_pillow()  # first, because it replaces some of the same methods, permanently
+    for note in (crop, resize, transpose, transform, convert, filter, point):
+        yield Image.Image, note.__name__, _record(getattr(Image.Image, note.__name__), note)
+    yield Image.Image, "paste", _record_paste(Image.Image.paste)
+    for enhancer, (step, has_info) in ENHANCERS.items():
+        yield enhancer, "__init__", _defer_degenerate(enhancer, step, has_info)
+    for function, note, has_info in FUNCTIONS:
+        yield function, "__code__", _code_of(_record(_original(function), note, has_info))
+    yield Image.new, "__code__", _code_of(_defer_new(_original(Image.new)))
+    for function, conversion in CONVERSIONS:
+        yield function, "__code__", _code_of(_convert(_original(function), conversion))
+
+
+def _code_of(hook: Callable[..., Any]) -> CodeType:
+    """Return the code of a function that calls ``hook``, which is one of its constants."""
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        hook = "hook"
+        return hook(*args, **kwargs)  # type: ignore[operator]
+
+    code = hooked.__code__
+    return code.replace(co_consts=tuple(hook if each == "hook" else each for each in code.co_consts))
+
+
+def _original(function: Any) -> Any:
+    """Return a function that keeps its code when that of the given one is replaced."""
+    kept = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    kept.__kwdefaults__ = function.__kwdefaults__
+    return functools.wraps(function)(kept)
+
+
+def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Callable[..., Any]:
+    """Return a function that records calls. ``has_info``: whether Pillow's result has the info of the argument."""
+
+    @functools.wraps(call)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if args and is_lazy(args[0]) and (deferral := recording()) is not None:
+            image, *others = args
+            others, named = [_frozen(each) for each in others], {name: _frozen(each) for name, each in kwargs.items()}
+            try:
+                found = note(image, *others, **named)
+            except Exception:  # Pillow raises its own error
+                found = None
+            if found is not None:
+                if found.again is None:
+                    found = found._replace(again=lambda image: call(image, *others, **named))
+                result = _apply(deferral, found, image, has_info)
+                if result is not None:
+                    return result
+        return call(*args, **kwargs)
+
+    return hooked
+
+
+def _frozen(value: Any) -> Any:
+    """Return a copy of an argument that the caller may change before the call is repeated."""
+    return copy.copy(value) if isinstance(value, (list, np.ndarray, ImageFilter.Filter)) else value
+
+
+def _apply(deferral: Deferral, note: Note, image: Image.Image, has_info: bool) -> Image.Image | None:
+    """Return the undecoded result of a call with the info of ``image``; None if the call needs pixels."""
+    changed = image if note.image is None else note.image
+    if not note.steps:
+        return changed.copy()
+    transformed = _note(deferral, note, changed)
+    return None if transformed is None else create_lazy_image(transformed, image if has_info else None)
+
+
+def _note(deferral: Deferral, note: Note, image: Image.Image) -> Any:
+    transformed, (height, width) = get_transformed(image), note.size
+    if transformed is None or min(height, width) < 1 or height * width > MAX_PIXELS:
+        return None
+    if deferral.find_call_obstacle(note.steps):
+        return None
+    assert note.again is not None
+    return transformed.note(note.steps, note.numbers, note.size, note.again)
+
+
+def _size(image: Image.Image) -> Size:
+    return image.height, image.width
+
+
+def _one(step: Step, image: Image.Image, *numbers: Any) -> Note:
+    """Return the note of a step that keeps the size."""
+    return Note((step,), numbers, _size(image))
+
+
+def _levels(values: Sequence[Any]) -> tuple[float, ...]:
+    """Return finite numbers. ValueError: one is not finite; TypeError: one is not a number."""
+    if not all(isinstance(each, Real) and math.isfinite(each) for each in values):
+        raise ValueError
+    return tuple(map(float, values))
+
+
+# --- methods of an image ----------------------------------------------------------------------------------------------
+
+
+def crop(image: Image.Image, box: Any = None) -> Note | None:
+    if box is None:
+        return Note((), (), _size(image))
+    left, top, right, bottom = map(int, map(round, box))
+    if (left, top, right, bottom) == (0, 0, *image.size):
+        return Note((), (), _size(image))
+    return _crop(left, top, right - left, bottom - top, (0.0,))
+
+
+def _crop(left: int, top: int, width: int, height: int, fill: tuple[float, ...]) -> Note:
+    return Note((Crop(given.GivenRegion(), fill),), (top, left, height, width), (height, width))
+
+
+def resize(
+    image: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
+) -> Note | None:
+    width, height = map(operator.index, size)
+    left, top, right, bottom = edges = np.array((0, 0, *image.size) if box is None else box, np.float32).tolist()
+    if edges == [0, 0, *image.size] and (width, height) == image.size:
+        return Note((), (), _size(image))
+    if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
+        return None
+    scales = (right - left) / width, (bottom - top) / height
+    if resample == Image.Resampling.NEAREST:
+        matrix = scales[0], 0, left, 0, scales[1], top
+        return Note((Affine("nearest", (0.0,) * 3),), (height, width, *matrix), (height, width))
+    if reducing_gap is not None and (reducing_gap < 1 or max(scales) / reducing_gap >= 2):
+        return None  # Pillow shrinks the image in two steps
+    step = given.ResizeBox(FILTERS[Image.Resampling.BICUBIC if resample is None else resample])  # type: ignore[arg-type]
+    return Note((step,), (*edges, height, width), (height, width))
+
+
+def transpose(image: Image.Image, method: Any) -> Note | None:
+    method = Image.Transpose(method)
+    return Note((given.Transpose(method),), (), given.transposed(_size(image), method))
+
+
+def transform(
+    image: Image.Image,
+    size: Any,
+    method: Any,
+    data: Any = None,
+    resample: Any = Image.Resampling.NEAREST,
+    fill: Any = 1,
+    fillcolor: Any = None,
+) -> Note | None:
+    width, height = map(operator.index, size)
+    method, outside = Image.Transform(method), get_levels(image.mode, fillcolor)
+    if method == Image.Transform.EXTENT:
+        left, top, right, bottom = data
+        data = (right - left) / width, 0, left, 0, (bottom - top) / height, top
+    elif method not in (Image.Transform.AFFINE, Image.Transform.PERSPECTIVE):
+        return None
+    is_perspective = method == Image.Transform.PERSPECTIVE
+    numbers = _levels(data[: 8 if is_perspective else 6])
+    if len(numbers) != (8 if is_perspective else 6):
+        return None
+    step = (given.Projection if is_perspective else Affine)(WARPS[resample], outside)  # type: ignore[arg-type]
+    return Note((step,), (height, width, *numbers), (height, width))
+
+
+def convert(image: Image.Image, mode: Any = None, matrix: Any = None, *_: Any, **__: Any) -> Note | None:
+    encoded = find_undecoded(image)
+    if matrix:
+        if image.mode != "RGB" or len(matrix) != {"RGB": 12, "L": 4}[mode]:
+            return None
+        return _one(given.Matrix(len(matrix) // 4), image, *_levels(matrix) * (12 // len(matrix)))  # type: ignore[arg-type]
+    if encoded is None or mode not in ("L", "RGB") or mode == image.mode or can_read_as(encoded, mode):
+        return None
+    return _one(color.Grayscale(1 if mode == "L" else 3), image)
+
+
+def filter(image: Image.Image, filter: Any) -> Note | None:
+    made = filter() if callable(filter) else filter
+    if type(made) in (ImageFilter.GaussianBlur, ImageFilter.BoxBlur):
+        radii = made.radius if isinstance(made.radius, (tuple, list)) else (made.radius, made.radius)
+        x, y = (float(np.float32(each)) for each in _levels(radii))
+        if not max(x, y):
+            return Note((), (), _size(image))
+        is_gaussian = type(made) is ImageFilter.GaussianBlur
+        return _one(given.Blur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
+    if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
+        return None
+    (side, other), scale, offset, weights = made.filterargs
+    if side not in (3, 5) or side != other or len(weights) != side**2 or not scale:
+        return None
+    divided = np.asarray(_levels(weights), np.float32) / np.float32(scale)
+    return _one(given.Kernel(side), image, float(np.float32(offset)), *divided.tolist())
+
+
+def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
+    if isinstance(lut, Image.ImagePointHandler) or mode is not None:
+        return None
+    bands = len(image.getbands())
+    levels = [lut(level) for level in range(256)] * bands if callable(lut) else lut
+    try:
+        table = bytes(levels)
+    except (TypeError, ValueError):  # not whole, or not levels
+        table = bytes([min(255, max(0, level)) for level in map(int, map(round, levels))])
+    if len(table) != 256 * bands:
+        return None
+    array = np.frombuffer(table * (3 // bands), np.uint8).view(np.float32)
+    return _one(given.Table(), image, array)._replace(again=operator.methodcaller("point", table))
+
+
+# --- a new image, and the first paste into it -------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def _get_levels(mode: str, color: Any) -> tuple[float, ...]:
+    level = _new(mode, (1, 1), color).getpixel((0, 0))
+    return tuple(map(float, level if isinstance(level, tuple) else (level,)))
+
+
+def get_levels(mode: str, color: Any) -> tuple[float, ...]:
+    """Return the levels of what Pillow takes for a color: a name, a number or a tuple. Raise Pillow's error."""
+    return _get_levels(mode, tuple(color) if isinstance(color, list) else color)
+
+
+class Blank(NamedTuple):
+    """Meaning of the pixels of a new image: one color."""
+
+    levels: tuple[float, ...]
+
+
+_new = _original(Image.new)
+
+
+def _defer_new(new: Callable[..., Image.Image]) -> Callable[..., Image.Image]:
+    @functools.wraps(new)
+    def hooked(mode: Any, size: Any, color: Any = 0) -> Image.Image:
+        if recording() is None or mode not in ("RGB", "L"):
+            return new(mode, size, color)
+        try:
+            width, height = map(operator.index, size)
+            blank = Blank(get_levels(mode, color))
+        except Exception:  # Pillow raises its own error
+            width, height = 0, 0
+        if min(width, height) < 1 or width * height > MAX_PIXELS:
+            return new(mode, size, color)
+        pixels = functools.partial(new, mode, (width, height), color)
+        return create_lazy_image(DeferredPixels((width, height), pixels, blank), mode=mode)
+
+    return hooked
+
+
+def _record_paste(paste: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(paste)
+    def hooked(self: Image.Image, im: Any, box: Any = None, mask: Any = None) -> None:
+        if is_lazy(self) and is_lazy(im) and mask is None and (deferral := recording()) is not None:
+            canvas = find_undecoded(self)
+            if isinstance(canvas, DeferredPixels) and isinstance(canvas.meaning, Blank):
+                converted = im.convert(self.mode)
+                try:
+                    note = _paste(self, canvas, converted, (0, 0) if box is None else box)
+                except Exception:  # Pillow raises its own error
+                    note = None
+                transformed = None if note is None else _note(deferral, note, converted)
+                if transformed is not None:
+                    replace_undecoded(self, transformed)
+                    return
+        paste(self, im, box, mask)
+
+    return hooked
+
+
+def _paste(blank: Image.Image, canvas: DeferredPixels, image: Image.Image, box: Any) -> Note | None:
+    left, top, *others = box = tuple(map(operator.index, box))
+    if others and others != [left + image.width, top + image.height]:
+        return None
+
+    def again(image: Image.Image) -> Image.Image:
+        made = canvas.compute()
+        made.paste(image, box)
+        return made
+
+    note = _crop(-left, -top, *blank.size, canvas.meaning.levels)
+    return note._replace(again=again)
+
+
+# --- ImageEnhance -----------------------------------------------------------------------------------------------------
+
+
+ENHANCERS: dict[Any, tuple[type[color.Adjustment], bool]] = {
+    ImageEnhance.Brightness: (color.Brightness, False),
+    ImageEnhance.Contrast: (color.Contrast, False),
+    ImageEnhance.Color: (color.Saturation, True),
+    ImageEnhance.Sharpness: (color.Sharpness, True),
+}
+"""Classes of ``ImageEnhance``, their steps, and whether their degenerate image has the info of the image."""
+
+
+class Degenerate(NamedTuple):
+    """Meaning of the pixels of the image that an enhancer blends with its image.
+
+    Attributes:
+        step: the step that a blend with ``of`` is.
+        of: what ``find_undecoded`` returned for the image.
+        enhance: does the same to a decoded image.
+    """
+
+    step: Step
+    of: Any
+    enhance: Callable[[Any, float], Any]
+
+
+def _defer_degenerate(enhancer: Any, step: type[color.Adjustment], has_info: bool) -> Callable[..., None]:
+    init = enhancer.__init__
+
+    def enhance(image: Image.Image, factor: float) -> Any:
+        return enhancer(image).enhance(factor)
+
+    @functools.wraps(init)
+    def hooked(self: Any, image: Any) -> None:
+        if not is_lazy(image) or recording() is None or get_transformed(image) is None:
+            init(self, image)
+            return
+        before = image.copy()  # the image may change later
+
+        def compute() -> Any:
+            made = enhancer.__new__(enhancer)
+            init(made, before)
+            return made.degenerate
+
+        self.image = image
+        if enhancer is ImageEnhance.Color:
+            self.intermediate_mode = "L"
+        pixels = DeferredPixels(image.size, compute, Degenerate(step(), find_undecoded(image), enhance))
+        self.degenerate = create_lazy_image(pixels, image if has_info else None, image.mode)
+
+    return hooked
+
+
+def blend(im1: Image.Image, im2: Any, alpha: Any) -> Note | None:
+    degenerate = find_undecoded(im1)
+    if not isinstance(degenerate, DeferredPixels) or not isinstance(degenerate.meaning, Degenerate):
+        return None
+    step, of, enhance = degenerate.meaning
+    if find_undecoded(im2) is not of or im1.mode != im2.mode:
+        return None
+    (factor,) = _levels([alpha])
+    return Note((step,), (factor,), _size(im2), lambda image: enhance(image, alpha), im2)
+
+
+# --- functions that read pixels ---------------------------------------------------------------------------------------
+
+
+def autocontrast(
+    image: Image.Image, cutoff: Any = 0, ignore: Any = None, mask: Any = None, preserve_tone: Any = False
+) -> Note | None:
+    is_plain = not cutoff and ignore is None and mask is None and not preserve_tone
+    return _one(color.Autocontrast(), image) if is_plain else None
+
+
+def equalize(image: Image.Image, mask: Any = None) -> Note | None:
+    return _one(color.Equalize(), image) if mask is None else None
+
+
+def invert(image: Image.Image) -> Note | None:
+    return _one(color.Invert(), image)
+
+
+def adjust_hue(img: Image.Image, hue_factor: Any) -> Note | None:
+    if img.mode != "RGB" or not -0.5 <= hue_factor <= 0.5:
+        return None
+    return _one(color.Hue(), img, color.hue_shift(hue_factor, "pil"))
+
+
+def to_grayscale(img: Image.Image, num_output_channels: int) -> Note | None:
+    return _one(color.Grayscale(3), img) if num_output_channels == 3 else None  # converts to "L" otherwise
+
+
+FUNCTIONS: tuple[tuple[Any, Noter, bool], ...] = (
+    (ImageOps.autocontrast, autocontrast, True),
+    (ImageOps.equalize, equalize, True),
+    (ImageChops.invert, invert, True),
+    (Image.blend, blend, True),
+    (functional_pil.adjust_hue, adjust_hue, False),
+    (functional_pil.to_grayscale, to_grayscale, False),
+)
+"""Functions that use pixels, other than by the methods above, and whether their result has the info of the image."""
+
+CONVERSIONS = (
+    (functional.to_tensor, v1.ToTensor()),
+    (functional.pil_to_tensor, v1.PILToTensor()),
+    (functional_v2.to_image, v2.ToImage()),
+)
+"""Functions that convert an image to a tensor, and the equivalent transforms."""
+
+
+def _convert(call: Callable[..., Any], conversion: Any) -> Callable[..., Any]:
+    @functools.wraps(call)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if not defers_decoding() or not args or not isinstance(args[0], Image.Image):
+            return call(*args, **kwargs)
+        result = apply_undecoded(conversion, False, args[0]) if len(args) == 1 and not kwargs else None
+        return wrap_result(args[0], call(*args, **kwargs)) if result is None else result
+
+    return hooked
