@@ -287,7 +287,7 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
     if isinstance(lut, Image.ImagePointHandler) or mode is not None:
         return None
     bands = len(image.getbands())
-    levels = [lut(level) for level in range(256)] * bands if callable(lut) else lut
+    levels = [lut(level) for level in range(256)] * bands if callable(lut) else list(lut)
     try:
         table = bytes(levels)
     except (TypeError, ValueError):  # not whole, or not levels
@@ -407,7 +407,8 @@ def _defer_degenerate(enhancer: Any, step: type[color.Adjustment], has_info: boo
 
     @functools.wraps(init)
     def hooked(self: Any, image: Any) -> None:
-        if not is_lazy(image) or recording() is None or get_transformed(image) is None:
+        is_itself = enhancer is ImageEnhance.Color and image.mode == "L"  # the degenerate image is the image
+        if is_itself or not is_lazy(image) or recording() is None or get_transformed(image) is None:
             init(self, image)
             return
         before = image.copy()  # the image may change later
@@ -427,13 +428,15 @@ def _defer_degenerate(enhancer: Any, step: type[color.Adjustment], has_info: boo
 
 
 def blend(im1: Image.Image, im2: Any, alpha: Any) -> Note | None:
+    (factor,) = _levels([alpha])
+    if im1 is im2:
+        return Note((), (), _size(im1))
     degenerate = find_undecoded(im1)
     if not isinstance(degenerate, DeferredPixels) or not isinstance(degenerate.meaning, Degenerate):
         return None
     step, of, enhance = degenerate.meaning
     if find_undecoded(im2) is not of or im1.mode != im2.mode:
         return None
-    (factor,) = _levels([alpha])
     return Note((step,), (factor,), _size(im2), lambda image: enhance(image, alpha), im2)
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from .._random_state import get_rng_states, use_rng_states
 from ..transforms.chain import START, START_AS_GREY, Chain
@@ -78,6 +81,26 @@ def materializing() -> Iterator[None]:
         _thread_local.is_active = previous
 
 
+class _Decoded(threading.local):
+    """The image that this thread decoded last. Code may use the pixels of several crops of it."""
+
+    source: weakref.ref[EncodedImage] | None = None
+    image: Image.Image | None = None
+
+
+_last = _Decoded()
+
+
+def _decode(image: EncodedImage) -> Image.Image:
+    """Return the decoded image, which must not be changed."""
+    if _last.image is None or _last.source is None or _last.source() is not image:
+        state = vars(_last)
+        source = weakref.ref(image, lambda gone: state.pop("image", None) if state["source"] is gone else None)
+        state.update(image=image.decoded(), source=source)
+    assert _last.image is not None
+    return _last.image
+
+
 class TransformedImage(ProxyInputs):
     """An undecoded image, the transforms called on it, and the parameters they sampled.
 
@@ -118,8 +141,8 @@ class TransformedImage(ProxyInputs):
     def start(cls, image: EncodedImage, mode: str = "RGB") -> TransformedImage:
         """Return an image without transforms, as Pillow would decode it in mode RGB or L."""
         if mode == "RGB":
-            return cls(image, image.decoded)
-        return cls(image, lambda: image.decoded().convert(mode), START_AS_GREY)
+            return cls(image, functools.partial(_decode, image))
+        return cls(image, lambda: _decode(image).convert(mode), START_AS_GREY)
 
     @property
     def plan(self) -> Plan:
