@@ -1,4 +1,4 @@
-"""Calls of Pillow on undecoded images: recorded, with the draws of the stock loader, and done by kernels bit for bit."""
+"""Calls of Pillow on undecoded images: recorded, with the stock loader's draws, and done by kernels bit for bit."""
 
 from __future__ import annotations
 
