@@ -237,6 +237,8 @@ class RunQueue:
                 outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
             pipeline_run.error = error.with_traceback(None)  # the traceback would keep the run alive
+        except PipelineError as error:  # of the transform
+            pipeline_run.error = error.with_traceback(None)
         except (RuntimeError, MemoryError) as error:
             pipeline_run.error = executor.convert_run_error(error, self.pipeline.device_id, pipeline_run.size)
             if pipeline_run.error is None:

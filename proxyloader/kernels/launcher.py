@@ -53,18 +53,18 @@ class Launcher:
         self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
         self._colour = ThreadPoolExecutor(1).submit(load_module, "colour", device_id)
 
-    def run(self, schedule: Schedule, decoded: Any, channels: int) -> torch.Tensor | list[torch.Tensor]:
+    def run(self, schedule: Schedule, decoded: Any) -> torch.Tensor | list[torch.Tensor]:
         """Launch everything in torch's current stream, without waiting for it.
 
         Args:
-            schedule: what ``build_schedule`` returned for this output format.
+            schedule: of outputs with this dtype and layout.
             decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
-            channels: number of channels of the results.
 
         Returns:
             (N, C, H, W), or a list of (C, H, W) if the results differ in size.
         """
         stream = torch.cuda.current_stream(self.device).cuda_stream
+        channels = schedule.channels
         counts = channels * schedule.sizes.prod(1)
         buffer = torch.empty(int(counts.sum()), dtype=self.dtype, device=self.device)
         parts = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes, schedule.stats_bytes)

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 MAX_NUMBERS = 16
@@ -259,13 +260,13 @@ class Programs:
         self._sizes = [(np.tile(a, (views, 1)), np.tile(b, (views, 1))) for a, b in self._sizes]
         self.sizes, self.sources = np.tile(self.sizes, (views, 1)), np.tile(self.sources, views)
 
-    def schedule(self, channels: int, item_bytes: int, channels_last: bool) -> Schedule:
+    def schedule(self, channels: int, dtype: torch.dtype, channels_last: bool) -> Schedule:
         """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last."""
         height, width = self.sizes[: self.num_outputs].T
         counts = channels * height * width
         strides = (width * channels, 1) if channels_last else (width, height * width)
-        schedule = self.jobs().schedule(item_bytes * (counts.cumsum() - counts), *strides)
-        return replace(schedule, layout=(item_bytes, channels_last))
+        schedule = self.jobs().schedule(dtype.itemsize * (counts.cumsum() - counts), *strides)
+        return replace(schedule, channels=channels, dtype=dtype, channels_last=channels_last)
 
     def jobs(self) -> Jobs:
         """Cut the programs into jobs."""
@@ -498,7 +499,7 @@ class Schedule:
         sizes: (outputs, 2) int64, height and width of each output.
         shapes: (height, width, 3) of each decoded image, as DALI reports them.
         decoded_ends: where each decoded image ends if they follow one another, in bytes.
-        layout: bytes of an element of the outputs, and whether channels are last.
+        channels, dtype, channels_last: of the outputs.
     """
 
     memory: NDArray[np.uint8]
@@ -512,7 +513,9 @@ class Schedule:
     sizes: Indices
     shapes: list[tuple[int, int, int]]
     decoded_ends: Indices
-    layout: tuple[int, bool] = (1, True)
+    channels: int = 3
+    dtype: torch.dtype = torch.uint8
+    channels_last: bool = True
 
     def bind(self, memory: NDArray[np.uint8], scratch: int, outputs: int, decoded: Any) -> None:
         """Copy the arrays to ``memory``, with addresses in place of offsets.
