@@ -73,14 +73,14 @@ class ProgramServer:
     def resume(self) -> None:
         self._decoder.resume()
 
-    def _transform(self, schedule: Schedule, images: Any) -> Outputs:
+    def _transform(self, schedule: Schedule, images: Any, stream: Any) -> Outputs:
         """Launch the kernels for decoded images, in the current stream."""
         shapes = images.shape()
         if shapes != schedule.shapes:
             found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
             raise PipelineError(f"an image was decoded as {list(found)}, but its header says {list(expected)}")
         launcher = get_launcher(self.pipeline.device_id, schedule.dtype, schedule.channels_last)
-        output = launcher.run(schedule, _get_addresses(images, schedule.decoded_ends))
+        output = launcher.run(schedule, _get_addresses(images, schedule.decoded_ends), stream)
         count = len(shapes)
         return [output[at : at + count] for at in range(0, len(output), count)]
 

@@ -37,8 +37,8 @@ LOST_MESSAGES = {
 """Messages by the error code of a queue that no longer owns its pipeline."""
 
 
-Transform = Callable[[Any], Outputs]
-"""Function that takes the first output of a pipeline, as DALI returns it."""
+Transform = Callable[[Any, Any], Outputs]
+"""Function that takes the first output of a pipeline, as DALI returns it, and torch's current stream."""
 
 
 class PipelineRun:

@@ -19,7 +19,7 @@ import torch
 from proxyloader.dali import program_server
 from proxyloader.kernels import launcher
 from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
-from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher
+from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher, as_images
 from proxyloader.kernels.programs import CODE, Launch, Programs, Schedule
 from proxyloader.loader.options import LoaderOptions
 
@@ -134,11 +134,10 @@ class EmulatedLauncher(Launcher):
     def __init__(self, dtype: torch.dtype, channels_last: bool) -> None:
         self.dtype, self.channels_last = dtype, channels_last
 
-    def run(self, schedule: Schedule, decoded: Any) -> torch.Tensor | list[torch.Tensor]:
-        counts = schedule.channels * schedule.sizes.prod(1)
-        buffer = torch.empty(int(counts.sum()), dtype=self.dtype)
+    def run(self, schedule: Schedule, decoded: Any, stream: Any) -> torch.Tensor | list[torch.Tensor]:
+        buffer = torch.empty(schedule.num_values, dtype=self.dtype)
         _launch(schedule, self.dtype, not self.channels_last, buffer.data_ptr(), decoded)
-        return self._as_images(buffer, schedule.sizes, counts, schedule.channels)
+        return as_images(buffer, schedule)
 
 
 @pytest.fixture
@@ -165,7 +164,9 @@ def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: t
     if programs._steps[-1]["code"][0] not in STORES:
         channels = int(programs._steps[-1]["numbers"][0, 8])
     schedule = programs.schedule(channels, dtype, layout == "HWC")
-    outputs = Launcher(0, dtype, layout == "HWC").run(schedule, on_gpu.data_ptr() + begins[:-1])
+    outputs = Launcher(0, dtype, layout == "HWC").run(
+        schedule, on_gpu.data_ptr() + begins[:-1], torch.cuda.current_stream()
+    )
     assert torch.equal(on_gpu, before), "a decoded image was written to"
     return [output.cpu() if layout == "CHW" else output.permute(1, 2, 0).cpu() for output in outputs]
 
