@@ -10,7 +10,7 @@ import itertools
 import os
 import random
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +29,7 @@ from proxyloader.dali.output_format import OutputFormat, stack_or_list
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.dali.program_server import ProgramServer, get_decoder
 from proxyloader.data.compiled_transform import find_compiled
-from proxyloader.kernels.launcher import get_launcher
-from proxyloader.kernels.operations import build_programs
+from proxyloader.kernels.operations import build_programs, build_schedule
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale
 from proxyloader.transforms.plan import Plan
@@ -295,6 +294,27 @@ def drawn_alike(stock: Callable[[], Any], ours: Callable[[], Any], seeds: int = 
         yield wanted, found
 
 
+def planned(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
+    """What ``build_programs`` takes: plan, size and parameters of each image."""
+    files, *rows = inputs
+    sizes = [opened(data.tobytes()).size[::-1] for data in files]
+    none = itertools.repeat(np.zeros(0, np.float32))
+    return list(zip(itertools.repeat(plan), sizes, *(rows or [none])))
+
+
+class OnGpu:
+    """A ``ProgramServer`` of one plan."""
+
+    def __init__(self, plan: Plan, options: PipelineOptions) -> None:
+        self._plan, self._server = plan, ProgramServer(get_decoder(options))
+
+    def submit(self, inputs: Sequence[Any]) -> Any:
+        return self._server.submit(inputs[:1], build_schedule(planned(self._plan, inputs), None, False))
+
+    def collect(self, run: Any) -> Any:
+        return self._server.collect(run)
+
+
 class Emulated:
     """As ``ProgramServer``: the kernels as g++ compiles them, of images that Pillow decodes."""
 
@@ -304,24 +324,21 @@ class Emulated:
         self._plan, self.submit = plan, tuple
 
     def collect(self, inputs: tuple[Any, ...]) -> list[Any]:
-        files, *rows = inputs
-        images, state = [np.asarray(opened(data.tobytes())) for data in files], self._plan.output
-        programs = build_programs(self._plan, [image.shape[:2] for image in images], rows[0] if rows else None)
+        images, state = [np.asarray(opened(data.tobytes())) for data in inputs[0]], self._plan.output
+        programs = build_programs(planned(self._plan, inputs))
         outputs = emulation.run(images, programs, "CHW", getattr(torch, state.dtype))
         return [stack_or_list(outputs[at : at + len(images)]) for at in range(0, len(outputs), len(images))]
 
 
 @functools.lru_cache(maxsize=8)  # building a pipeline is what takes long on a GPU
-def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer | ProgramServer | Emulated:
+def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer | OnGpu | Emulated:
     """The server of a plan: of kernels on a GPU, or emulated on the "cpu", or DALI's own on the CPU, as "dali"."""
     if device == "cpu":
         return Emulated(plan)
     options = PipelineOptions(batch_size, device_id=0 if device == "cuda" else None, num_threads=2)
     if device == "dali":
         return PlanServer(plan, options, OutputFormat())
-    launcher = get_launcher(0, getattr(torch, plan.output.dtype), channels_last=False)
-    assert launcher is not None
-    return ProgramServer(get_decoder(options), plan, launcher, OutputFormat())
+    return OnGpu(plan, options)
 
 
 def assert_alike(transform: Any, device: str, files: Images | None = None, *, bound: Bound = EXACT, **how: int) -> None:

@@ -91,6 +91,9 @@ levels are divided by 256
 a plan that has no kernel is sent to the kernels
     kernels/support.py:find_obstacle | return get_missing_kernel(plan) => return ''
     loader/test_what_runs.py
+images of different plans take turns in the wrong order
+    kernels/operations.py:build_programs | np.array(numbers) => np.array(numbers[::-1])
+    loader/test_kernels_road.py
 a step that DALI lacks is sent to DALI
     kernels/support.py:find_obstacle | if any((step.needs_kernels for step in plan.steps)) => if not plan.steps
     loader/test_what_runs.py loader/test_backend.py
@@ -225,7 +228,7 @@ a child that a dataset forks reads files into the batch of its parent
     data/batch_memory.py: | after_in_child=batch_memory.stop => after_in_child=int
     integration/test_kept_images.py
 files of one size are taken to follow each other where they were read
-    workers/packing.py:_pack_run | if one_shape: => if one_shape and arrays[0].ndim > 1:
+    workers/packing.py:_pack_input | if one_shape: => if one_shape and arrays[0].ndim > 1:
     workers/test_batch_memory.py
 a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>

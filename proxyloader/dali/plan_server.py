@@ -99,7 +99,7 @@ class PlanServer(RunQueue):
         pipeline_run = self._runs[0]
         if pipeline_run.transform is not None:
             images = self.pipeline.outputs(cuda_stream=stream)[0]
-            return [] if pipeline_run.cancelled else pipeline_run.transform(images)
+            return [] if pipeline_run.cancelled else pipeline_run.transform(images, stream)
         return [_map(self._as_images, output) for output in super()._take_outputs(stream)]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:

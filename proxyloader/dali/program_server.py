@@ -1,4 +1,4 @@
-"""ProgramServer: serves a Plan with kernels, behind a queue that only decodes. Main process."""
+"""ProgramServer: kernels behind a queue that only decodes. Main process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..kernels.launcher import Launcher
-from ..kernels.operations import build_schedule, output_dtype
+from ..errors import PipelineError
+from ..kernels.launcher import get_launcher
 from ..kernels.programs import Schedule
-from ..transforms.plan import Plan, plan_of
+from ..transforms.plan import plan_of
 from ..transforms.type_conversion import ToTensor
 from .build import PipelineOptions
 from .output_format import OutputFormat, Outputs
@@ -26,7 +26,7 @@ _decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.We
 def get_decoder(options: PipelineOptions) -> PlanServer:
     """Return a queue that decodes images, (H, W, C) in DALI.
 
-    The plans of a loader share it, and so do loaders with equal options, such as those for training and validation:
+    Loaders with equal options share it, such as those for training and validation:
     another one would take 1.6 s to build, and most of a gigabyte of GPU memory.
     """
     decoder = _decoders.get(options)
@@ -37,7 +37,7 @@ def get_decoder(options: PipelineOptions) -> PlanServer:
 
 
 class ProgramServer:
-    """Serves a plan like a ``PlanServer``, but only the decoder belongs to DALI.
+    """Decodes images with DALI, and transforms them with kernels by the schedules that workers have built.
 
     Attributes:
         was_used: whether a run has started since a loader last reset this.
@@ -45,9 +45,8 @@ class ProgramServer:
 
     deterministic = False
 
-    def __init__(self, decoder: PlanServer, plan: Plan, launcher: Launcher, format: OutputFormat) -> None:
-        self._decoder, self._plan, self._launcher, self._format = decoder, plan, launcher, format
-        self.was_used = False
+    def __init__(self, decoder: PlanServer) -> None:
+        self._decoder, self.was_used = decoder, False
 
     @property
     def pipeline(self) -> Any:
@@ -55,18 +54,13 @@ class ProgramServer:
 
     @property
     def num_runs(self) -> int:
-        """Number of runs in flight, of all plans that share the decoder."""
+        """Number of runs in flight, of all loaders that share the decoder."""
         return self._decoder.num_runs
 
-    def submit(self, inputs: Sequence[Any], schedule: Schedule | None = None) -> PipelineRun:
-        """Start a run. See ``RunQueue.submit``.
-
-        Args:
-            schedule: the launches for these images, if the worker has built them.
-        """
-        files, *rows = inputs
+    def submit(self, inputs: Sequence[Any], schedule: Schedule) -> PipelineRun:
+        """Start a run. See ``RunQueue.submit``. ``inputs`` are the files, and ``schedule`` the launches for them."""
         self.was_used = True
-        return self._decoder.submit([files], functools.partial(self._transform, schedule, rows[0] if rows else None))
+        return self._decoder.submit(inputs, functools.partial(self._transform, schedule))
 
     def collect(self, run: PipelineRun) -> Outputs:
         """Wait for a run and return its outputs. See ``RunQueue.collect``."""
@@ -79,18 +73,16 @@ class ProgramServer:
     def resume(self) -> None:
         self._decoder.resume()
 
-    def _transform(self, schedule: Schedule | None, rows: Any, images: Any) -> Outputs:
-        """Launch the kernels for decoded images, in the current stream. ``rows`` are the sampled parameters."""
-        shapes, state = images.shape(), self._plan.output
-        format = self._format.dtype, self._format.channels_last
-        layout = output_dtype(self._plan, format[0]).itemsize, format[1]
-        # Decoders may disagree with the header of a damaged file, and the loader's format may change after the workers
-        # have started.
-        if schedule is None or (schedule.shapes, schedule.layout) != (shapes, layout):
-            schedule = build_schedule(self._plan, np.array(shapes)[:, :2], rows, *format)
-        output = self._launcher.run(schedule, _get_addresses(images, schedule.decoded_ends), state.channels)
+    def _transform(self, schedule: Schedule, images: Any, stream: Any) -> Outputs:
+        """Launch the kernels for decoded images, in the current stream."""
+        shapes = images.shape()
+        if shapes != schedule.shapes:
+            found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
+            raise PipelineError(f"an image was decoded as {list(found)}, but its header says {list(expected)}")
+        launcher = get_launcher(self.pipeline.device_id, schedule.dtype, schedule.channels_last)
+        output = launcher.run(schedule, _get_addresses(images, schedule.decoded_ends), stream)
         count = len(shapes)
-        return [output[at : at + count] for at in range(0, state.images * count, count)]
+        return [output[at : at + count] for at in range(0, len(output), count)]
 
 
 def _get_addresses(images: Any, ends: Any) -> Any:

@@ -37,8 +37,8 @@ LOST_MESSAGES = {
 """Messages by the error code of a queue that no longer owns its pipeline."""
 
 
-Transform = Callable[[Any], Outputs]
-"""Function that takes the first output of a pipeline, as DALI returns it."""
+Transform = Callable[[Any, Any], Outputs]
+"""Function that takes the first output of a pipeline, as DALI returns it, and torch's current stream."""
 
 
 class PipelineRun:
@@ -237,6 +237,8 @@ class RunQueue:
                 outputs = self._take_outputs(stream)
         except torch.OutOfMemoryError as error:
             pipeline_run.error = error.with_traceback(None)  # the traceback would keep the run alive
+        except PipelineError as error:  # of the transform
+            pipeline_run.error = error.with_traceback(None)
         except (RuntimeError, MemoryError) as error:
             pipeline_run.error = executor.convert_run_error(error, self.pipeline.device_id, pipeline_run.size)
             if pipeline_run.error is None:

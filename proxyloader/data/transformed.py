@@ -157,10 +157,14 @@ class TransformedImage(ProxyInputs):
         return self.image.path
 
     @property
+    def file(self) -> NDArray[np.uint8]:
+        """The bytes of the image before all transforms."""
+        return np.frombuffer(self.image.buffer, np.uint8)
+
+    @property
     def inputs(self) -> tuple[NDArray[Any], ...]:  # type: ignore[override]
-        """The encoded file and the parameters, created only when a batch is packed, which is faster."""
-        data = np.frombuffer(self.image.buffer, np.uint8)
-        return (data, self.row.packed()) if self.row else (data,)
+        """The file and the parameters, created only when a batch is packed, which is faster."""
+        return (self.file, self.row.packed()) if self.row else (self.file,)
 
     @property
     def names(self) -> tuple[str, ...]:  # type: ignore[override]

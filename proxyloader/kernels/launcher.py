@@ -53,20 +53,18 @@ class Launcher:
         self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
         self._colour = ThreadPoolExecutor(1).submit(load_module, "colour", device_id)
 
-    def run(self, schedule: Schedule, decoded: Any, channels: int) -> torch.Tensor | list[torch.Tensor]:
+    def run(self, schedule: Schedule, decoded: Any, stream: torch.cuda.Stream) -> torch.Tensor | list[torch.Tensor]:
         """Launch everything in torch's current stream, without waiting for it.
 
         Args:
-            schedule: what ``build_schedule`` returned for this output format.
+            schedule: of outputs with this dtype and layout.
             decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
-            channels: number of channels of the results.
+            stream: torch's current stream.
 
         Returns:
             (N, C, H, W), or a list of (C, H, W) if the results differ in size.
         """
-        stream = torch.cuda.current_stream(self.device).cuda_stream
-        counts = channels * schedule.sizes.prod(1)
-        buffer = torch.empty(int(counts.sum()), dtype=self.dtype, device=self.device)
+        buffer = torch.empty(schedule.num_values, dtype=self.dtype, device=self.device)
         parts = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes, schedule.stats_bytes)
         scratch, tables, pool, stats, end = itertools.accumulate(parts, initial=0)
         memory = torch.empty(max(1, end), dtype=torch.uint8, device=self.device)
@@ -81,18 +79,19 @@ class Launcher:
         with torch.cuda.device(self.device):  # the driver launches kernels of the current device only
             for launch in schedule.launches:
                 module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour.result()
-                module.launch(launch, batch, stream)
-        return self._as_images(buffer, schedule.sizes, counts, channels)
+                module.launch(launch, batch, stream.cuda_stream)
+        return as_images(buffer, schedule)
 
-    def _as_images(
-        self, buffer: torch.Tensor, sizes: Any, counts: Any, channels: int
-    ) -> torch.Tensor | list[torch.Tensor]:
-        if (sizes == sizes[0]).all():
-            height, width = map(int, sizes[0])
-            if self.channels_last:
-                return buffer.view(-1, height, width, channels).permute(0, 3, 1, 2)
-            return buffer.view(-1, channels, height, width)
-        parts = torch.split(buffer, counts.tolist())
-        if self.channels_last:
-            return [part.view(*size, channels).permute(2, 0, 1) for part, size in zip(parts, sizes.tolist())]
-        return [part.view(channels, *size) for part, size in zip(parts, sizes.tolist())]
+
+def as_images(buffer: torch.Tensor, schedule: Schedule) -> torch.Tensor | list[torch.Tensor]:
+    """Return views of the outputs, (N, C, H, W), or a list of (C, H, W)."""
+    channels, sizes = schedule.channels, schedule.sizes
+    if len(sizes) == 1:
+        height, width = sizes[0]
+        if schedule.channels_last:
+            return buffer.view(-1, height, width, channels).permute(0, 3, 1, 2)
+        return buffer.view(-1, channels, height, width)
+    parts = torch.split(buffer, [channels * height * width for height, width in sizes])
+    if schedule.channels_last:
+        return [part.view(*size, channels).permute(2, 0, 1) for part, size in zip(parts, sizes)]
+    return [part.view(channels, *size) for part, size in zip(parts, sizes)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,16 +21,18 @@ S = TypeVar("S", bound=Step)
 
 
 class Rows:
-    """The sampled parameters of N images, as ``ParamRow.packed`` returns them.
+    """The sampled parameters of the images of a plan, as ``ParamRow.packed`` returns them.
 
     Attributes:
-        columns: (N, columns) float64.
+        columns: (N, columns) float64, of the decoded images; only the rows of ``images`` count.
     """
 
-    def __init__(self, rows: Any, num_params: int) -> None:
-        self._rows, self._end = rows, 2 * num_params
-        columns = np.stack([row[: self._end] for row in rows]) if isinstance(rows, list) else rows[:, : self._end]
-        self.columns: Columns = np.ascontiguousarray(columns).view(np.float64)
+    def __init__(self, rows: Sequence[Any], num_params: int, images: Indices, num_decoded: int) -> None:
+        self._rows, self._end = dict(zip(images.tolist(), rows)), 2 * num_params
+        columns = np.zeros((num_decoded, self._end), np.float32)
+        if num_params and len(images):
+            columns[images] = np.stack([row[: self._end] for row in rows])
+        self.columns: Columns = columns.view(np.float64)
 
     def arrays(self, images: Indices, first_blocks: Columns, counts: Indices) -> list[NDArray[np.float32]]:
         """Return the attached arrays of decoded images, one-dimensional, by their first block and their length."""
@@ -154,53 +156,65 @@ def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(values or (0.0,)) * (3 // max(1, len(values)))
 
 
-def build_programs(plan: Plan, sizes: Any, rows: Any = None) -> Programs:
-    """Return the programs of a batch.
+Planned = tuple[Plan, tuple[int, int], Any]
+"""A plan, height and width of the decoded image, and its sampled parameters, as ``ParamRow.packed`` returns them."""
 
-    Args:
-        sizes: (N, 2) height and width of the decoded images.
-        rows: the sampled parameters, as an array or as a list of arrays; None for a plan without any.
+
+def build_programs(images: Sequence[Planned]) -> Programs:
+    """Return the programs of a batch. All plans must have the same ``get_output_kind``.
 
     Raises:
         MissingKernelError: there is no kernel for a step.
     """
-    programs = Programs(sizes)
-    if rows is None:
-        rows = np.zeros((len(programs), 0), np.float32)
-    state = State(programs, Rows(rows, plan.num_params), np.arange(len(programs)))
-    state.apply(plan.steps)
-    state.make_crop()
-    channels = state.channels
-    mean, std = rgb(state.mean), rgb(state.std or (1.0,))
-    numbers = (channels, state.scale or 0, *mean, *std)
-    if state.resized is None:
-        programs.add("STORE", numbers, np.arange(programs.num_outputs))
-    else:
-        numbers, x, y, size = (*numbers, *state.resized.numbers), *state.resized[1:]
-        programs.add("STORE_RESIZED", (*numbers, *x, *y), np.arange(programs.num_outputs), size)
-    for images, numbers, noise in state.erased:
-        programs.add("ERASE_OUTPUT", numbers, images)
-        if noise is not None:
-            programs.add_extras(noise)
+    programs = Programs([size for _, size, _ in images])
+    images_of: dict[str, list[int]] = {}
+    for number, (plan, _, _) in enumerate(images):
+        images_of.setdefault(plan.key, []).append(number)
+    for numbers in images_of.values():
+        _add_plan(programs, images[numbers[0]][0], np.array(numbers), [images[number][2] for number in numbers])
     return programs
 
 
-def output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
+def _add_plan(programs: Programs, plan: Plan, images: Indices, rows: Any) -> None:
+    """Append the steps of a plan to the programs of some images."""
+    state = State(programs, Rows(rows, plan.num_params, images, len(programs.decoded_sizes)), images)
+    state.apply(plan.steps)
+    state.make_crop()
+    mean, std = rgb(state.mean), rgb(state.std or (1.0,))
+    numbers = (state.channels, state.scale or 0, *mean, *std)
+    if state.resized is None:
+        programs.add("STORE", numbers, state.images)
+    else:
+        numbers, x, y, size = (*numbers, *state.resized.numbers), *state.resized[1:]
+        programs.add("STORE_RESIZED", (*numbers, *x, *y), state.images, size)
+    for erased, box, noise in state.erased:
+        programs.add("ERASE_OUTPUT", box, erased)
+        if noise is not None:
+            programs.add_extras(noise)
+
+
+def get_output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype of the output of a plan. ``dtype``: that of floating-point images; None is float32."""
     return torch.uint8 if plan.output.dtype == "uint8" else dtype or torch.float32
 
 
-def build_schedule(plan: Plan, sizes: Any, rows: Any, dtype: torch.dtype | None, channels_last: bool) -> Schedule:
-    """Return the launches that transform a batch. For the arguments, see ``build_programs`` and ``output_dtype``."""
-    programs = build_programs(plan, sizes, rows)
-    return programs.schedule(plan.output.channels, output_dtype(plan, dtype).itemsize, channels_last)
+def get_output_kind(plan: Plan) -> tuple[Any, ...]:
+    """Return a key that is equal for plans whose images may share a schedule."""
+    output = plan.output
+    return output.dtype, output.channels, plan.key if output.images > 1 else ""
+
+
+def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channels_last: bool) -> Schedule:
+    """Return the launches that transform a batch. ``dtype``: that of floating-point images; None is float32."""
+    plan = images[0][0]
+    return build_programs(images).schedule(plan.output.channels, get_output_dtype(plan, dtype), channels_last)
 
 
 @functools.lru_cache(maxsize=64)
 def get_missing_kernel(plan: Plan) -> str:
     """Return why the kernels cannot do the steps of a plan; "" if they can."""
     try:
-        build_programs(plan, np.zeros((0, 2)), np.zeros((0, 2 * plan.num_params), np.float32))
+        _add_plan(Programs(()), plan, np.arange(0), ())
     except MissingKernelError as error:
         return str(error)
     return ""

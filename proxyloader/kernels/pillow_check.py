@@ -75,7 +75,8 @@ def find_differences(run: Callable[[Sequence[Pixels], Programs], Sequence[torch.
     rows = np.zeros((len(images), plan.num_params))
     for k, (_, numbers, _) in enumerate(checks):
         rows[k, : 1 + len(numbers)] = k % len(CHECKS), *numbers
-    results = run(images, build_programs(plan, [image.shape[:2] for image in images], rows.view(np.float32)))
+    planned = [(plan, image.shape[:2], row.view(np.float32)) for image, row in zip(images, rows)]
+    results = run(images, build_programs(planned))
     return {
         type(step).__name__
         for image, (step, _, change), result in zip(images, checks, results)
@@ -107,6 +108,8 @@ def differing_steps(device_id: int) -> frozenset[str]:
 
 def _run_on_gpu(launcher: Launcher, images: Sequence[Pixels], programs: Programs) -> list[torch.Tensor]:
     decoded = [torch.from_numpy(image).to(launcher.device) for image in images]
-    schedule = programs.schedule(channels=3, item_bytes=1, channels_last=True)
-    outputs = launcher.run(schedule, [image.data_ptr() for image in decoded], channels=3)
+    schedule = programs.schedule(3, torch.uint8, channels_last=True)
+    outputs = launcher.run(
+        schedule, [image.data_ptr() for image in decoded], torch.cuda.current_stream(launcher.device)
+    )
     return [output.permute(1, 2, 0).cpu() for output in outputs]

@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 MAX_NUMBERS = 16
@@ -259,13 +260,21 @@ class Programs:
         self._sizes = [(np.tile(a, (views, 1)), np.tile(b, (views, 1))) for a, b in self._sizes]
         self.sizes, self.sources = np.tile(self.sizes, (views, 1)), np.tile(self.sources, views)
 
-    def schedule(self, channels: int, item_bytes: int, channels_last: bool) -> Schedule:
+    def schedule(self, channels: int, dtype: torch.dtype, channels_last: bool) -> Schedule:
         """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last."""
         height, width = self.sizes[: self.num_outputs].T
-        counts = channels * height * width
         strides = (width * channels, 1) if channels_last else (width, height * width)
-        schedule = self.jobs().schedule(item_bytes * (counts.cumsum() - counts), *strides)
-        return replace(schedule, layout=(item_bytes, channels_last))
+        ends = (channels * height * width).cumsum()
+        begins = dtype.itemsize * np.concatenate(([0], ends[:-1]))
+        sizes = list(map(tuple, self.sizes[: self.num_outputs].tolist()))
+        return replace(
+            self.jobs().schedule(begins, *strides),
+            sizes=sizes[:1] if len(set(sizes)) == 1 else sizes,
+            num_values=int(ends[-1]),
+            channels=channels,
+            dtype=dtype,
+            channels_last=channels_last,
+        )
 
     def jobs(self) -> Jobs:
         """Cut the programs into jobs."""
@@ -400,7 +409,6 @@ class Jobs:
             stats_bytes=self.num_stats * STATS_BYTES,
             tables_bytes=_aligned(len(runs) * TABLE_BYTES),
             pool_bytes=_aligned(4 * self.pool_size),
-            sizes=self.programs.sizes[: self.programs.num_outputs],
             shapes=[(height, width, 3) for height, width in self.programs.decoded_sizes.tolist()],
             decoded_ends=3 * self.programs.decoded_sizes.prod(1).cumsum(),
         )
@@ -495,10 +503,11 @@ class Schedule:
         launches: in order.
         scratch_bytes, stats_bytes, tables_bytes, pool_bytes: memory that the kernels need. Only that of the statistics
             must be zero at the start.
-        sizes: (outputs, 2) int64, height and width of each output.
         shapes: (height, width, 3) of each decoded image, as DALI reports them.
         decoded_ends: where each decoded image ends if they follow one another, in bytes.
-        layout: bytes of an element of the outputs, and whether channels are last.
+        sizes: height and width of each output; only one if all are equal.
+        num_values: number of values of all outputs.
+        channels, dtype, channels_last: of the outputs.
     """
 
     memory: NDArray[np.uint8]
@@ -509,10 +518,13 @@ class Schedule:
     stats_bytes: int
     tables_bytes: int
     pool_bytes: int
-    sizes: Indices
     shapes: list[tuple[int, int, int]]
     decoded_ends: Indices
-    layout: tuple[int, bool] = (1, True)
+    sizes: Sequence[tuple[int, int]] = ()
+    num_values: int = 0
+    channels: int = 3
+    dtype: torch.dtype = torch.uint8
+    channels_last: bool = True
 
     def bind(self, memory: NDArray[np.uint8], scratch: int, outputs: int, decoded: Any) -> None:
         """Copy the arrays to ``memory``, with addresses in place of offsets.

@@ -16,7 +16,7 @@ from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.lazy_tensor import RESIZE, check_same_size
 from ..errors import ImageError, PipelineError
 from ..workers.messages import PackedBatch, PackedRun
-from ..workers.packing import ContentUnpickler
+from ..workers.packing import KERNELS, ContentUnpickler
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
 from .recovery import BatchRecovery, RecoveredBatch
@@ -90,7 +90,7 @@ class BatchAssembler:
             if recovered.failures:
                 return self._handle_failures(batch, recovered)
             outputs = recovered.outputs
-        is_custom = any(run.server not in self._pool.plans for run in batch.runs)
+        is_custom = any(run.schedule is None and run.server not in self._pool.plans for run in batch.runs)
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if is_custom else RESIZE)
         content = ContentUnpickler(batch.content, resolve, self._pin, batch.objects, self._options.image_device).load()
         if not batch.collated:
@@ -101,7 +101,7 @@ class BatchAssembler:
         """Log a warning, once per loader, if no sample of the first batch uses the loader's server."""
         if batch is None or batch.is_empty:
             return
-        is_idle = self._servers.keys() - self._pool.plans.keys() - {run.server for run in batch.runs}
+        is_idle = self._servers.keys() - self._pool.plans.keys() - {KERNELS, *(run.server for run in batch.runs)}
         if is_idle and not self._counts.is_server_idle:
             self._counts.is_server_idle = True
             log.warning(

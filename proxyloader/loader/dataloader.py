@@ -309,8 +309,9 @@ class DataLoader(CheckpointedLoader[T]):
             servers = self._servers.begin_epoch(pool.plans, options)
             self._log_epoch()
             if not pool.uses_torch_batches:
+                discover = functools.partial(self._servers.discover, options=options)
                 serve = functools.partial(self._servers.serve, options=options)
-                feed = Feed(batches, pool, servers, serve, loader_state, options.prefetch)
+                feed = Feed(batches, pool, servers, discover, serve, loader_state, options.prefetch)
                 assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
             iterator.begin(batches, pool, loader_state, feed, assembler)
         except BaseException:

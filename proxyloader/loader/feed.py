@@ -62,7 +62,8 @@ class Feed:
     Args:
         batches: torch's iterator over the workers of the pool.
         servers: run queues by key. Queues of plans that arrive with a batch are added.
-        serve: returns the run queue of a plan.
+        discover: is called with new plans that arrive with a batch.
+        serve: returns the run queue of a plan; with None, that of all plans that kernels run.
         loader_state: the position in the epoch at which to start.
         prefetch: maximum number of decoded batches in advance.
 
@@ -80,13 +81,14 @@ class Feed:
         batches: Iterator[BatchMessage],
         pool: WorkerPool,
         servers: dict[str, PlanQueue],
-        serve: Callable[[Plan], PlanQueue],
+        discover: Callable[[Sequence[Plan]], None],
+        serve: Callable[[Plan | None], PlanQueue],
         loader_state: LoaderState,
         prefetch: int,
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
-        self.pool, self.servers, self._serve = pool, servers, serve
+        self.pool, self.servers, self._discover, self._serve = pool, servers, discover, serve
         # Without workers, prefetching gains nothing and would draw random numbers too early. With a deterministic
         # server, it is disabled, as leaving the loop early must not change what later runs draw.
         prefetches = pool.workers.num_workers and servers and not any(queue.deterministic for queue in servers.values())
@@ -172,10 +174,11 @@ class Feed:
                     in_flight.error = batch.failure.exception()
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
                 self.pool.plans.update({plan.key: plan for plan in batch.plans})
+                self._discover(batch.plans)
                 for run in batch.runs:
                     plan = self.pool.plans.get(run.server)
-                    if plan is not None and plan.key not in self.servers:
-                        self.servers[plan.key] = self._serve(plan)
+                    if run.server not in self.servers and (plan is not None or run.schedule is not None):
+                        self.servers[run.server] = self._serve(plan)
                 if in_flight.error is None:
                     self._submit(in_flight, batch)
             except Exception as error:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import torch
+
 from ..dali.device import cuda_ordinal
-from ..errors import PipelineError
 from ..transforms.plan import Plan
+from ..workers.packing import KERNELS
 from .options import LoaderOptions
 
 if TYPE_CHECKING:  # importing them imports DALI
-    from ..dali.plan_server import PlanServer
+    from ..dali.build import PipelineOptions
     from ..dali.program_server import ProgramServer
     from ..dali.run_queue import RunQueue
 
@@ -23,8 +26,7 @@ class PlanServers:
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
-        self._decoder: PlanServer | None = None  # of the plans that kernels run; kept while these change
-        self.queues: dict[str, PlanQueue] = {}  # by the key of the plan
+        self.queues: dict[str, PlanQueue] = {}  # by the key of the plan, or KERNELS
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
@@ -34,53 +36,70 @@ class PlanServers:
         if not plans and options.device is not None:
             cuda_ordinal(options.device)  # raises if the device does not exist
         self._idle &= plans.keys()
-        active = {key: plan for key, plan in plans.items() if key not in self._idle}
+        active = {key for key in plans if key not in self._idle}
+        if options.has_kernels:
+            active = {KERNELS} if plans else set()
         # Drop pipelines before building others, as both may not fit into GPU memory.
         self.queues = {key: queue for key, queue in self.queues.items() if key in active}
-        for key, plan in active.items():
-            if key not in self.queues:
-                self.queues[key] = self._build(plan, options)
+        for key in active - self.queues.keys():
+            self.queues[key] = (
+                self._build_for_kernels(plans, options) if key == KERNELS else self._build(plans[key], options)
+            )
         return self.queues | user_queue
 
     def drop_unused(self) -> dict[str, Plan]:
         """Forget discovered plans without a batch since the last call. Return the others.
 
         A dataset may create a transform with different arguments for each image or epoch. Such plans do not recur, but
-        each has a pipeline.
+        without kernels, each has a pipeline.
         """
         used = {key for key, queue in self.queues.items() if queue.was_used}
-        self._idle = (self._idle | self.discovered.keys()) - used
-        self.discovered = {key: plan for key, plan in self.discovered.items() if key in used}
+        if KERNELS not in used:
+            self._idle = (self._idle | self.discovered.keys()) - used
+            self.discovered = {key: plan for key, plan in self.discovered.items() if key in used}
         for queue in self.queues.values():
             queue.was_used = False
         return self.discovered
 
-    def serve(self, plan: Plan, options: LoaderOptions) -> PlanQueue:
-        """Return the run queue of a plan that arrived with a batch, and keep the plan for later epochs."""
-        options.format.check(plan)
-        self._idle.discard(plan.key)
-        self.discovered[plan.key] = plan
-        queue = self.queues[plan.key] = self.queues.get(plan.key) or self._build(plan, options)
-        return queue
+    def discover(self, plans: Iterable[Plan], options: LoaderOptions) -> None:
+        """Keep plans that arrived with a batch for later epochs."""
+        for plan in plans:
+            options.format.check(plan)
+            self._idle.discard(plan.key)
+            self.discovered[plan.key] = plan
+
+    def serve(self, plan: Plan | None, options: LoaderOptions) -> PlanQueue:
+        """Return the run queue of a plan, or that of all plans that kernels run."""
+        key = KERNELS if plan is None else plan.key
+        if key not in self.queues:
+            self._idle.discard(key)
+            self.queues[key] = self._build_for_kernels({}, options) if plan is None else self._build(plan, options)
+        return self.queues[key]
 
     def _build(self, plan: Plan, options: LoaderOptions) -> PlanQueue:
-        from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer
+
+        return PlanServer(plan, self._pipeline_options(options), options.format)
+
+    def _build_for_kernels(self, plans: dict[str, Plan], options: LoaderOptions) -> PlanQueue:
         from ..dali.program_server import ProgramServer, get_decoder
         from ..kernels.launcher import get_launcher
-        from ..kernels.operations import output_dtype
+        from ..kernels.operations import get_output_dtype
 
-        if why := options.find_obstacle(plan):
-            raise PipelineError(f"{why}. Do not compile the transform, but use it as it is", code="no-kernels")
+        pipeline_options, format = self._pipeline_options(options), options.format
+        dtypes = {get_output_dtype(plan, format.dtype) for plan in plans.values()} or {format.dtype or torch.float32}
+        with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
+            device_id = pipeline_options.device_id
+            launching = [pool.submit(get_launcher, device_id, dtype, format.channels_last) for dtype in dtypes]
+            decoder = get_decoder(pipeline_options)
+            for each in launching:
+                each.result()
+        return ProgramServer(decoder)
+
+    def _pipeline_options(self, options: LoaderOptions) -> PipelineOptions:
+        from ..dali.build import PipelineOptions
+
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
-        pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
-        if device_id is None or not options.has_kernels:
-            return PlanServer(plan, pipeline_options, options.format)
-        format = options.format
-        with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
-            launching = pool.submit(get_launcher, device_id, output_dtype(plan, format.dtype), format.channels_last)
-            self._decoder = get_decoder(pipeline_options)
-            launcher = launching.result()
-        return ProgramServer(self._decoder, plan, launcher, format)
+        return PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)

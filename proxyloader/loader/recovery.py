@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from .._random_state import preserve_rng
 from ..dali.output_format import stack_or_list
 from ..data.bad_samples import UnreadableSample
 from ..data.encoded_image import EncodedImage
 from ..errors import ImageError, PipelineError
+from ..kernels.programs import Schedule
 from ..workers.fetch import MAX_ATTEMPTS, no_replacement
 from ..workers.messages import PackedBatch, PackedRun
-from ..workers.packing import ContentUnpickler, Packer
+from ..workers.packing import ContentUnpickler
 from ..workers.pool import WorkerPool
 from .options import LoaderOptions
 
@@ -75,7 +77,7 @@ class BatchRecovery:
             outputs = self._run(batch, run)  # in DALI's old executor, the batches after a bad one fail as well
             if not isinstance(outputs, PipelineError):
                 return outputs, {}
-        if run.server in self._pool.plans:
+        if run.schedule is not None or run.server in self._pool.plans:
             return self._run_with_pillow(batch, run)
         if self._options.on_error != "raise":
             return self._run_one_by_one(batch, run)
@@ -122,20 +124,23 @@ class BatchRecovery:
         good_row = next((row for row in range(len(decoded)) if row not in failures), None)
         if good_row is None or (failures and self._options.on_error == "raise"):
             return [], failures
+        schedule = batch.schedule(run, self._pool.arena)
         for row in failures:  # the run requires an input in each row
+            if schedule is not None:
+                decoded[row] = _blank(schedule.shapes[row])
+                continue
             for column in (decoded, *rest):
                 column[row] = column[good_row]
-        server = self._servers[run.server]
-        return server.collect(server.submit([decoded, *map(_stack_arrays, rest)])), failures
+        return self._submit(run, [decoded, *map(_stack_arrays, rest)], schedule), failures
 
     def _run_one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         """Run each sample of a hand-written pipeline alone to find those that it fails on."""
-        server, inputs = self._servers[run.server], batch.inputs(run, self._pool.arena)
+        inputs = batch.inputs(run, self._pool.arena)
         rows: list[Outputs] = []
         failures: dict[int, ImageError] = {}
         for row, source in enumerate(run.sources):
             try:
-                rows.append(server.collect(server.submit([[column[row]] for column in inputs])))
+                rows.append(self._submit(run, [[column[row]] for column in inputs], None))
             except PipelineError as error:
                 reason = f"the pipeline fails on it: {_describe_failure(error.__cause__ or error)}"
                 failures[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
@@ -149,7 +154,8 @@ class BatchRecovery:
         for _ in range(attempts):
             with preserve_rng():
                 candidate, sample = self._pool.fetcher.next_readable(candidate, epoch, unreadable)
-            single = Packer(list, None, run_size=1)([sample])
+            assert self._pool.packer is not None
+            single = self._pool.packer.pack_alone(sample)
             if not single.runs and not single.is_computed:
                 return sample
             recovered = self.recover(single, [self._run(single, run) for run in single.runs])
@@ -158,11 +164,16 @@ class BatchRecovery:
             unreadable.extend(UnreadableSample.from_error(candidate, error) for error in recovered.failures.values())
         raise no_replacement(index, unreadable, attempts)
 
+    def _submit(self, run: PackedRun, inputs: Sequence[Any], schedule: Schedule | None) -> Outputs:
+        server: Any = self._servers[run.server]
+        outputs: Outputs = server.collect(server.submit(inputs, *(() if schedule is None else (schedule,))))
+        return outputs
+
     def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
         server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
         try:
-            return server.collect(server.submit(batch.inputs(run, self._pool.arena)))
+            return self._submit(run, batch.inputs(run, self._pool.arena), batch.schedule(run, self._pool.arena))
         except PipelineError as error:
             return error.with_traceback(None)
         finally:
@@ -186,6 +197,12 @@ def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageE
         return np.frombuffer(EncodedImage.from_pil(decoded, source).data, np.uint8)
     except ImageError as error:
         return error.with_traceback(None)  # the traceback would reference this frame
+
+
+def _blank(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Return the file of a black image of this shape."""
+    height, width, _ = shape
+    return np.frombuffer(EncodedImage.from_pil(Image.new("RGB", (width, height))).data, np.uint8)
 
 
 def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:

@@ -56,7 +56,7 @@ class PackedRun:
     """The inputs of a pipeline run, in the order of the pipeline, and the paths of their files.
 
     Attributes:
-        schedule: the launches of kernels that transform the images, and where their memory is; None: there are none.
+        schedule: the launches of kernels that transform the images, and where their memory is; None: DALI does.
     """
 
     server: str

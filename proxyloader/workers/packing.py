@@ -29,8 +29,9 @@ from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, material
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
 from ..data.transformed import TransformedImage, pixel_uses
-from ..kernels.operations import build_schedule, get_missing_kernel
+from ..kernels.operations import build_schedule, get_output_kind
 from ..transforms.chain import MAX_CHAINS
+from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
@@ -43,8 +44,11 @@ KernelOutput = tuple["torch.dtype | None", bool]
 NO_BYTES = np.empty(0, np.uint8)
 
 MAX_NEW_PLANS = 8
-"""Maximum number of plans that are unknown to the loader. torchvision transforms the images of further plans, and the
-first single image of a plan, so that images with individual arguments do not each require a pipeline."""
+"""Maximum number of plans that are unknown to the loader. Without kernels, torchvision transforms the images of further
+plans, and the first single image of a plan, so that images with individual arguments do not each require a pipeline."""
+
+KERNELS = "kernels"
+"""Key of the server of all images that kernels transform."""
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
@@ -62,6 +66,7 @@ class Packer:
         plans: keys of the plans that the loader knows.
         deferral: the dataset's Deferral, or None if its images are not deferred.
         kernel_output: the output format of the kernels; None: no kernels transform the images.
+        find_obstacle: returns why torchvision runs a plan; "" if it does not.
     """
 
     def __init__(
@@ -75,11 +80,12 @@ class Packer:
         plans: Collection[str] = (),
         deferral: Deferral | None = None,
         kernel_output: KernelOutput | None = None,
+        find_obstacle: Callable[[Plan], str] = lambda plan: "",
     ) -> None:
         self.collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self.batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans, self.deferral = has_images, plans, deferral
-        self._kernel_output = kernel_output
+        self._kernel_output, self._find_obstacle = kernel_output, find_obstacle
         self._new_plans: set[str] = set()
         self._single: set[str] = set()  # plans with one image so far
         self.begin_batch()
@@ -95,7 +101,7 @@ class Packer:
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self.collate_fn(samples) if collates else samples
-        pickler = _ContentPickler(self._run_size)
+        pickler = _ContentPickler(self._run_size, self._kernel_output is not None)
         if not self._has_images and not (
             has_placeholders or (LazyTensor.any_created and contains(content, (LazyTensor,)))
         ):
@@ -103,7 +109,7 @@ class Packer:
         data = pickler.dumps(content, may_overwrite=not self._keep_samples)
         rejected = self._reject_plans(pickler.runs)
         if rejected:
-            pickler = _ContentPickler(self._run_size, rejected)
+            pickler = _ContentPickler(self._run_size, self._kernel_output is not None, rejected)
             data = pickler.dumps(content, may_overwrite=not self._keep_samples)
         sample_list = samples if self.batched else [samples]
         counts = self._count(pickler, len(sample_list), num_samples)
@@ -119,7 +125,7 @@ class Packer:
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
-        plans = {calls[0].server: calls[0].plan for calls in pickler.runs if isinstance(calls[0], TransformedImage)}
+        plans = _get_plans(pickler.runs)
         return PackedBatch(
             request,
             size_bytes=layout.size_bytes,
@@ -131,9 +137,14 @@ class Packer:
             is_computed=pickler.is_computed,
             batched=self.batched,
             samples=samples_alone,
-            plans=tuple(plan for key, plan in plans.items() if key not in self._plans),
+            plans=tuple(plan for key, plan in plans.items() if key in self._new_plans),
             **counts,
         )
+
+    def pack_alone(self, sample: Any) -> PackedBatch:
+        """Pack one sample, with its memory."""
+        single = Packer(list, None, 1, kernel_output=self._kernel_output, find_obstacle=self._find_obstacle)
+        return single([sample])
 
     def _count(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
         """Return the counts of the PackedBatch, and reset them for the next batch."""
@@ -163,34 +174,42 @@ class Packer:
         }
 
     def _reject_plans(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
-        """Return the plans of a batch that get no pipeline, and record new plans that get one."""
-        plans = {call.server: call.plan for run in runs for call in run if isinstance(call, TransformedImage)}
+        """Return the plans of a batch that torchvision runs, and record new plans of the others."""
+        plans, rejected = _get_plans(runs), set()
         calls = [call.server for run in runs for call in run if isinstance(call, TransformedImage)]
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
-            if self.deferral is not None and (why := self.deferral.find_obstacle(plans[plan])):
+            if why := self._find_obstacle(plans[plan]):
                 pixel_uses.explain(why)  # a transform that the user has compiled
+                rejected.add(plan)
                 continue
             is_single = images == 1 and len(calls) > 1 and plan not in self._single
             if not is_single and len(self._new_plans) < MAX_NEW_PLANS:
                 self._new_plans.add(plan)
-            elif len(self._single) < MAX_CHAINS:
+                continue
+            if len(self._single) < MAX_CHAINS:
                 self._single.add(plan)
-        return unknown.keys() - self._new_plans
+            if self._kernel_output is None:
+                rejected.add(plan)
+        return rejected
+
+
+def _get_plans(runs: Sequence[Sequence[ProxyInputs]]) -> dict[str, Plan]:
+    return {call.server: call.plan for run in runs for call in run if isinstance(call, TransformedImage)}
 
 
 class _ContentPickler:
     """Pickles a batch with references in place of images, and groups the calls of the images into runs.
 
-    torchvision transforms the images of plans in ``rejected``.
+    torchvision transforms the images of plans in ``rejected``. ``merges_plans``: whether the others share runs.
     """
 
-    def __init__(self, run_size: int, rejected: Collection[str] = ()) -> None:
-        self._run_size, self._rejected = run_size, rejected
+    def __init__(self, run_size: int, merges_plans: bool, rejected: Collection[str] = ()) -> None:
+        self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
         self.runs: list[list[ProxyInputs]] = []
         self.objects: list[Any] = []
         self.is_computed = False  # whether there are tensors computed from images
-        self._current_runs: dict[str, int] = {}  # server -> run for its next single sample
+        self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
         self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> run, or (run, row) of each sample
         self._use_counts: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references
@@ -256,17 +275,24 @@ class _ContentPickler:
     def _assign_batch(self, calls: Sequence[ProxyInputs]) -> Any:
         rows = {id(call): (len(self.runs), row) for row, call in enumerate(calls)}
         distinct = len(rows) == len(calls) and self._rows.keys().isdisjoint(rows)
-        if distinct and len(calls) <= self._run_size and all(call.server == calls[0].server for call in calls):
+        if distinct and len(calls) <= self._run_size and len(set(map(self._get_kind, calls))) == 1:
             self._rows.update(rows)
             self.runs.append(list(calls))
             return len(self.runs) - 1
         return [self._assign_row(call) for call in calls]
 
+    def _get_kind(self, call: ProxyInputs) -> Any:
+        """Return a key that is equal for calls that may share a run."""
+        if self._merges_plans and isinstance(call, TransformedImage):
+            return get_output_kind(call.plan)
+        return call.server
+
     def _assign_row(self, call: ProxyInputs) -> tuple[int, int]:
         if id(call) not in self._rows:
-            run = self._current_runs.get(call.server)
+            kind = self._get_kind(call)
+            run = self._current_runs.get(kind)
             if run is None or len(self.runs[run]) == self._run_size:
-                run = self._current_runs[call.server] = len(self.runs)
+                run = self._current_runs[kind] = len(self.runs)
                 self.runs.append([])
             self._rows[id(call)] = run, len(self.runs[run])
             self.runs[run].append(call)
@@ -371,24 +397,28 @@ class _Layout:
 
 
 def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout, kernel_output: KernelOutput | None) -> PackedRun:
-    inputs, schedule = [], None
-    columns = list(zip(*(call.inputs for call in calls)))
-    for name, arrays in zip(calls[0].names, columns):
-        check_same_kind(name, arrays)
-        one_shape = all(array.shape == arrays[0].shape for array in arrays)
-        if one_shape:  # stored contiguously
-            offsets = [layout.add(array, align=k == 0) for k, array in enumerate(arrays)]
-        else:
-            offsets = [layout.add_file(array) for array in arrays]
-        shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
-        inputs.append(PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes))
-    if kernel_output is not None and isinstance(calls[0], TransformedImage) and not get_missing_kernel(calls[0].plan):
-        sizes = [(call.image.height, call.image.width) for call in calls if isinstance(call, TransformedImage)]
-        rows = list(columns[1]) if len(columns) > 1 else None
-        built = build_schedule(calls[0].plan, sizes, rows, *kernel_output)
-        memory = PackedInput("|u1", np.array([layout.add(built.memory)]), np.array([[built.memory.size]]))
-        schedule = dataclasses.replace(built, memory=NO_BYTES), memory
-    return PackedRun(calls[0].server, tuple(inputs), tuple(call.source for call in calls), schedule)
+    sources = tuple(call.source for call in calls)
+    if kernel_output is None or not isinstance(calls[0], TransformedImage):
+        columns = zip(*(call.inputs for call in calls))
+        inputs = [_pack_input(name, arrays, layout) for name, arrays in zip(calls[0].names, columns)]
+        return PackedRun(calls[0].server, tuple(inputs), sources)
+    transformed = [call for call in calls if isinstance(call, TransformedImage)]
+    images = [(call.plan, call.image.size[::-1], call.row.packed()) for call in transformed]
+    schedule = build_schedule(images, *kernel_output)
+    files = _pack_input("", [call.file for call in transformed], layout)
+    memory = PackedInput("|u1", np.array([layout.add(schedule.memory)]), np.array([[schedule.memory.size]]))
+    return PackedRun(KERNELS, (files,), sources, (dataclasses.replace(schedule, memory=NO_BYTES), memory))
+
+
+def _pack_input(name: str, arrays: Sequence[NDArray[Any]], layout: _Layout) -> PackedInput:
+    check_same_kind(name, arrays)
+    one_shape = all(array.shape == arrays[0].shape for array in arrays)
+    if one_shape:  # stored contiguously
+        offsets = [layout.add(array, align=k == 0) for k, array in enumerate(arrays)]
+    else:
+        offsets = [layout.add_file(array) for array in arrays]
+    shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), -1)
+    return PackedInput(arrays[0].dtype.str, np.array(offsets, np.int64), shapes)
 
 
 # --- in the main process ---------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class WorkerPool:
     worker_dataset: PackedDataset | StatefulStream | None
     board: StateBoard | None
     deferral: Deferral | None = None
+    packer: Packer | None = None
     uses_torch_batches: bool = False
     broken: bool = False
     feed: weakref.ref[Any] | None = field(default=None, repr=False)
@@ -111,7 +112,8 @@ class WorkerPool:
             has_images=has_images,
             plans=frozenset(plans),
             deferral=deferral,
-            kernel_output=format if deferral is not None and loader._options.has_kernels else None,
+            kernel_output=format if loader._options.has_kernels else None,
+            find_obstacle=loader._options.find_obstacle,
         )
         requests = None
         worker_dataset: Any
@@ -137,7 +139,7 @@ class WorkerPool:
             hook_deferral = None
         elif hook_deferral is not None and hook_deferral.is_active:
             hooks.hold(hook_deferral)
-        return cls(workers, fetcher, requests, arena, plans, worker_dataset, board, hook_deferral)
+        return cls(workers, fetcher, requests, arena, plans, worker_dataset, board, hook_deferral, packer)
 
     @classmethod
     def build_torch(cls, loader: Any, translated: Translated) -> WorkerPool:

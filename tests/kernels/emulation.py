@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -11,11 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from proxyloader.dali import program_server
+from proxyloader.kernels import launcher
 from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
-from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher
-from proxyloader.kernels.programs import CODE, Launch, Programs
+from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher, as_images
+from proxyloader.kernels.programs import CODE, Launch, Programs, Schedule
+from proxyloader.loader.options import LoaderOptions
 
 HEADER = Path(__file__).with_name("emulate.h")
 FLAGS = ["-O2", "-std=c++17", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-x", "c++"]
@@ -99,22 +105,53 @@ def run(
         [output.stride(rows) for output in outputs],
         [output.stride(planes) for output in outputs],
     )
-    sizes = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes)
-    before, described = decoded.view.copy(), Memory(schedule.memory.size)
-    scratch, tables, pool = map(Memory, sizes)
-    stats = Memory(schedule.stats_bytes, np.zeros(schedule.stats_bytes, np.uint8))
-    memories = decoded, described, stats, tables, pool, scratch
-    schedule.bind(described.view, scratch.address, 0, [decoded.address + begin for begin in begins.tolist()])
-    batch = BatchPointers(
-        *(described.address + begin for begin in schedule.begins), *(memory.address for memory in memories[2:])
-    )
-    colour, resize = _module("colour"), _module("resize", output_macros(dtype, layout == "CHW"))
-    for launch in schedule.launches:
-        (resize if launch.name.startswith(RESIZE_KERNELS) else colour).launch(launch, batch)
-    for memory in memories:
-        memory.check()
+    before = decoded.view.copy()
+    _launch(schedule, dtype, layout == "CHW", 0, [decoded.address + begin for begin in begins.tolist()])
+    decoded.check()
     assert np.array_equal(decoded.view, before), "a decoded image was written to"
     return list(outputs)
+
+
+def _launch(schedule: Schedule, dtype: torch.dtype, is_planar: bool, outputs: int, decoded: Any) -> None:
+    described = Memory(schedule.memory.size)
+    scratch, tables, pool = map(Memory, (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes))
+    stats = Memory(schedule.stats_bytes, np.zeros(schedule.stats_bytes, np.uint8))
+    schedule.bind(described.view, scratch.address, outputs, decoded)
+    memories = stats, tables, pool, scratch
+    batch = BatchPointers(
+        *(described.address + begin for begin in schedule.begins), *(memory.address for memory in memories)
+    )
+    colour, resize = _module("colour"), _module("resize", output_macros(dtype, is_planar))
+    for launch in schedule.launches:
+        (resize if launch.name.startswith(RESIZE_KERNELS) else colour).launch(launch, batch)
+    for memory in (described, *memories):
+        memory.check()
+
+
+class EmulatedLauncher(Launcher):
+    """Takes the memory of the CPU for that of a GPU."""
+
+    def __init__(self, dtype: torch.dtype, channels_last: bool) -> None:
+        self.dtype, self.channels_last = dtype, channels_last
+
+    def run(self, schedule: Schedule, decoded: Any, stream: Any) -> torch.Tensor | list[torch.Tensor]:
+        buffer = torch.empty(schedule.num_values, dtype=self.dtype)
+        _launch(schedule, self.dtype, not self.channels_last, buffer.data_ptr(), decoded)
+        return as_images(buffer, schedule)
+
+
+@pytest.fixture
+def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders run kernels on the CPU, of images that DALI decodes there, as Pillow does."""
+    if not shutil.which("g++") and "CI" not in os.environ:
+        pytest.skip("no g++")
+
+    def get_launcher(device_id: Any, dtype: torch.dtype, channels_last: bool) -> EmulatedLauncher:
+        return EmulatedLauncher(dtype, channels_last)
+
+    monkeypatch.setattr(LoaderOptions, "has_kernels", True)
+    for module in (launcher, program_server):
+        monkeypatch.setattr(module, "get_launcher", get_launcher)
 
 
 def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -126,8 +163,10 @@ def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: t
     on_gpu, channels = before.clone(), int(programs._steps[-1]["numbers"][0, 0])
     if programs._steps[-1]["code"][0] not in STORES:
         channels = int(programs._steps[-1]["numbers"][0, 8])
-    schedule = programs.schedule(channels, dtype.itemsize, layout == "HWC")
-    outputs = Launcher(0, dtype, layout == "HWC").run(schedule, on_gpu.data_ptr() + begins[:-1], channels)
+    schedule = programs.schedule(channels, dtype, layout == "HWC")
+    outputs = Launcher(0, dtype, layout == "HWC").run(
+        schedule, on_gpu.data_ptr() + begins[:-1], torch.cuda.current_stream()
+    )
     assert torch.equal(on_gpu, before), "a decoded image was written to"
     return [output.cpu() if layout == "CHW" else output.permute(1, 2, 0).cpu() for output in outputs]
 

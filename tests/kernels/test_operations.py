@@ -12,7 +12,7 @@ from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
-from proxyloader.kernels.operations import build_programs, get_missing_kernel
+from proxyloader.kernels.operations import build_programs, get_missing_kernel, get_output_kind
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.plan import ParamRow, Plan
 from proxyloader.transforms.registry import plan_for
@@ -106,9 +106,13 @@ CLOSE: dict[str, list[Any]] = {
 """A few levels differ by one: see ``truth.CLOSE``."""
 
 
+def compose(transforms: list[Any]) -> Any:
+    return v2.Compose(transforms) if isinstance(transforms[0], v2.Transform) else v1.Compose(transforms)
+
+
 def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Return the kernels' and torchvision's tensor for each image."""
-    transform = v2.Compose(transforms) if isinstance(transforms[0], v2.Transform) else v1.Compose(transforms)
+    transform = compose(transforms)
     plan, images = plan_for(transform), [photograph(k, size=size) for k, size in enumerate(SIZES * 3)]
     assert get_missing_kernel(plan) == ""
     theirs, rows = [], []
@@ -117,7 +121,7 @@ def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]
         theirs.append(torch.as_tensor(transform(image)))
         seed_all(seed)
         rows.append(sampled(plan, image))
-    programs = build_programs(plan, [image.size[::-1] for image in images], rows if plan.num_params else None)
+    programs = build_programs([(plan, image.size[::-1], row) for image, row in zip(images, rows)])
     dtype = torch.uint8 if plan.output.dtype == "uint8" else torch.float32
     return list(zip(run([np.asarray(image) for image in images], programs, "CHW", dtype), theirs, strict=True))
 
@@ -172,8 +176,27 @@ def test_views_are_those_of_each_image() -> None:
     plan = plan_for(v2.Compose([v2.Resize(60), v2.TenCrop(32), v2.PILToTensor()]))
     images = [photograph(k, size=size) for k, size in enumerate(SIZES)]
     rows = [sampled(plan, image) for image in images]
-    programs = build_programs(plan, [image.size[::-1] for image in images], rows if plan.num_params else None)
+    programs = build_programs([(plan, image.size[::-1], row) for image, row in zip(images, rows)])
     results = run([np.asarray(image) for image in images], programs, "CHW")
     for k, image in enumerate(images):
         for view, crop in enumerate(transform(image)):
             assert torch.equal(results[view * len(images) + k], v1.functional.pil_to_tensor(crop))
+
+
+def test_images_of_a_batch_may_have_different_plans() -> None:
+    """With and without parameters, with branches, arrays and resizes of floats, of one kind of output."""
+    transforms = {name: compose(parts) for name, parts in EXACT.items()}
+    transforms |= {f"floats, {name}": compose(build(v1)) for name, build in FLOATS.items()}
+    plans = {name: plan_for(transform) for name, transform in transforms.items()}
+    names = [name for name, plan in plans.items() if get_output_kind(plan) == ("float32", 3, "")]
+    assert {"AugMix", "erasing", "floats, evaluation"} <= {*names}
+    images, theirs, planned = [], [], []
+    for seed, name in enumerate(names * 3):
+        image = photograph(seed, size=SIZES[seed % len(SIZES)])
+        seed_all(seed)
+        theirs.append(transforms[name](image))
+        seed_all(seed)
+        planned.append((plans[name], image.size[::-1], sampled(plans[name], image)))
+        images.append(np.asarray(image))
+    for ours, expected in zip(run(images, build_programs(planned), "CHW", torch.float32), theirs, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-6 * float(expected.abs().max()), rtol=0)

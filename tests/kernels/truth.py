@@ -397,4 +397,6 @@ def hard_images(small_only: bool = False) -> list[Pixels]:
     return made
 
 
-assert {name.split()[0] for name in EXACT | CLOSE} | {"MIX", "BLEND", "STORE", "ERASE_OUTPUT"} == set(CODE)
+assert {name.split()[0] for name in EXACT | CLOSE} | {"MIX", "BLEND", "STORE", "STORE_RESIZED", "ERASE_OUTPUT"} == set(
+    CODE
+)

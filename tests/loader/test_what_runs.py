@@ -132,7 +132,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (0, 1))
     monkeypatch.setattr(program_server, "get_decoder", lambda options: None)
     with raises(PipelineError, code="no-kernels") as caught:
-        plan_servers.PlanServers(4).serve(plan_for(v1.ToTensor()), options_of())
+        plan_servers.PlanServers(4).serve(None, options_of())
     assert "cannot compile resize.cu" in str(caught.value) and "translate=False" in str(caught.value)
 
 
