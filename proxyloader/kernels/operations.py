@@ -210,7 +210,7 @@ def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channel
     return build_programs(images).schedule(plan.output.channels, get_output_dtype(plan, dtype), channels_last)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4096)
 def get_missing_kernel(plan: Plan) -> str:
     """Return why the kernels cannot do the steps of a plan; "" if they can."""
     try:

@@ -238,9 +238,9 @@ def states() -> Any:
 def in_kernels(transformed: TransformedImage) -> torch.Tensor:
     """What the kernels make of the pixels that Pillow decodes."""
     plan, source = transformed.plan, np.asarray(transformed.image.decoded())
-    rows = [transformed.row.packed()] if plan.num_params else None
+    programs = build_programs([(plan, transformed.image.size[::-1], transformed.row.packed())])
     dtype = torch.uint8 if plan.output.dtype == "uint8" else torch.float32
-    (output,) = run([source], build_programs(plan, [source.shape[:2]], rows), "CHW", dtype)
+    (output,) = run([source], programs, "CHW", dtype)
     return output
 
 
