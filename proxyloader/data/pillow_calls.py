@@ -279,7 +279,7 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
         if not max(x, y):
             return Note((), (), _size(image))
         is_gaussian = type(made) is ImageFilter.GaussianBlur
-        return _one(given.Blur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
+        return _one(given.PillowBlur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
     if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
         return None
     (side, other), scale, offset, weights = made.filterargs

@@ -555,8 +555,8 @@ def _box_radius(sigmas: Columns) -> NDArray[np.float32]:
     return radius
 
 
-@operation(given.Blur)
-def blur_by_boxes(state: State, step: given.Blur) -> None:
+@operation(given.PillowBlur)
+def blur_by_boxes(state: State, step: given.PillowBlur) -> None:
     state.require_levels(step)
     radii = state.take(2)
     state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
