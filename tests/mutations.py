@@ -123,6 +123,15 @@ an image that was changed is handed on as its file
     data/lazy_image.py:hook_pillow | self.__dict__.pop(_IMAGE, None) => pass
     data/test_lazy_image.py
 # tensors and transforms that are met late
+a list that changes after a recorded call changes what is repeated
+    data/pillow_calls.py:_frozen | isinstance(value, (list, np.ndarray, ImageFilter.Filter)) => False
+    kernels/test_pillow_calls.py
+an image pasted through a mask is recorded as a whole
+    data/pillow_calls.py:_record_paste | mask is None => True
+    kernels/test_pillow_calls.py
+a blend with another image is taken for that of an enhancer
+    data/pillow_calls.py:blend | find_undecoded(im2) is not of => False
+    kernels/test_pillow_calls.py
 values that are asked for are drawn anew
     data/transformed.py:TransformedImage.materialize | states is None => True
     integration/test_random_programs.py

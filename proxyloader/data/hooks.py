@@ -4,8 +4,9 @@ NOTE [ Intercepted transform calls ]
 While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` returns a
 LazyTensor, and the ``__call__`` of translated transforms is replaced. Calling a transform on an undecoded image samples
 its parameters and returns an undecoded image or tensor, which the next transform extends. So transforms need not be
-part of a known Compose. A transform that is not translated gets the undecoded image and, if it accesses pixels, those
-of the stock loader.
+part of a known Compose. A transform that is not translated gets the undecoded image. What it calls of Pillow is
+recorded, too, see NOTE [ Recorded calls ] in ``pillow_calls.py``. If it accesses pixels, it gets those of the stock
+loader.
 
 The hooks stay installed while a Deferral holds them: in a worker until deferring stops, and in the main process while a
 loader without workers defers. There, they affect only the thread that fetches batches.

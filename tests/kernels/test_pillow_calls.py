@@ -183,7 +183,7 @@ OF_PIXELS: dict[str, Callable[[Any], Any]] = {
     "drawn on a new image": lambda i: (n := Image.new("L", (30, 30), 5), ImageDraw.Draw(n).line((0, 0, 9, 9), 9))[0],
     "drawn": lambda i: (i.load(), ImageDraw.Draw(i).line((0, 0, 20, 20), 255), i)[2],
     "blend": lambda i: Image.blend(i, i.transpose(0), 0.3),
-    "blend of the degenerate image": lambda i: Image.blend(ImageEnhance.Contrast(i).degenerate, i.transpose(0), 0.3),
+    "blend of the degenerate image": lambda i: Image.blend(ImageEnhance.Sharpness(i).degenerate, i.transpose(0), 0.3),
     "degenerate images": lambda i: [each(i).degenerate for each in (
         ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color, ImageEnhance.Sharpness)],
     "changed behind an enhancer": lambda i: (i := i.copy(), e := ImageEnhance.Contrast(i), i.putpixel((0, 0), 9),
@@ -262,12 +262,11 @@ def assert_exact(late: Any, stock: Any) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_call_is_recorded(name: str, mode: str) -> None:
     stock = CALLS[name](opened(mode))
-    is_readonly = stock.readonly
     with opened_late():
         image, count = opened(mode), pixel_uses.count
         result = CALLS[name](image)
         assert get_encoded(image.convert("RGB")) is not None and pixel_uses.count == count
-        assert result.readonly == is_readonly
+        assert result is image or result.readonly == stock.readonly
         assert_exact(result, stock)
         copied = result.copy()
         copied.putpixel((0, 0), tuple(255 - level for level in np.atleast_1d(copied.getpixel((0, 0))).tolist()))
