@@ -84,10 +84,16 @@ class Note(NamedTuple):
 Noter = Callable[..., Note | None]
 
 
+ANY_CALL: Branch = (color.Invert(),)
+"""Steps of a call. If there are no kernels, all calls have the same obstacle."""
+
+
 def recording() -> Deferral | None:
-    """Return the deferral of this thread if it records calls: on a GPU, with kernels for their steps."""
+    """Return the deferral of this thread if it records calls, because there are kernels."""
     deferral = current()
-    return deferral if deferral is not None and deferral.on_gpu and defers_decoding() else None
+    if deferral is None or not defers_decoding() or deferral.find_call_obstacle(ANY_CALL):
+        return None
+    return deferral
 
 
 def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
@@ -273,7 +279,7 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
         if not max(x, y):
             return Note((), (), _size(image))
         is_gaussian = type(made) is ImageFilter.GaussianBlur
-        return _one(given.Blur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
+        return _one(given.PillowBlur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
     if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
         return None
     (side, other), scale, offset, weights = made.filterargs

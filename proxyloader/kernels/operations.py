@@ -210,7 +210,7 @@ def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channel
     return build_programs(images).schedule(plan.output.channels, get_output_dtype(plan, dtype), channels_last)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=4096)
 def get_missing_kernel(plan: Plan) -> str:
     """Return why the kernels cannot do the steps of a plan; "" if they can."""
     try:
@@ -555,8 +555,8 @@ def _box_radius(sigmas: Columns) -> NDArray[np.float32]:
     return radius
 
 
-@operation(given.Blur)
-def blur_by_boxes(state: State, step: given.Blur) -> None:
+@operation(given.PillowBlur)
+def blur_by_boxes(state: State, step: given.PillowBlur) -> None:
     state.require_levels(step)
     radii = state.take(2)
     state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageOps
 from torchvision.transforms import functional as F
 
-from ..transforms import color
+from ..transforms import color, given
 from ..transforms.augment import BoxBlur
 from ..transforms.auto_augment import Blend
 from ..transforms.plan import OneOf, Step, plan_of
@@ -36,6 +36,8 @@ NEWEST_TESTED = 13, 0
 SIZES = (64, 48), (90, 20), (20, 90)
 TO, MATRIX = (50, 40), (0.9, 0.5, -7.3, -0.4, 0.8, 20.6)
 AFFINE, COEFFICIENTS = Image.Transform.AFFINE, (*MATRIX, 0.004, -0.002)
+BOX, WEIGHTS = (1.5, 2.25, 18.0, 19.5), (0.125, 0.25, 0, 0.5, -0.75, 0.3125, 0.1875, 0, 0.25)
+MIX = (0.9, 0.2, -0.1, 3.5, 0, 1, 0, 0, 0.3, 0.3, 0.3, -9)
 NEAREST, LANCZOS, BILINEAR, BICUBIC = map(Image.Resampling, range(4))
 
 CHECKS: list[tuple[Step, Sequence[float], Callable[[Any], Any]]] = [
@@ -47,6 +49,12 @@ CHECKS: list[tuple[Step, Sequence[float], Callable[[Any], Any]]] = [
     (Affine("bicubic", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BICUBIC)),
     (Perspective("bilinear", ()), COEFFICIENTS,
      lambda image: image.transform(image.size, Image.Transform.PERSPECTIVE, COEFFICIENTS, BILINEAR)),
+    (given.Projection("bicubic", ()), (*TO, *COEFFICIENTS),
+     lambda image: image.transform(TO[::-1], Image.Transform.PERSPECTIVE, COEFFICIENTS, BICUBIC)),
+    (given.ResizeBox("hamming"), (*BOX, *TO), lambda image: image.resize(TO[::-1], Image.Resampling.HAMMING, BOX)),
+    (given.Kernel(3), (9.0, *WEIGHTS), lambda image: image.filter(ImageFilter.Kernel((3, 3), WEIGHTS, 1.0, 9))),
+    (given.PillowBlur(False), (1.5, 0.25), lambda image: image.filter(ImageFilter.BoxBlur((1.5, 0.25)))),
+    (given.Matrix(3), MIX, lambda image: image.convert("RGB", MIX)),
     (color.Brightness(), (1.7,), lambda image: F.adjust_brightness(image, 1.7)),
     (color.Contrast(), (0.4,), lambda image: F.adjust_contrast(image, 0.4)),
     (color.Saturation(), (1.7,), lambda image: F.adjust_saturation(image, 1.7)),

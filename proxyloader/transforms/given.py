@@ -62,7 +62,7 @@ class Kernel(Step):
 
 
 @dataclass(frozen=True)
-class Blur(Step):
+class PillowBlur(Step):
     """``ImageFilter.BoxBlur``, or ``GaussianBlur``. Parameters: the radius in x and in y, or sigmas."""
 
     is_gaussian: bool

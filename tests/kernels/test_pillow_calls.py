@@ -238,9 +238,9 @@ def states() -> Any:
 def in_kernels(transformed: TransformedImage) -> torch.Tensor:
     """What the kernels make of the pixels that Pillow decodes."""
     plan, source = transformed.plan, np.asarray(transformed.image.decoded())
-    rows = [transformed.row.packed()] if plan.num_params else None
+    programs = build_programs([(plan, transformed.image.size[::-1], transformed.row.packed())])
     dtype = torch.uint8 if plan.output.dtype == "uint8" else torch.float32
-    (output,) = run([source], build_programs(plan, [source.shape[:2]], rows), "CHW", dtype)
+    (output,) = run([source], programs, "CHW", dtype)
     return output
 
 
@@ -262,15 +262,16 @@ def assert_exact(late: Any, stock: Any) -> None:
 @pytest.mark.parametrize("name", CALLS)
 def test_call_is_recorded(name: str, mode: str) -> None:
     stock = CALLS[name](opened(mode))
+    is_readonly = stock.readonly
     with opened_late():
         image, count = opened(mode), pixel_uses.count
         result = CALLS[name](image)
         assert get_encoded(image.convert("RGB")) is not None and pixel_uses.count == count
+        assert result.readonly == is_readonly
         assert_exact(result, stock)
         copied = result.copy()
         copied.putpixel((0, 0), tuple(255 - level for level in np.atleast_1d(copied.getpixel((0, 0))).tolist()))
         assert copied.tobytes() != stock.tobytes() and result.tobytes() == stock.tobytes()
-        assert result.readonly == stock.readonly
 
 
 @MODES

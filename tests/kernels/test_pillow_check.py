@@ -24,7 +24,7 @@ RESIZE = plan_for(v2.Compose([v2.RandomApply([v2.Resize((30, 40))]), v2.PILToTen
 JITTER = plan_for(v2.Compose([v2.ColorJitter(0.5, 0.5, 0.5, 0.1), v2.PILToTensor()]))
 
 OTHERS = """OneOf Views Mixture Crop ReflectedCrop Flip IndexSelect Invert ChannelOrder Posterize Solarize SolarizeAdd
-            Blur Erase EraseByColor EraseWithNoise ToTensor ToFloat Normalize"""
+            Blur Erase EraseByColor EraseWithNoise ToTensor ToFloat Normalize Transpose Table"""
 """Steps that move pixels, map levels by a table, or have torch's arithmetic."""
 
 
@@ -62,7 +62,7 @@ def test_every_step_with_the_arithmetic_of_pillow_is_compared() -> None:
 
 @pytest.mark.usefixtures("reversed_passes")
 def test_another_order_of_passes_is_found() -> None:
-    assert find_differences(run) == {"Resize"}
+    assert find_differences(run) == {"Resize", "ResizeBox"}
 
 
 @pytest.mark.usefixtures("new_pillow", "reversed_passes")
@@ -71,7 +71,7 @@ def test_only_plans_with_a_step_that_differs_are_left_to_pillow(caplog: pytest.L
     assert find_obstacle(RESIZE, True, differing_steps(0)).endswith("differs from the kernels in Resize")
     assert find_obstacle(JITTER, True, differing_steps(0)) == ""
     (line,) = (record for record in caplog.records if record.levelno == logging.WARNING)
-    assert line.getMessage().startswith("the kernels leave out Resize, which Pillow ")
+    assert line.getMessage().startswith("the kernels leave out Resize, ResizeBox, which Pillow ")
 
 
 @pytest.mark.usefixtures("new_pillow", "reversed_passes")
