@@ -204,7 +204,7 @@ class _ContentPickler:
     torchvision transforms the images of plans in ``rejected``. ``merges_plans``: whether the others share runs.
     """
 
-    def __init__(self, run_size: int, merges_plans: bool, rejected: Collection[str] = ()) -> None:
+    def __init__(self, run_size: int, merges_plans: bool = False, rejected: Collection[str] = ()) -> None:
         self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
         self.runs: list[list[ProxyInputs]] = []
         self.objects: list[Any] = []

@@ -149,6 +149,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def get_launcher(device_id: Any, dtype: torch.dtype, channels_last: bool) -> EmulatedLauncher:
         return EmulatedLauncher(dtype, channels_last)
 
+    monkeypatch.setattr(LoaderOptions, "on_gpu", True)
     monkeypatch.setattr(LoaderOptions, "has_kernels", True)
     for module in (launcher, program_server):
         monkeypatch.setattr(module, "get_launcher", get_launcher)
