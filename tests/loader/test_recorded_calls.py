@@ -11,6 +11,7 @@ import PIL
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as TF
@@ -18,6 +19,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms.functional import to_tensor
 
 from proxyloader import DataLoader
+from proxyloader.loader.options import LoaderOptions
 
 from ..kernels.emulation import emulated_gpu
 from .test_kernels_road import END, assert_same_batches
@@ -84,6 +86,17 @@ def test_batches_are_the_stock_loaders(folder: ImageFolder, change: Any, workers
     assert loader.stats().images_by_dali == 2 * len(folder)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transform", [SIMCLR, letterboxed])
+def test_transform_of_a_folder_is_recorded(
+    folder: ImageFolder, transform: Any, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is not translated. On a GPU, the loader leaves it in its place."""
+    monkeypatch.setattr(LoaderOptions, "on_gpu", True)
+    folder.transform = transform
+    assert_same_batches(folder, num_workers=workers)
+
+
 class WithMask(ByHand):
     """As in a reference for segmentation: the mask is an image of Pillow's own."""
 
@@ -108,6 +121,6 @@ def test_pixels_that_are_used_come_from_pillow(folder: ImageFolder) -> None:
         crops = [image.crop((k, k, 40 + k, 40 + k)) for k in range(3)]
         return to_tensor(crops[int(np.asarray(crops[0]).mean()) % 3])
 
-    loader = DataLoader(ByHand(folder, change), 16)
-    assert all(images.shape == (16, 3, 40, 40) for images, _ in loader)
-    assert __file__ in str(loader.backend) or loader.stats().images_decoded_early == len(folder)
+    dataset = ByHand(folder, change)
+    for (theirs, _), (ours, _) in zip(StockLoader(dataset, 16), DataLoader(dataset, 16), strict=True):
+        assert torch.equal(ours, theirs)
