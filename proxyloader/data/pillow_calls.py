@@ -106,11 +106,11 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     yield Image.Image, "paste", _record_paste(Image.Image.paste)
     for enhancer, (step, has_info) in ENHANCERS.items():
         yield enhancer, "__init__", _defer_degenerate(enhancer, step, has_info)
-    for function, note, has_info in FUNCTIONS:
-        yield function, "__code__", _code_of(_record(_original(function), note, has_info))
-    yield Image.new, "__code__", _code_of(_defer_new(_original(Image.new)))
-    for function, conversion in CONVERSIONS:
-        yield function, "__code__", _code_of(_convert(_original(function), conversion))
+    hooks = [(function, _record(_original(function), note, has_info)) for function, note, has_info in FUNCTIONS]
+    hooks += [(function, _convert(_original(function), conversion)) for function, conversion in CONVERSIONS]
+    for function, hook in (*hooks, (Image.new, _defer_new(_original(Image.new)))):
+        if _is_plain(function):
+            yield function, "__code__", _code_of(hook)
 
 
 def _code_of(hook: Callable[..., Any]) -> CodeType:
@@ -124,11 +124,16 @@ def _code_of(hook: Callable[..., Any]) -> CodeType:
     return code.replace(co_consts=tuple(hook if each == "hook" else each for each in code.co_consts))
 
 
+def _is_plain(function: Any) -> bool:
+    """Return whether the code of a function can be replaced. That of a wrapper by another library cannot."""
+    return isinstance(function, FunctionType) and not function.__closure__
+
+
 def _original(function: Any) -> Any:
     """Return a function that keeps its code when that of the given one is replaced."""
-    kept = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+    if not _is_plain(function):
+        return function
+    kept = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     kept.__kwdefaults__ = function.__kwdefaults__
     return functools.wraps(function)(kept)
 
@@ -290,8 +295,8 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
 
 
 def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
-    if isinstance(lut, Image.ImagePointHandler) or mode is not None:
-        return None
+    if isinstance(lut, Image.ImagePointHandler) or mode is not None or get_transformed(image) is None:
+        return None  # without calling the function, which may draw random numbers
     bands = len(image.getbands())
     levels = [lut(level) for level in range(256)] * bands if callable(lut) else list(lut)
     try:
@@ -307,15 +312,10 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
 # --- a new image, and the first paste into it -------------------------------------------------------------------------
 
 
-@functools.lru_cache(maxsize=256)
-def _get_levels(mode: str, color: Any) -> tuple[float, ...]:
-    level = _new(mode, (1, 1), color).getpixel((0, 0))
-    return tuple(map(float, level if isinstance(level, tuple) else (level,)))
-
-
 def get_levels(mode: str, color: Any) -> tuple[float, ...]:
     """Return the levels of what Pillow takes for a color: a name, a number or a tuple. Raise Pillow's error."""
-    return _get_levels(mode, tuple(color) if isinstance(color, list) else color)
+    level = _new(mode, (1, 1), color).getpixel((0, 0))
+    return tuple(map(float, level if isinstance(level, tuple) else (level,)))
 
 
 class Blank(NamedTuple):

@@ -511,7 +511,17 @@ def test_function_of_point_is_called_as_often_as_by_pillow() -> None:
     with opened_late():
         late = opened("RGB").point(lambda v: calls.append(v) or v // 2)
         late.tobytes()
-    assert calls == list(range(256))
+        assert calls == list(range(256))
+        Image.new("L", (9, 9)).point(lambda v: calls.append(v) or v // 2)
+    assert calls == [*range(256)] * 2
+
+
+def test_function_that_another_library_has_wrapped_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Image.new
+    monkeypatch.setattr(Image, "new", lambda *args: new(*args))
+    with opened_late():
+        image = pasted((200, 180), 114, (20, 30))(opened("RGB"))
+        assert get_transformed(image) is None and get_transformed(opened("RGB").rotate(9)) is not None
 
 
 @pytest.mark.parametrize("why", ["without a GPU", "in a stock loader", "without a kernel"])
