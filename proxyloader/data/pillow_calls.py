@@ -498,6 +498,10 @@ def _convert(call: Callable[..., Any], conversion: Any) -> Callable[..., Any]:
         if not defers_decoding() or not args or not isinstance(args[0], Image.Image):
             return call(*args, **kwargs)
         result = apply_undecoded(conversion, False, args[0]) if len(args) == 1 and not kwargs else None
-        return wrap_result(args[0], call(*args, **kwargs)) if result is None else result
+        if result is None:
+            result = call(*args, **kwargs)
+            if args[0].mode == "RGB":  # other images may be masks, which stay on the CPU as with torch
+                result = wrap_result(args[0], result)
+        return result
 
     return hooked

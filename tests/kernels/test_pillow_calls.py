@@ -27,7 +27,7 @@ from torchvision.transforms.v2 import functional as F2
 from torchvision.transforms.v2.functional import to_image
 
 from proxyloader.data.lazy_image import get_encoded, get_transformed
-from proxyloader.data.lazy_tensor import LazyTensor, is_materialized, materialize
+from proxyloader.data.lazy_tensor import LazyImageTensor, LazyTensor, is_materialized, materialize
 from proxyloader.data.transformed import TransformedImage, pixel_uses
 from proxyloader.kernels.operations import build_programs
 from proxyloader.make_dataset import photograph
@@ -608,12 +608,17 @@ def get_encoded_of(image: Any) -> Any:
     return get_encoded(image)
 
 
-def test_lazy_tensor_is_one_of_the_loader() -> None:
-    """A tensor of an image that is decoded is one, too, so that it arrives on the same device."""
+def test_tensor_of_decoded_image_belongs_to_the_loader() -> None:
+    """So that it arrives on the same device as those of undecoded images. A mask does not."""
+
+    def is_lazy(tensor: Any) -> bool:  # ``type`` compares as torch's
+        return any(type(tensor) is kind for kind in (LazyTensor, LazyImageTensor))
+
     with opened_late():
         decoded = opened("RGB").convert("RGB")
         decoded.putpixel((0, 0), (1, 2, 3))
         for function in (to_tensor, pil_to_tensor, to_image):
-            assert type(function(decoded)).__mro__[0] in (LazyTensor, *LazyTensor.__subclasses__())
+            assert is_lazy(function(decoded))
+            assert not is_lazy(function(Image.fromarray(np.eye(9, dtype=np.uint8))))
             with pytest.raises(TypeError):
                 function("no image")
