@@ -86,10 +86,14 @@ def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) 
     if transformed is None or (others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others))):
         return None
     chain = transformed.chain.through(transform) if is_compose else transformed.chain.then(transform)
-    if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
-        return None
     deferral = current()
     assert deferral is not None
+    if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
+        if isinstance(image, LazyTensor) and not is_compose and not deferral.on_gpu:
+            # Its operations would be recorded, and without a GPU, the main process would do alone what workers share.
+            pixel_uses.explain(f"{type(transform).__name__}: it is not translated with these arguments")
+            materialize(image)
+        return None
     if why := deferral.find_obstacle(chain.partial_plan):
         if not is_compose:  # otherwise, its parts are intercepted one by one
             of_grey = " of a grey image" if chain.state.channels == 1 else ""
