@@ -38,6 +38,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_SUBCLASS, _must_return_subclass
 
+from .deferral import current
 from .lazy_image import defers_decoding
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import (
@@ -431,6 +432,8 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return stack_tensors(args[0])
     if not can_record(*(each._node for each in lazy)) or requires_values(packet, tags, args):
         return NotImplemented
+    if _is_for_worker(lazy, args):
+        return NotImplemented
     is_in_place = operator._schema.is_mutable
     if is_in_place and not _is_unshared(operator, args):
         return NotImplemented
@@ -460,6 +463,18 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if not isinstance(like, (list, tuple)) or not all(isinstance(each, torch.Tensor) for each in like):
         return NotImplemented
     return type(like)(result(each, Operation("take", (node, k), {}), k) for k, each in enumerate(like))
+
+
+def _is_for_worker(lazy: Sequence[LazyTensor], args: Any) -> bool:
+    """Return whether to compute an operation of one image now, because another operand is as large as the image.
+
+    Such operations are not merged for a batch, and without a GPU, the main process would do alone what workers share.
+    """
+    deferral = current()
+    if deferral is None or deferral.on_gpu or any(each.ndim > 3 for each in lazy):
+        return False
+    others = [each for each in flatten(args) if isinstance(each, torch.Tensor) and not isinstance(each, LazyTensor)]
+    return any(other.numel() >= each.numel() > 1 for other in others for each in lazy)
 
 
 def _is_unshared(operator: Any, args: Any) -> bool:
