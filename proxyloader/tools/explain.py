@@ -184,6 +184,9 @@ def find(name: str) -> Any:
     if ":" not in name:
         return _find_weights(name)
     module, _, path = name.partition(":")
+    if os.path.isabs(module):
+        folder, module = os.path.split(module)
+        sys.path.insert(0, folder)
     module = module.removeprefix("./").removesuffix(".py").replace("/", ".")  # also accept ./train.py:transform
     if not module.strip(".") or not path:
         raise ValueError(f"name must be module:attribute, such as train:transform, got {name!r}")

@@ -236,7 +236,7 @@ class TestNames:
     @pytest.mark.parametrize("name", ["transform", "make", "partial", "Preset", "Holder.inner", "command_line"])
     def test_of_a_transform_in_a_module_or_of_what_makes_one(self, module: str, name: str) -> None:
         expected = plan_for(v1.Compose([v1.Resize(32), v1.ToTensor()]))
-        for spelled in (f"{module}:{name}", f"{module}.py:{name}"):
+        for spelled in (f"{module}:{name}", f"{module}.py:{name}", f"{Path.cwd()}/{module}.py:{name}"):
             assert [each.plan for each in find_compiled(compile_transforms(find(spelled)))] == [expected]
 
     @pytest.mark.parametrize(
