@@ -26,8 +26,8 @@ _decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.We
 def get_decoder(options: PipelineOptions) -> PlanServer:
     """Return a queue that decodes images, (H, W, C) in DALI.
 
-    Loaders with equal options share it, such as those for training and validation:
-    another one would take 1.6 s to build, and most of a gigabyte of GPU memory.
+    Loaders with equal options share it, such as those for training and validation, because another one would take 1.6 s
+    to build (``benchmarks/results/kernels.txt``).
     """
     decoder = _decoders.get(options)
     if decoder is None or decoder.is_lost:

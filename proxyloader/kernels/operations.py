@@ -195,7 +195,9 @@ def _add_plan(programs: Programs, plan: Plan, images: Indices, rows: Any) -> Non
 
 def get_output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
     """Return the dtype of the output of a plan. ``dtype``: that of floating-point images; None is float32."""
-    return torch.uint8 if plan.output.dtype == "uint8" else dtype or torch.float32
+    if plan.output.dtype == "uint8":
+        return torch.uint8
+    return torch.float32 if dtype in (None, torch.uint8) else dtype  # the loader rejects uint8 for floats
 
 
 def get_output_kind(plan: Plan) -> tuple[Any, ...]:

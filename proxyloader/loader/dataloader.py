@@ -364,6 +364,8 @@ class DataLoader(CheckpointedLoader[T]):
         # Only new workers load the states of a checkpoint. A stream of torch's own batches cannot skip to its position.
         is_torch_stream = pool is not None and pool.worker_dataset is None
         needs_new = loader_state.resumes and (is_torch_stream or bool(loader_state.worker_states))
+        if pool is not None and pool.packer is not None:  # a change of device or dtype changes what workers prepare
+            needs_new |= pool.packer.kernel_output != self._options.kernel_output
         if pool is not None and self.persistent_workers and not (pool.broken or needs_new):
             if not loader_state.resumes and previous is not None:
                 loader_state.worker_states = self._states_at_end(previous)

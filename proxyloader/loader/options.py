@@ -86,6 +86,11 @@ class LoaderOptions:
         return self.on_gpu and can_compile()
 
     @property
+    def kernel_output(self) -> tuple[torch.dtype | None, bool] | None:
+        """The dtype of floating-point images, and whether channels are last; None without kernels."""
+        return (self.dtype, self.format.channels_last) if self.has_kernels else None
+
+    @property
     def find_obstacle(self) -> Callable[[Plan], str]:
         """Function that returns why torchvision runs a plan in the workers; "" if it does not."""
         left_out = differing_steps(cuda_ordinal(self.device) or 0) if self.has_kernels and is_new() else ()

@@ -10,7 +10,7 @@ import torch
 
 from ..dali.device import cuda_ordinal
 from ..transforms.plan import Plan
-from ..workers.packing import KERNELS
+from ..workers.packing import KERNELS, MAX_NEW_PLANS
 from .options import LoaderOptions
 
 if TYPE_CHECKING:  # importing them imports DALI
@@ -62,11 +62,12 @@ class PlanServers:
         return self.discovered
 
     def discover(self, plans: Iterable[Plan], options: LoaderOptions) -> None:
-        """Keep plans that arrived with a batch for later epochs."""
+        """Keep plans that arrived with a batch for later epochs. With kernels, only the first of them, for the log."""
         for plan in plans:
             options.format.check(plan)
             self._idle.discard(plan.key)
-            self.discovered[plan.key] = plan
+            if not options.has_kernels or len(self.discovered) < MAX_NEW_PLANS:
+                self.discovered[plan.key] = plan
 
     def serve(self, plan: Plan | None, options: LoaderOptions) -> PlanQueue:
         """Return the run queue of a plan, or that of all plans that kernels run."""

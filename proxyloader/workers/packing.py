@@ -85,7 +85,7 @@ class Packer:
         self.collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
         self.batched, self._keep_samples = batched, keep_samples
         self._has_images, self._plans, self.deferral = has_images, plans, deferral
-        self._kernel_output, self._find_obstacle = kernel_output, find_obstacle
+        self.kernel_output, self._find_obstacle = kernel_output, find_obstacle
         self._new_plans: set[str] = set()
         self._single: set[str] = set()  # plans with one image so far
         self.begin_batch()
@@ -101,7 +101,7 @@ class Packer:
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self.collate_fn(samples) if collates else samples
-        pickler = _ContentPickler(self._run_size, self._kernel_output is not None)
+        pickler = _ContentPickler(self._run_size, self.kernel_output is not None)
         if not self._has_images and not (
             has_placeholders or (LazyTensor.any_created and contains(content, (LazyTensor,)))
         ):
@@ -109,7 +109,7 @@ class Packer:
         data = pickler.dumps(content, may_overwrite=not self._keep_samples)
         rejected = self._reject_plans(pickler.runs)
         if rejected:
-            pickler = _ContentPickler(self._run_size, self._kernel_output is not None, rejected)
+            pickler = _ContentPickler(self._run_size, self.kernel_output is not None, rejected)
             data = pickler.dumps(content, may_overwrite=not self._keep_samples)
         sample_list = samples if self.batched else [samples]
         counts = self._count(pickler, len(sample_list), num_samples)
@@ -119,7 +119,7 @@ class Packer:
         samples_alone = tuple(map(pickler.dumps, sample_list)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
-        runs = tuple(_pack_run(calls, layout, self._kernel_output) for calls in pickler.runs)
+        runs = tuple(_pack_run(calls, layout, self.kernel_output) for calls in pickler.runs)
         if self._arena is not None and slot is not None:
             layout.write(self._arena.memory_to_write(slot, layout.size_bytes))
         else:
@@ -143,7 +143,7 @@ class Packer:
 
     def pack_alone(self, sample: Any) -> PackedBatch:
         """Pack one sample, with its memory."""
-        single = Packer(list, None, 1, kernel_output=self._kernel_output, find_obstacle=self._find_obstacle)
+        single = Packer(list, None, 1, kernel_output=self.kernel_output, find_obstacle=self._find_obstacle)
         return single([sample])
 
     def _count(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
@@ -189,7 +189,7 @@ class Packer:
                 continue
             if len(self._single) < MAX_CHAINS:
                 self._single.add(plan)
-            if self._kernel_output is None:
+            if self.kernel_output is None:
                 rejected.add(plan)
         return rejected
 

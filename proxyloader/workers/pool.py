@@ -102,7 +102,6 @@ class WorkerPool:
         if loader.num_workers and may_have_images and arena is None and not is_iterable:
             arena = _create_arena(loader)
         fetcher = _create_fetcher(loader, translated, passed, live, deferral)
-        format = loader.dtype, loader.memory_format == torch.channels_last
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -112,7 +111,7 @@ class WorkerPool:
             has_images=has_images,
             plans=frozenset(plans),
             deferral=deferral,
-            kernel_output=format if loader._options.has_kernels else None,
+            kernel_output=loader._options.kernel_output,
             find_obstacle=loader._options.find_obstacle,
         )
         requests = None

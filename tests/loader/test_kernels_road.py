@@ -6,19 +6,15 @@ That decoder gives Pillow's pixels, so whole batches equal the stock loader's to
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, ImageError
@@ -101,55 +97,33 @@ def test_a_transform_for_each_image_costs_one_run_a_batch(folder: ImageFolder, w
         assert len(loader._servers.queues) == 1
 
 
-def by_functionals(image: Image.Image) -> Any:
-    if random.random() < 0.5:
-        image = F.hflip(image)
-    image = F.resized_crop(image, *v1.RandomResizedCrop.get_params(image, [0.2, 1.0], [0.75, 1.3]), [48, 48])
-    image = F.adjust_brightness(image, random.uniform(0.6, 1.4))
-    image = F.rotate(image, random.uniform(-20, 20), fill=[9, 9, 9])
-    return F.normalize(F.to_tensor(image), [0.5] * 3, [0.2] * 3)
+@pytest.mark.parametrize("change", ["dtype", "memory_format"])
+def test_persistent_workers_follow_a_change_of_format(folder: ImageFolder, change: str) -> None:
+    folder.transform = compose(PRESETS["training"])
+    values = {"dtype": [torch.float16, None], "memory_format": [torch.channels_last, torch.contiguous_format]}[change]
+    loader = DataLoader(folder, 16, num_workers=2, persistent_workers=True, **{change: values[0]})
+    for value in (*values, values[0]):
+        setattr(loader, change, value)
+        for images, _ in loader:
+            if change == "dtype":
+                assert images.dtype == (value or torch.float32)
+            else:
+                assert images.is_contiguous(memory_format=value)
 
 
-def by_pillow(image: Image.Image) -> Any:
-    image = ImageOps.mirror(image) if random.random() < 0.5 else image
-    image = ImageEnhance.Color(image).enhance(random.uniform(0.3, 1.8))
-    image = image.filter(ImageFilter.GaussianBlur(random.uniform(0.1, 2.0)))
-    image = ImageOps.contain(image, (64, 64))
-    canvas = Image.new("RGB", (64, 64), (124, 116, 104))
-    canvas.paste(image, ((64 - image.width) // 2, (64 - image.height) // 2))
-    return F.pil_to_tensor(ImageOps.solarize(canvas, 128))
+def test_floats_are_not_stored_as_uint8_behind_many_transforms(folder: ImageFolder) -> None:
+    """The loader learns of the first eight transforms alone."""
 
+    class Alike(Mixed):
+        def __getitem__(self, index: int) -> Any:
+            image, label = self.folder[index]
+            end = v1.ToTensor() if index == 40 else v1.PILToTensor()
+            steps = [v1.RandomPosterize(1 + index % 7), v1.RandomSolarize(index), v1.CenterCrop(40 + index // 16), end]
+            return v1.Compose(steps)(image), label
 
-def by_joint_functionals(image: Image.Image) -> Any:
-    """As a reference for segmentation does, with a mask."""
-    mask = Image.new("L", image.size, 1)
-    size = random.randint(60, 90)
-    image, mask = F.resize(image, [size]), F.resize(mask, [size], F.InterpolationMode.NEAREST)
-    box = v1.RandomCrop.get_params(image, (48, 48))
-    image, mask = F.crop(image, *box), F.crop(mask, *box)
-    return F.convert_image_dtype(F.pil_to_tensor(image), torch.float32), torch.as_tensor(np.array(mask))
-
-
-class ByHand(Dataset[Any]):
-    def __init__(self, folder: ImageFolder, function: Callable[[Image.Image], Any]) -> None:
-        self.samples, self.function = folder.samples, function
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        path, label = self.samples[index]
-        torch.manual_seed(index)
-        random.seed(index)
-        with open(path, "rb") as file:
-            return self.function(Image.open(file).convert("RGB")), label
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("function", [by_functionals, by_pillow, by_joint_functionals], ids=lambda each: each.__name__)
-def test_code_by_hand_arrives_at_the_kernels(folder: ImageFolder, function: Any, workers: int) -> None:
-    loader = assert_same_batches(ByHand(folder, function), num_workers=workers)
-    assert list(loader._servers.queues) == ["kernels"]
+    loader = DataLoader(Alike(folder), 1, num_workers=1, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"dtype=torch\.uint8, but"):
+        list(loader)
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
