@@ -26,6 +26,7 @@ class PlanServers:
 
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
+        self._options: LoaderOptions | None = None  # of the queues
         self.queues: dict[str, PlanQueue] = {}  # by the key of the plan, or KERNELS
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
@@ -39,6 +40,8 @@ class PlanServers:
         active = {key for key in plans if key not in self._idle}
         if options.has_kernels:
             active = {KERNELS} if plans else set()
+        if options != self._options:  # the user has changed one
+            self.queues, self._options = {}, options
         # Drop pipelines before building others, as both may not fit into GPU memory.
         self.queues = {key: queue for key, queue in self.queues.items() if key in active}
         for key in active - self.queues.keys():

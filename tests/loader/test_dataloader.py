@@ -275,3 +275,12 @@ def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplo
 def test_a_device_or_server_that_is_none_is_refused(dataset: ImageFolder, arguments: Any, error: type) -> None:
     with pytest.raises(error, match=f"{next(iter(arguments))} (is a|must be a) "):
         DataLoader(dataset, **arguments)
+
+
+def test_an_option_that_is_changed_applies_to_the_next_epoch(folder: ImageFolder) -> None:
+    folder.transform = transforms.Compose([transforms.RandomCrop(64), transforms.ToTensor()])
+    loader = DataLoader(folder, 16, device="cpu")
+    for loader.num_threads in (1, 3, 3):
+        list(loader)
+        (server,) = loader._servers.queues.values()
+        assert server.pipeline.num_threads == loader.num_threads
