@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from .data.bad_samples import ForeignImageError as ForeignImageError
     from .data.bad_samples import LargeImageError as LargeImageError
     from .data.bad_samples import MissingImageError as MissingImageError
-    from .data.compiled_transform import compile_transforms as compile_transforms
     from .data.dataset import wrap as wrap
-    from .data.encoded_image import EncodedImage as EncodedImage
     from .data.remote_folder import RemoteImageFolder as RemoteImageFolder
     from .data.sharded_sampler import LastBatchPolicy as LastBatchPolicy
     from .data.sharded_sampler import ShardedSampler as ShardedSampler
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
     from .errors import MissingDaliError as MissingDaliError
     from .errors import PipelineError as PipelineError
     from .errors import ProxyLoaderError as ProxyLoaderError
-    from .errors import UnsupportedTransformError as UnsupportedTransformError
     from .loader.dataloader import DataLoader as DataLoader
     from .loader.stats import LoaderStats as LoaderStats
     from .tools.diagnose import diagnose as diagnose
@@ -43,7 +40,6 @@ if os.environ.get("PROXYLOADER_KEEP_ENVIRONMENT") != "1":
 
 _HOMES = {
     "DataLoader": "loader.dataloader",
-    "EncodedImage": "data.encoded_image",
     "ForeignImageError": "data.bad_samples",
     "ImageError": "errors",
     "InputError": "errors",
@@ -57,9 +53,7 @@ _HOMES = {
     "ProxyServer": "dali.server",
     "RemoteImageFolder": "data.remote_folder",
     "ShardedSampler": "data.sharded_sampler",
-    "UnsupportedTransformError": "errors",
     "World": "data.sharded_sampler",
-    "compile_transforms": "data.compiled_transform",
     "diagnose": "tools.diagnose",
     "diagnosis": "tools.diagnose",
     "explain": "tools.explain",

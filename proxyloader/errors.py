@@ -1,7 +1,6 @@
 """Exceptions that proxyloader raises.
 
     ProxyLoaderError
-    ├── UnsupportedTransformError (ValueError)   translate="all", but a transform cannot be translated
     ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
     │   ├── MissingImageError (FileNotFoundError)
     │   ├── ForeignImageError (PIL.UnidentifiedImageError)
@@ -50,33 +49,6 @@ class ProxyLoaderError(Exception):
         for name, value in fields.items():
             setattr(located, name, value)
         return located
-
-
-class UnsupportedTransformError(ProxyLoaderError, ValueError):
-    """A transform, or the way it is used, that cannot be translated.
-
-    Attributes:
-        position: position of the unsupported part, such as ``transform.transforms[2]``, or "".
-        transform: class of this part, such as ``v2.Resize``, or "".
-        argument: name of the unsupported argument, or "".
-        reason: the reason and an alternative, without the position.
-    """
-
-    CODES = {
-        "unsupported-argument": "the class is translated, but not with these arguments or settings",
-        "invalid": "torchvision also rejects these arguments or fails with them",
-        "unsupported-class": "no rule exists for the class or function",
-        "subclass": "a rule exists for the base class, but not for this subclass",
-        "no-transform": "not a transform, such as a class where an instance is expected",
-        "wrong-place": "not translated for the images produced by the preceding or enclosing transforms",
-        "chance": "the kind, dtype or channels of its output are random",
-        "several-images": "an earlier transform returned multiple images, which this one does not accept",
-        "no-tensor": "the transform returns a PIL image instead of a tensor",
-    }
-
-    def __init__(self, message: str, *, code: str = "", argument: str = "") -> None:
-        super().__init__(message, code=code)
-        self.position, self.transform, self.argument, self.reason = "", "", argument, message
 
 
 class ImageError(ProxyLoaderError, OSError):
@@ -135,8 +107,6 @@ class InputError(ProxyLoaderError, ValueError):
         "wrong-input": "the transform or pipeline does not accept this input",
         "wrong-kind": "the dtype or number of dimensions does not match the pipeline or the other samples",
         "wrong-number": "the inputs do not match those of the transform or pipeline in number or name",
-        "wrong-mode": "the image is not in RGB mode",
-        "not-decoded": "an image is used in the dataset before it is decoded",
         "mixed-batch": "only some samples of a batch went through the proxy",
         "large-batch": "the batch is larger than the pipeline's batch size",
         "foreign-server": "the sample comes from the proxy of another server",

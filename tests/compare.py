@@ -21,14 +21,14 @@ import torchvision.transforms as v1
 from PIL import Image
 from torchvision.transforms import v2
 
-from proxyloader import EncodedImage, compile_transforms
 from proxyloader._random_state import preserve_rng
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat, stack_or_list
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.dali.program_server import ProgramServer, get_decoder
-from proxyloader.data.compiled_transform import find_compiled
+from proxyloader.data.deferral import Deferral
+from proxyloader.data.hooks import deferred
 from proxyloader.kernels.operations import build_programs, build_schedule
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale
@@ -37,6 +37,7 @@ from proxyloader.transforms.type_conversion import Normalize, ToFloat
 
 from .kernels import emulation
 from .odd_formats import ODD_FORMATS, encoded, jpeg
+from .plans import plan_for
 from .undecoded import image_calls_in
 
 Images = Mapping[str, bytes]
@@ -215,7 +216,7 @@ def run(
     for name, a, b in zip(itertools.cycle(files), stock, ours):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
-    return Outputs(stock, [each.cpu() for each in ours], _level(the_plan(compile_transforms(transform))))
+    return Outputs(stock, [each.cpu() for each in ours], _level(plan_for(transform)))
 
 
 def seed_all(seed: int) -> None:
@@ -229,12 +230,6 @@ def generator_states() -> dict[str, object]:
     name, words, *rest = np.random.get_state()
     of_numpy = name, np.asarray(words).tobytes(), *rest
     return {"torch's": torch.get_rng_state().numpy().tobytes(), "Python's": random.getstate(), "numpy's": of_numpy}
-
-
-def the_plan(compiled: Any) -> Plan:
-    """Of what ``compile_transforms`` gives for a transform, or for an object that holds one."""
-    (each,) = find_compiled(compiled)
-    return each.plan
 
 
 def _level(plan: Plan) -> torch.Tensor:
@@ -264,12 +259,11 @@ def _one_thread() -> Iterator[None]:
 
 def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times: int = 1) -> list[torch.Tensor]:
     """Draw in the order of the images, as one worker does, and run all as one batch; so many times over."""
-    compiled = compile_transforms(transform)
     seed_all(seed)
-    server = server_of(the_plan(compiled), device, len(files))
+    server = server_of(plan_for(transform), device, len(files))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
-        calls = image_calls_in([compiled(EncodedImage.from_bytes(data)) for data in files.values()])
+        calls = image_calls_in(undecoded(transform, files))
         (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
         outputs += output
     return outputs
@@ -277,10 +271,16 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times
 
 def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tensor]:
     """The tensors whose values are made when they are asked for. The generators are left as they are."""
-    compiled = compile_transforms(transform)
     with preserve_rng():
         seed_all(seed)
-        return [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
+        return undecoded(transform, files)
+
+
+def undecoded(transform: Any, files: Images) -> list[Any]:
+    """What the transform returns in a worker, where images are not decoded."""
+    whole = transform if isinstance(transform, (v1.Compose, v2.Compose)) else v1.Compose([transform])
+    with deferred(Deferral(on_gpu=True, find_obstacle=lambda plan: "")):
+        return [whole(opened(data)) for data in files.values()]
 
 
 def drawn_alike(stock: Callable[[], Any], ours: Callable[[], Any], seeds: int = 200) -> Iterator[tuple[Any, Any]]:

@@ -28,12 +28,12 @@ from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.run_queue import RunQueue
 from proxyloader.make_dataset import make_dataset
-from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import Resize
 
 from . import forks, scripts, tiers
 from .integration.roads import warm_forkserver as warm_forkserver
 from .limits import STOP_S
+from .plans import plan_for
 
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.register_profile("nightly", print_blob=True, deadline=None)

@@ -1,8 +1,10 @@
-"""Intercept transform calls on undecoded images, wherever the dataset stores or creates the transforms.
+"""Intercept transform calls on images, wherever the dataset stores or creates the transforms.
 
-See NOTE [ Intercepted transform calls ] in ``hooks.py``. If all transforms of a Compose are translated, the Compose is
-intercepted as a whole, which is faster. A pipeline is built when the first batch needs it. The number of pipelines is
-limited (``workers/packing.py``), because a dataset may create a transform with new arguments for every image.
+See NOTE [ Intercepted transform calls ] in ``hooks.py``. If all transforms of a Compose have rules, the Compose is
+intercepted as a whole, which is faster. It then also accepts a decoded image, such as that of a PNG or an array, whose
+pixels are sent instead of a file. Without kernels, a pipeline is built when the first batch needs it. The number of
+pipelines is limited (``workers/packing.py``), because a dataset may create a transform with new arguments for every
+image.
 """
 
 from __future__ import annotations
@@ -17,11 +19,13 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from ..transforms.chain import classes_with_rules
+from ..errors import ImageError
+from ..transforms.chain import START, Chain, classes_with_rules
+from ..transforms.plan import Untranslatable
 from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
-from .deferral import current
+from .deferral import Deferral, current
 from .encoded_image import EncodedImage
-from .lazy_image import create_lazy_image, defers_decoding, get_transformed
+from .lazy_image import create_lazy_image, defers_decoding, get_image_path, get_transformed
 from .lazy_tensor import (
     LazyTensor,
     create_lazy_outputs,
@@ -45,7 +49,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
 
 def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     is_compose = cls in COMPOSES
-    images = Image.Image if is_compose else (Image.Image, EncodedImage, LazyTensor)
+    images = Image.Image if is_compose else (Image.Image, LazyTensor)
 
     @functools.wraps(call)
     def hooked(self: Any, *inputs: Any, **named: Any) -> Any:
@@ -57,8 +61,6 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
                 return result
         if is_compose:
             return call(self, *inputs, **named)
-        if inputs and isinstance(inputs[0], EncodedImage):
-            inputs = inputs[0].decoded(), *inputs[1:]
         if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_materialized(inputs[0]):
             values = get_values(inputs[0])  # operations on a LazyTensor are slow
             result = call(self, values, **named)
@@ -83,31 +85,52 @@ def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) 
     Other inputs, such as a label, must be returned unchanged by the transform.
     """
     transformed = _find_transformed(image)
-    if transformed is None or (others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others))):
+    if transformed is None and not (is_compose and image.mode == "RGB"):
         return None
-    chain = transformed.chain.through(transform) if is_compose else transformed.chain.then(transform)
-    deferral = current()
-    assert deferral is not None
+    if others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others)):
+        return None
+    if torch.get_default_dtype() is not torch.float32:  # may change at any time
+        pixel_uses.explain(f"torch's default dtype is {torch.get_default_dtype()}, but images are float32")
+        return None
+    start = START if transformed is None else transformed.chain
+    chain = start.through(transform) if is_compose else start.then(transform)
     if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
-        if isinstance(image, LazyTensor) and not is_compose and not deferral.on_gpu:
+        if isinstance(image, LazyTensor) and not is_compose and not _deferral().on_gpu:
             # Its operations would be recorded, and without a GPU, the main process would do alone what workers share.
-            pixel_uses.explain(f"{type(transform).__name__}: it is not translated with these arguments")
+            pixel_uses.explain(f"{type(transform).__name__}: there is no rule for these arguments")
             materialize(image)
         return None
-    if why := deferral.find_obstacle(chain.partial_plan):
+    if transformed is None and chain.state.kind == "pil":
+        return None
+    if why := _deferral().find_obstacle(chain.partial_plan):
         if not is_compose:  # otherwise, its parts are intercepted one by one
             of_grey = " of a grey image" if chain.state.channels == 1 else ""
             pixel_uses.explain(f"{type(transform).__name__}{of_grey}: {why}")
             # Decode now, so that the transforms it calls are not intercepted either.
             _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
-    if chain.state.kind != "pil":
-        result: Any = create_lazy_outputs(transformed.apply(chain))
-    elif chain.last_steps or not isinstance(image, Image.Image):
-        result = create_lazy_image(transformed.apply(chain), image if isinstance(image, Image.Image) else None)
-    else:
-        result = image  # preserves the class and attributes, like torchvision
-    return (result, *others) if others else result
+    result = _apply(transformed, chain, image)
+    return (result, *others) if others and result is not None else result
+
+
+def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> Any:
+    """Return an image with the last transforms of a chain; None if they reject it, and torchvision raises the error."""
+    try:
+        if transformed is None:  # decoded
+            transformed = TransformedImage.start(EncodedImage.from_pil(image, get_image_path(image)))
+        if chain.state.kind != "pil":
+            return create_lazy_outputs(transformed.apply(chain))
+        if chain.last_steps or not isinstance(image, Image.Image):
+            return create_lazy_image(transformed.apply(chain), image if isinstance(image, Image.Image) else None)
+    except (ImageError, Untranslatable):  # too many pixels or too few
+        return None
+    return image  # preserves the class and attributes, like torchvision
+
+
+def _deferral() -> Deferral:
+    deferral = current()
+    assert deferral is not None
+    return deferral
 
 
 def _is_v2(transform: Any) -> bool:
@@ -119,19 +142,9 @@ _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 
 
 def _find_transformed(image: Any) -> TransformedImage | None:
-    """Return an undecoded image with the transforms called on it; None if torchvision must continue."""
-    transformed: TransformedImage | None
-    if isinstance(image, EncodedImage):
-        transformed = TransformedImage.start(image)
-    elif not isinstance(image, LazyTensor):
-        transformed = get_transformed(image)
-    else:
-        sample = get_sample(image)
-        call = sample.call if sample is not None else None
-        transformed = call if isinstance(call, TransformedImage) and call.plan.output.images == 1 else None
-    if transformed is None:
-        return None
-    if torch.get_default_dtype() is not torch.float32:  # may change at any time
-        pixel_uses.explain(f"torch's default dtype is {torch.get_default_dtype()}, but DALI returns float32")
-        return None
-    return transformed
+    """Return an undecoded image with the transforms called on it; None for a decoded one."""
+    if not isinstance(image, LazyTensor):
+        return get_transformed(image)
+    sample = get_sample(image)
+    call = sample.call if sample is not None else None
+    return call if isinstance(call, TransformedImage) and call.plan.output.images == 1 else None

@@ -1,48 +1,17 @@
-"""Wrap a dataset so that it returns encoded images. Main process, when the loader is created."""
+"""The user's dataset: the datasets inside it, the transforms that are known before it is read, and ``wrap``."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
-from PIL import Image
-from torch.utils.data import ConcatDataset, Subset
-from torchvision.datasets import DatasetFolder
-from torchvision.datasets.folder import default_loader, pil_loader
-from torchvision.datasets.vision import StandardTransform, VisionDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 
-from ..transforms.nested import find_nested, is_transform
-from ..transforms.plan import Plan
-from .compiled_transform import CompiledTransform, WorkerTransform, compile_transforms, find_compiled
-from .deferral import current
-from .encoded_image import EncodedImage, open_decoded
-from .lazy_image import PILLOW_SUPPORTS_LAZY, create_lazy_image
-from .placeholders import Proxy
+from ..transforms.chain import START, Chain
+from .deferral import Deferral, current
+from .hooks import deferred
 
-D = TypeVar("D")
-
-
-class Translated(NamedTuple):
-    """A dataset prepared for the workers.
-
-    Attributes:
-        dataset: the user's dataset with translated transforms.
-        plans: the plans that it is known to use, by key.
-        is_deferred: whether its images stay undecoded; see NOTE [ Intercepted transform calls ].
-        reason: why torch's loader reads the dataset; "" if it does not.
-        warnings: avoidable causes of slow loading.
-        not_translated: untranslated transforms, with reasons. The first epoch shows whether they slow down loading.
-        never_uses_dali: whether its samples never contain anything for DALI.
-    """
-
-    dataset: Any
-    plans: dict[str, Plan]
-    is_deferred: bool = False
-    reason: str = ""
-    warnings: tuple[str, ...] = ()
-    not_translated: tuple[str, ...] = ()
-    never_uses_dali: bool = False
+T = TypeVar("T", covariant=True)
 
 
 def get_length(dataset: Any) -> int | None:
@@ -62,103 +31,65 @@ def get_sources(dataset: Any) -> list[Any]:
     return [dataset]
 
 
-def wrap(dataset: D, *, compile: Callable[[Any], Any] = compile_transforms) -> D:
-    """Return a shallow copy of ``dataset`` whose images stay encoded and are transformed in DALI.
+def describe_dataset(dataset: Any) -> str:
+    """Return the class and the size of a dataset, as in "Subset of ImageFolder, 500 samples"."""
+    length = get_length(dataset)
+    size = f", {length:,} samples" if length is not None else ""
+    names = [type(dataset).__name__]
+    while type(dataset) in (Subset, ConcatDataset):
+        dataset = dataset.dataset if type(dataset) is Subset else next(iter(dataset.datasets))
+        names.append(type(dataset).__name__)
+    return " of ".join(names) + size
 
-    ``DataLoader`` calls this function itself. The original dataset is not modified. The copy differs in these
-    attributes: ``transform`` is compiled. If the ``loader`` of a ``DatasetFolder`` is one of torchvision's PIL loaders,
-    its replacement defers decoding, or, if torchvision runs the entire transform, adds the file name to Pillow's
-    errors. ``load_bytes`` of timm's ``ImageDataset`` is True if its images are RGB. All other attributes and methods,
-    such as ``target_transform``, ``classes``, ``samples`` and ``__getitem__``, are those of the original.
+
+def find_chains(dataset: Any) -> Iterable[Chain]:
+    """Yield the translation of each ``.transform`` that returns a tensor, whose pipeline can start before the workers.
+
+    Other transforms are found when the dataset calls them.
+    """
+    for source in get_sources(dataset):
+        chain = START.through(getattr(source, "transform", None))
+        if chain is not None and chain.state.kind == "tensor":
+            yield chain
+
+
+class WrappedDataset(Dataset[T]):
+    """See ``wrap``."""
+
+    def __init__(self, dataset: Dataset[T]) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: Any) -> T:
+        is_loading = current() is not None or get_worker_info() is not None  # a loader decides, torch's decodes
+        if is_loading:
+            return self.dataset[index]
+        with deferred(Deferral(on_gpu=False, find_obstacle=lambda plan: "")):
+            return self.dataset[index]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "dataset":  # while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
+
+def wrap(dataset: Dataset[T]) -> WrappedDataset[T]:
+    """Return the same dataset, whose images are not decoded when it is read.
+
+    ``DataLoader`` reads datasets in this way itself; wrapping one shows what it gets. Reading a sample runs the
+    dataset's own code. Images of JPEGs are PIL images without pixels, and transforms, functions of torchvision and
+    methods of Pillow record what they would do. The result is a PIL image or a tensor whose pixels are computed on
+    first use, by Pillow and torchvision. Its ``encoded`` attribute is the content of the file, and
+    ``proxyloader.explain(dataset)`` prints what was recorded. Attributes of the dataset are those of the result.
 
     Args:
-        dataset: ``DatasetFolder``, ``ImageFolder``, ``ImageNet`` and their subclasses; ``Subset``, ``random_split`` and
-            ``ConcatDataset`` of such datasets, possibly nested; or any dataset that applies ``self.transform``,
-            which is or contains a torchvision or timm transform, to an RGB image. In a loader's workers, JPEGs that
-            such a dataset opens with Pillow stay encoded as well, and Pillow decodes other images.
-        compile: function that returns the replacement of a transform.
-
-    Returns:
-        The copy, or the dataset itself if nothing is replaced.
+        dataset: a map-style dataset.
 
     Raises:
-        UnsupportedTransformError: the transform is not translated.
+        TypeError: it is an IterableDataset.
     """
-    if isinstance(dataset, Subset) and type(dataset).__getitem__ is Subset.__getitem__:
-        return _replace_attributes(dataset, dataset=wrap(dataset.dataset, compile=compile))
-    if isinstance(dataset, ConcatDataset) and type(dataset).__getitem__ is ConcatDataset.__getitem__:
-        return _replace_attributes(dataset, datasets=[wrap(part, compile=compile) for part in dataset.datasets])
-    transform = getattr(dataset, "transform", None)
-    if _is_timm(dataset, "AugMixDataset"):  # ``transform`` is only the first of its three
-        return dataset
-    if transform is None or isinstance(transform, (Proxy, WorkerTransform)) or not is_image_dataset(dataset, transform):
-        return dataset
-    compiled = compile(transform)
-    changed: dict[str, Any] = {"transform": compiled}
-    if isinstance(getattr(dataset, "transforms", None), StandardTransform):
-        changed["transforms"] = StandardTransform(compiled, getattr(dataset, "target_transform", None))
-    if isinstance(dataset, DatasetFolder) and dataset.loader in (default_loader, pil_loader):
-        uses_torchvision = not find_compiled(compiled) and not (compiled is transform and PILLOW_SUPPORTS_LAZY)
-        changed["loader"] = open_decoded if uses_torchvision else open_lazy
-    if isinstance(compiled, CompiledTransform) and _is_timm(dataset, "ImageDataset"):
-        changed["load_bytes"] = getattr(dataset, "input_img_mode", None) == "RGB"
-    return _replace_attributes(dataset, **changed)
-
-
-def open_lazy(path: str) -> Image.Image | EncodedImage:
-    """Open an image like torchvision's loaders, but defer decoding, and raise ImageError if it cannot be read."""
-    deferral = current()
-    if PILLOW_SUPPORTS_LAZY and deferral is not None and not deferral.is_active:
-        return open_decoded(path)
-    encoded = EncodedImage.open(path)
-    return create_lazy_image(encoded) if PILLOW_SUPPORTS_LAZY else encoded
-
-
-def collect_compiled(dataset: Any) -> list[CompiledTransform]:
-    """Return the compiled transforms of a wrapped dataset."""
-    if isinstance(dataset, Subset):
-        return collect_compiled(dataset.dataset)
-    if isinstance(dataset, ConcatDataset):
-        return [each for part in dataset.datasets for each in collect_compiled(part)]
-    attributes = [value for value in getattr(dataset, "__dict__", {}).values() if callable(value)]
-    attributes.append(getattr(dataset, "transform", None))  # for classes with __slots__
-    return [each for value in attributes for each in find_compiled(value)]
-
-
-def collect_plans(dataset: Any) -> dict[str, Plan]:
-    """Return the plans of a wrapped dataset by key."""
-    return {each.plan.key: each.plan for each in collect_compiled(dataset)}
-
-
-def get_sample_path(dataset: Any, index: Any) -> str:
-    """Return the path of a sample of timm's ImageDataset, which returns only bytes; "" for other datasets."""
-    return str(dataset.filename(index, absolute=True)) if _is_timm(dataset, "ImageDataset") else ""
-
-
-def is_image_dataset(dataset: Any, transform: Any) -> bool:
-    """Return whether ``transform`` transforms images, rather than graphs or audio in other libraries."""
-    return isinstance(dataset, VisionDataset) or is_transform(transform) or bool(find_nested(transform))
-
-
-def _is_timm(dataset: Any, name: str) -> bool:
-    """Return whether the dataset uses ``__getitem__`` of this timm class, without importing timm."""
-    method = getattr(type(dataset), "__getitem__", None)
-    name_parts = getattr(method, "__module__", None), getattr(method, "__qualname__", None)
-    return name_parts == ("timm.data.dataset", f"{name}.__getitem__")
-
-
-def _replace_attributes(dataset: D, /, **changed: Any) -> D:
-    changed = {name: value for name, value in changed.items() if getattr(dataset, name) is not value}
-    if not changed:
-        return dataset
-    wrapped = copy.copy(dataset)
-    for name, value in changed.items():
-        try:
-            setattr(wrapped, name, value)
-        except AttributeError as error:  # a property without a setter, or a frozen dataclass
-            kind = type(dataset).__name__
-            raise TypeError(
-                f"{kind}.{name} cannot be set ({error}), but the loader replaces this attribute in a copy of the "
-                f"dataset. Make it an ordinary attribute of {kind}, or use torch.utils.data.DataLoader"
-            ) from error
-    return wrapped
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"dataset must be a map-style dataset, got {type(dataset).__name__}")
+    return WrappedDataset(dataset)

@@ -15,7 +15,7 @@ from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
-from ..errors import ImageError, InputError
+from ..errors import ImageError
 from .bad_samples import ForeignImageError, LargeImageError, get_image_error_class, is_system_fault
 from .batch_memory import batch_memory
 from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, read_jpeg_header, read_scans, still_passes
@@ -28,13 +28,6 @@ MAX_READ_BYTES = 64 << 20
 
 MAX_PIXEL_BYTES = 2**31 - 1
 """Maximum size of an uncompressed image, which DALI stores in an int."""
-
-NOT_DECODED_ADVICE = (
-    "Pass it to the transform unchanged, compile further transforms of the same image with "
-    "proxyloader.compile_transforms(transform), or get a PIL image with image.decoded(). Otherwise, use "
-    "torch.utils.data.DataLoader for this dataset"
-)
-"""Advice for code that uses an undecoded image as if it were decoded."""
 
 EMPTY = "the file is empty (0 bytes)"
 REPLACE_ADVICE = "Replace the file, or remove it from the dataset"
@@ -67,9 +60,6 @@ class EncodedImage:
     path: str = ""
     header: JpegHeader | None = field(default=None, repr=False, compare=False)
 
-    mode: ClassVar[str] = "RGB"
-    """Mode of the decoded PIL image."""
-
     _view: ClassVar[memoryview | None] = None
     """The file in the memory of its batch; see NOTE [ Reading into the slot ]."""
 
@@ -100,20 +90,6 @@ class EncodedImage:
         """(width, height) in pixels, like ``size`` of a PIL image."""
         return self.width, self.height
 
-    def convert(self, mode: str) -> EncodedImage:
-        """Return the image itself for mode "RGB", because datasets convert PIL images to it.
-
-        Raises:
-            InputError: the mode is not "RGB".
-        """
-        if mode != "RGB":
-            raise InputError(
-                f"{self.path or 'an image'}: cannot be converted to {mode!r}, because it is not decoded yet. "
-                f"{NOT_DECODED_ADVICE}",
-                code="not-decoded",
-            )
-        return self
-
     def decoded(self) -> Image.Image:
         """Decode the image with Pillow, like torchvision's ``pil_loader``.
 
@@ -129,12 +105,7 @@ class EncodedImage:
             return vars(self).setdefault("data", bytes(view))
         if name in vars(self):  # set by another thread in the meantime
             return vars(self)[name]
-        raise AttributeError(f"{name!r}: the image is not decoded yet; DALI decodes it later. {NOT_DECODED_ADVICE}")
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(
-            f"an EncodedImage cannot be converted to an array, because it is not decoded yet. {NOT_DECODED_ADVICE}"
-        )
+        raise AttributeError(name)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> EncodedImage:
@@ -219,16 +190,8 @@ class EncodedImage:
         """Create an image from a decoded RGB image, which is sent uncompressed as a PPM.
 
         Raises:
-            InputError: the mode is not "RGB".
             ImageError: the image exceeds DALI's size limit.
         """
-        if image.mode != "RGB":
-            raise InputError(
-                f"{path or 'an image'}: mode must be 'RGB' for DALI, got {image.mode!r}. Convert it to three channels "
-                "in the dataset with image.convert('RGB'), or let torchvision transform it in the worker: use "
-                "translate=True, the loader's default, or do not call compile_transforms",
-                code="wrong-mode",
-            )
         size_bytes = 3 * image.height * image.width
         if size_bytes > MAX_PIXEL_BYTES:
             reason = f"{image.width} x {image.height} pixels need {size_bytes} bytes; DALI's limit is {MAX_PIXEL_BYTES}"
@@ -277,12 +240,6 @@ def _read_content(path: str) -> bytes | memoryview | None:
         return b"".join(parts)
     finally:
         os.close(descriptor)
-
-
-def open_decoded(path: str) -> Image.Image:
-    """Open an image like torchvision's loaders, but raise ImageError if it cannot be read."""
-    data = _read(path)
-    return _decode(data if data is not None and len(data) <= MAX_READ_BYTES else None, path)
 
 
 def _read(path: str) -> bytes | memoryview | None:

@@ -14,16 +14,17 @@ loader without workers defers. There, they affect only the thread that fetches b
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any
 
 from .called_transforms import call_patches
-from .deferral import Deferral
-from .lazy_decoding import operator_patches
+from .deferral import Deferral, deferring
+from .lazy_decoding import loader_patches, operator_patches
 from .lazy_image import patch_opener
 from .pillow_calls import pillow_patches
 
@@ -38,7 +39,7 @@ def hold(deferral: Deferral) -> None:
         if not _is_held():
             _undo.append(patch_opener())
             # Before installing any, because classes inherit from each other.
-            patches = [*operator_patches(), *pillow_patches(), *call_patches()]
+            patches = [*operator_patches(), *loader_patches(), *pillow_patches(), *call_patches()]
             _undo.extend(_patch(*each) for each in patches)
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
@@ -48,6 +49,19 @@ def release(deferral: Deferral) -> None:
     with _lock:
         _holders.discard(deferral)
         _undo_unless_held()
+
+
+@contextlib.contextmanager
+def deferred(deferral: Deferral) -> Iterator[None]:
+    """Defer decoding in this thread, outside of a loader's workers."""
+    was_held = deferral in _holders
+    hold(deferral)
+    try:
+        with deferring(deferral):
+            yield
+    finally:
+        if not was_held:
+            release(deferral)
 
 
 def _is_held() -> bool:

@@ -1,4 +1,7 @@
-"""Defer decoding in ``torchvision.io``. Runs where the dataset runs.
+"""Defer decoding in ``torchvision.io`` and ``torchvision.datasets``. Runs where the dataset runs.
+
+``pil_loader``, the default of ``ImageFolder``, opens files without Pillow, which is faster, and names the file in
+errors.
 
 ``read_image``, ``decode_image`` and ``decode_jpeg`` look up operators of ``torch.ops.image`` by name. While decoding is
 deferred, these return a LazyTensor: see NOTE [ Lazy tensors ]. It has values immediately if the file is not a JPEG or
@@ -12,12 +15,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torchvision.datasets import folder
 from torchvision.io import ImageReadMode
 
 from ..transforms.chain import START_AS_TENSOR
 from .encoded_image import EncodedImage
-from .lazy_image import defers_decoding
+from .lazy_image import create_lazy_image, defers_decoding
 from .lazy_tensor import create_lazy_outputs, wrap_values
+from .pillow_calls import code_of, get_original, is_plain
 from .transformed import TransformedImage
 
 
@@ -27,6 +32,18 @@ def operator_patches() -> Iterator[tuple[Any, str, Any]]:
         operator = getattr(torch.ops.image, name, None)  # None if torchvision was built without it
         if operator is not None:
             yield torch.ops.image, name, _patch(operator)
+
+
+def loader_patches() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the owner, name and replacement of ``pil_loader``, which datasets have as an attribute."""
+    if is_plain(folder.pil_loader):
+        original = get_original(folder.pil_loader)
+
+        @functools.wraps(original)
+        def hooked(path: Any) -> Any:
+            return create_lazy_image(EncodedImage.open(path)) if defers_decoding() else original(path)
+
+        yield folder.pil_loader, "__code__", code_of(hooked)
 
 
 def _patch(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

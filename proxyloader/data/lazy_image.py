@@ -6,8 +6,7 @@ decoding until a pixel is accessed. So code that opens, converts and copies an i
 transform passes the bytes of the file on to DALI. All other code gets Pillow's pixels.
 
 This applies to all threads of a worker of a loader whose images DALI decodes. Without workers, it applies to the thread
-that fetches a batch while it does so: see ``hooks.py``. Images of Pillow 10 cannot be decoded on access, so
-``Image.open`` is not changed there.
+that fetches a batch while it does so: see ``hooks.py``.
 
 DALI decodes an image in mode L to RGB and converts it to grayscale like Pillow (``START_AS_GREY`` in
 ``transforms/chain.py``), which preserves the levels of a grayscale JPEG.
@@ -42,9 +41,6 @@ _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if nam
 
 APP1_MARKER = b"\xff\xe1"
 """Marker of APP1 segments, which hold EXIF and XMP data."""
-
-PILLOW_SUPPORTS_LAZY = isinstance(getattr(Image.Image, "im", None), property)
-"""Whether decoding on access is possible: since Pillow 11, ``im`` is a property."""
 
 Image.preinit()  # importing Pillow's formats in a worker could wait for the import lock of another thread
 
@@ -143,6 +139,8 @@ def hook_pillow() -> None:
         self.__dict__.pop(_IMAGE, None)  # last, because another thread may access pixels
 
     def get_missing(self: Image.Image, name: str) -> Any:
+        if name == "encoded" and (transformed := get_transformed(self)) is not None:
+            return transformed.image.data
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
             return object.__getattribute__(self, name)  # raises the proper error, also for properties
@@ -262,13 +260,13 @@ def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
 def defers_decoding() -> bool:
     """Return whether images stay undecoded in this thread."""
     deferral = current()
-    return PILLOW_SUPPORTS_LAZY and deferral is not None and deferral.is_active and not is_materializing()
+    return deferral is not None and deferral.is_active and not is_materializing()
 
 
 def patch_opener() -> Callable[[], None]:
     """Register ``_open`` in Pillow unless another library has registered an opener. Return an undo function."""
     opener, accept = Image.OPEN["JPEG"]
-    if opener is JpegImagePlugin.jpeg_factory and PILLOW_SUPPORTS_LAZY:
+    if opener is JpegImagePlugin.jpeg_factory:
         Image.register_open("JPEG", _open, accept)
 
     def undo() -> None:

@@ -154,6 +154,8 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         """Also called by ``tv_tensors.Image(lazy)``, to which ``as_subclass`` returns an instance."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "encoded" and isinstance(sample := self._node, ProxySample):
+            return sample.call.image.data  # type: ignore[attr-defined]
         if name != "_node":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         # ``tv_tensors.wrap(tensor, like=...)`` has set the class of a plain tensor.

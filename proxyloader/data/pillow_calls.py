@@ -40,7 +40,6 @@ from ..transforms.warp import Affine
 from .called_transforms import apply_undecoded, wrap_result
 from .deferral import Deferral, current
 from .lazy_image import (
-    PILLOW_SUPPORTS_LAZY,
     DeferredPixels,
     can_read_as,
     create_lazy_image,
@@ -98,22 +97,20 @@ def recording() -> Deferral | None:
 
 def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each function to record."""
-    if not PILLOW_SUPPORTS_LAZY:
-        return
     hook_pillow()  # first, because it replaces some of the same methods, permanently
     for note in (crop, resize, transpose, transform, convert, filter, point):
         yield Image.Image, note.__name__, _record(getattr(Image.Image, note.__name__), note)
     yield Image.Image, "paste", _record_paste(Image.Image.paste)
     for enhancer, (step, has_info) in ENHANCERS.items():
         yield enhancer, "__init__", _defer_degenerate(enhancer, step, has_info)
-    hooks = [(function, _record(_original(function), note, has_info)) for function, note, has_info in FUNCTIONS]
-    hooks += [(function, _convert(_original(function), conversion)) for function, conversion in CONVERSIONS]
-    for function, hook in (*hooks, (Image.new, _defer_new(_original(Image.new)))):
-        if _is_plain(function):
-            yield function, "__code__", _code_of(hook)
+    hooks = [(function, _record(get_original(function), note, has_info)) for function, note, has_info in FUNCTIONS]
+    hooks += [(function, _convert(get_original(function), conversion)) for function, conversion in CONVERSIONS]
+    for function, hook in (*hooks, (Image.new, _defer_new(get_original(Image.new)))):
+        if is_plain(function):
+            yield function, "__code__", code_of(hook)
 
 
-def _code_of(hook: Callable[..., Any]) -> CodeType:
+def code_of(hook: Callable[..., Any]) -> CodeType:
     """Return the code of a function that calls ``hook``, which is one of its constants."""
 
     def hooked(*args: Any, **kwargs: Any) -> Any:
@@ -124,14 +121,14 @@ def _code_of(hook: Callable[..., Any]) -> CodeType:
     return code.replace(co_consts=tuple(hook if each == "hook" else each for each in code.co_consts))
 
 
-def _is_plain(function: Any) -> bool:
+def is_plain(function: Any) -> bool:
     """Return whether the code of a function can be replaced. That of a wrapper by another library cannot."""
     return isinstance(function, FunctionType) and not function.__closure__
 
 
-def _original(function: Any) -> Any:
+def get_original(function: Any) -> Any:
     """Return a function that keeps its code when that of the given one is replaced."""
-    if not _is_plain(function):
+    if not is_plain(function):
         return function
     kept = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
     kept.__kwdefaults__ = function.__kwdefaults__
@@ -324,7 +321,7 @@ class Blank(NamedTuple):
     levels: tuple[float, ...]
 
 
-_new = _original(Image.new)
+_new = get_original(Image.new)
 
 
 def _defer_new(new: Callable[..., Image.Image]) -> Callable[..., Image.Image]:

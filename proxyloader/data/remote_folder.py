@@ -17,7 +17,7 @@ from .._validation import check_int
 from ..errors import ImageError
 from .bad_samples import MissingImageError
 from .encoded_image import REPLACE_ADVICE, SYSTEM_ADVICE, EncodedImage
-from .lazy_image import PILLOW_SUPPORTS_LAZY, create_lazy_image
+from .lazy_image import create_lazy_image
 
 FIRST_PAUSE_S = 0.1
 """Pause before the first retry, in seconds. It doubles with each retry."""
@@ -185,8 +185,7 @@ def _open(data: bytes | Exception, url: str) -> Image.Image:
         reason = f"cannot be fetched: {data or type(data).__name__}"
         message = f"{url}: {reason}. {SYSTEM_ADVICE}"
         raise ImageError(message, code="machine", path=url, reason=reason, errno=errno.ETIMEDOUT) from data
-    encoded = EncodedImage.from_bytes(data, url)
-    return create_lazy_image(encoded) if PILLOW_SUPPORTS_LAZY else encoded.decoded()
+    return create_lazy_image(EncodedImage.from_bytes(data, url))
 
 
 def _get_package(url: str) -> str:

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .._random_state import get_rng_states, use_rng_states
+from .._random_state import get_rng_states, set_rng_states, use_rng_states
 from ..transforms.chain import START, START_AS_GREY, Chain
-from ..transforms.plan import Branch, ParamRow, Plan, Size
+from ..transforms.plan import Branch, ParamRow, Plan, Size, Untranslatable
 from .encoded_image import EncodedImage
 from .placeholders import ProxyInputs
 
@@ -180,12 +180,28 @@ class TransformedImage(ProxyInputs):
         """Whether torchvision has computed the image."""
         return self._materialized is not None
 
-    def apply(self, chain: Chain) -> TransformedImage:
-        """Apply the last transforms of a chain by sampling their parameters."""
-        row, size = self.row.copy(), self.size
-        states = get_rng_states(chain.draws_beside_torch) if chain.draws else None
+    @classmethod
+    def sample(cls, image: EncodedImage, chain: Chain) -> TransformedImage:
+        """Sample the parameters of a chain for an image whose pixels the worker never needs."""
+        row, size = ParamRow(), (image.height, image.width)
         for step in chain.sampling_steps:
             size = step.sample_params(size, row)
+        return cls(image, None, chain, (), row, size)
+
+    def apply(self, chain: Chain) -> TransformedImage:
+        """Apply the last transforms of a chain by sampling their parameters.
+
+        Untranslatable: the image is too small, for example. No numbers have been drawn.
+        """
+        row, size = self.row.copy(), self.size
+        states = get_rng_states(chain.draws_beside_torch) if chain.draws else None
+        try:
+            for step in chain.sampling_steps:
+                size = step.sample_params(size, row)
+        except Untranslatable:
+            if states is not None:
+                set_rng_states(states)
+            raise
         return TransformedImage(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
 
     def note(self, steps: Branch, numbers: Sequence[Any], size: Size, again: Callable[[Any], Any]) -> TransformedImage:

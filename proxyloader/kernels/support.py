@@ -12,8 +12,7 @@ import PIL
 import pynvml
 import torch
 
-from ..transforms.plan import Branch, Plan, iter_steps
-from ..transforms.registry import Part
+from ..transforms.plan import Plan, iter_steps
 from .compiler import KernelError, _check, _nvrtc
 from .operations import get_missing_kernel
 
@@ -33,16 +32,6 @@ def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ())
     if names := {type(step).__name__ for step in iter_steps(plan.steps)}.intersection(left_out):
         return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(names))}"
     return get_missing_kernel(plan)
-
-
-def explain_obstacle(transform: Part, has_kernels: bool) -> str:
-    """Return the first part of a transform that has an obstacle, and the obstacle; "" if there is none."""
-    steps: Branch = ()
-    for part in transform.on_the_way():
-        steps += part.steps
-        if why := find_obstacle(Plan(steps, part.state), has_kernels):
-            return f"{type(part.transform).__name__}: {why}"
-    return ""
 
 
 @functools.cache

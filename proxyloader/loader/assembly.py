@@ -17,11 +17,11 @@ from ..data.lazy_tensor import RESIZE, check_same_size
 from ..errors import ImageError, PipelineError
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import KERNELS, ContentUnpickler
+from .backend import ImageCounts
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
 from .recovery import BatchRecovery, RecoveredBatch
 from .stats import WAIT, profile_row
-from .strategy import ImageCounts
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs

@@ -20,22 +20,22 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import Translated, get_length, get_sources
+from ..data.dataset import describe_dataset, find_chains, get_length, get_sources
 from ..data.deferral import Deferral
-from ..data.live_dataset import LiveDataset
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
+from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import unwrap_batch_sampler
 from ..workers.scan_checks import PassedSamples
 from .assembly import BatchAssembler
+from .backend import NO_DALI, NO_SERVER, ImageCounts, describe_backend, find_torch_reason, uses_proxy
 from .checkpoint import CheckpointedLoader
 from .feed import Feed
 from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
 from .plan_servers import PlanServers
 from .stats import LoaderStats, StatsRecorder
-from .strategy import ImageCounts, describe_backend, describe_dataset, translate_dataset
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -77,9 +77,8 @@ class DataLoader(CheckpointedLoader[T]):
 
     Args:
         dataset: the dataset. JPEGs that its ``__getitem__`` reads with ``Image.open`` or ``torchvision.io`` are decoded
-            lazily. DALI performs the supported transforms of torchvision and timm, wherever they are called, and they
-            return lazy tensors. Code that uses pixels or values gets those of the stock loader. The loader uses a copy
-            of the dataset with another ``.transform``; see ``proxyloader.wrap``.
+            lazily. What torchvision, timm, Pillow or the dataset's own code would do to them is recorded, and done on
+            ``device``. Code that uses pixels or values gets those of the stock loader.
         collate_fn: as in torch. It runs in the worker, or in the main process for samples of a ``server``.
         num_workers: as in torch. With 0, images are decoded in the calling thread.
         device: device of the images. Default: the current CUDA device if there is one, else the CPU. In a script under
@@ -102,12 +101,11 @@ class DataLoader(CheckpointedLoader[T]):
         check_scans: search JPEGs for lost blocks in the worker before a GPU decodes them for the first time, and let
             Pillow decode damaged files. If False, a damaged image may show parts of other images. ``proxyloader
             verify`` checks all files of a dataset completely.
-        translate: True lets DALI perform the supported transforms, and leaves the rest to torchvision in the workers:
-            unsupported transforms and inputs, and, without a GPU, transforms that are faster in torchvision. If this
-            slows down the first epoch, a warning names the transform. "all" raises at construction if a part of the
-            dataset's ``.transform`` is unsupported, and at the sample if DALI does not accept an input. False lets
-            torch load the dataset without DALI. Four-dimensional tensors then count as images and are returned on
-            ``device``. ``dtype``, ``memory_format``, ``seed``, ``on_error`` and checkpoints work as with DALI.
+        translate: whether images are decoded and transformed on ``device``. What cannot be recorded, and without a GPU,
+            what is faster in torchvision, is left to the workers. If this slows down the first epoch, a warning names
+            the transform or the line of code; see ``proxyloader.explain``. False lets torch load the dataset without
+            DALI. Four-dimensional tensors then count as images and are returned on ``device``. ``dtype``,
+            ``memory_format``, ``seed``, ``on_error`` and checkpoints work as with DALI.
         num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
             ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
             each process loads the whole dataset, as in torch. With ``shuffle=True``, the order depends only on the
@@ -127,8 +125,6 @@ class DataLoader(CheckpointedLoader[T]):
             misspelled names.
 
     Raises:
-        UnsupportedTransformError: a part of ``.transform`` is unsupported, and ``translate`` is "all". The error names
-            its position and class.
         ImageError: an image cannot be read. ``next()`` raises it at the batch of the image, with the dataset index and
             the file. The loop may continue with the next batch.
         TypeError, ValueError: an argument is invalid, or two arguments contradict each other.
@@ -177,7 +173,7 @@ class DataLoader(CheckpointedLoader[T]):
         seed: int | None = None,
         on_error: OnError = "raise",
         check_scans: bool = True,
-        translate: bool | Literal["all"] = True,
+        translate: bool = True,
         num_shards: int | Auto | World | None = None,
         last_batch_policy: str | enum.Enum | None = None,
         prefetch: int = 2,
@@ -230,7 +226,7 @@ class DataLoader(CheckpointedLoader[T]):
         self.seed = seed
         self.on_error: OnError = on_error
         self.check_scans = check_scans
-        self.translate: bool | Literal["all"] = translate
+        self.translate = translate
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
@@ -245,7 +241,11 @@ class DataLoader(CheckpointedLoader[T]):
             from .accelerate import patch_accelerate
 
             patch_accelerate()
-        self._log_translation(self._translate())  # reports unsupported transforms at construction
+        if (reason := self._torch_reason) == NO_DALI:
+            self._warn(f"{reason}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice")
+        if not reason and server is None and uses_proxy(dataset):
+            self._warn(NO_SERVER)
+        self._find_plans()  # reports a dtype that no batch can have
 
     _is_accelerate_prepared = _IsPrepared()
 
@@ -331,11 +331,10 @@ class DataLoader(CheckpointedLoader[T]):
     def backend(self) -> str:
         """What loads the images: "DALI on cuda: ..." with the transforms, or "torch: ..." with the reason.
 
-        Transforms that are not stored in an attribute of the dataset are known after the first batch.
+        Transforms that are not stored in the attribute ``transform`` of the dataset are known after the first batch.
         """
-        translated = self._translate()
-        plans = (translated.plans | self._servers.discovered).values()
-        return describe_backend(translated, plans, self._options, self._loader_state is not None, self._counts)
+        plans = (self._find_plans() | self._servers.discovered).values()
+        return describe_backend(self._torch_reason, plans, self._options, self._loader_state is not None, self._counts)
 
     def stats(self) -> LoaderStats:
         """Return counts since the loader was created, and the times of its last 1,000 batches.
@@ -375,30 +374,40 @@ class DataLoader(CheckpointedLoader[T]):
                 uses_torch_batches = not must_roll_back and self._uses_torch_batches(False, loader_state)
                 pool.uses_torch_batches = pool.requests.yields_indices = uses_torch_batches
             return pool  # persistent workers keep their dataset
-        translate, options = self._translate, self._options
-        translated = translate()
-        self._log_translation(translated)
+        options, reason = self._options, self._torch_reason
         transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
         counts.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
-        if self._uses_torch_batches(translated.never_uses_dali and not translated.plans, loader_state):
-            self._pool = WorkerPool.build_torch(self, translated)
+        sends_to_gpu = not options.translate and options.on_gpu
+        if self._uses_torch_batches(bool(reason) and not sends_to_gpu, loader_state):
+            self._pool = WorkerPool.build_torch(self)
             return self._pool
-        live = None if self.num_workers else LiveDataset(self.dataset, lambda: translate().dataset)
         arena = pool.reusable_arena() if pool is not None else None
         if not (options.check_scans and options.on_gpu):
             self._passed_samples = None
         elif self._passed_samples is None:
-            self._passed_samples = PassedSamples(get_length(translated.dataset) or 0)
-        dataset = translated.dataset if live is None else live()
-        translated = translated._replace(dataset=dataset, plans=translated.plans | discovered)
-        deferral = None
-        if options.server is None:  # continue as an earlier epoch with the same transforms has ended
+            self._passed_samples = PassedSamples(get_length(self.dataset) or 0)
+        plans, deferral = self._find_plans() | discovered, None
+        if options.server is None and not reason:  # continue as an earlier epoch with the same transforms has ended
             has_fallen_back = counts.has_fallen_back
             has_images = has_fallen_back and counts.has_images
             deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images)
-        self._pool = WorkerPool.build(self, translated, arena, self._passed_samples, loader_state, live, deferral)
+        self._pool = WorkerPool.build(self, plans, arena, self._passed_samples, loader_state, deferral)
         return self._pool
+
+    @property
+    def _torch_reason(self) -> str:
+        return find_torch_reason(self.dataset, self._options)
+
+    def _find_plans(self) -> dict[str, Plan]:
+        """Return the plans known before the dataset is read, by key. ValueError: the dtype does not fit one."""
+        options = self._options
+        if self._torch_reason:
+            return {}
+        plans = [chain.plan for chain in find_chains(self.dataset) if not options.find_obstacle(chain.plan)]
+        for plan in plans:
+            options.format.check(plan)
+        return {plan.key: plan for plan in plans}
 
     def _uses_torch_batches(self, never_uses_dali: bool, loader_state: LoaderState) -> bool:
         """Return whether torch's own loader produces the batches of the next epoch.
@@ -423,12 +432,6 @@ class DataLoader(CheckpointedLoader[T]):
             "_recorder": StatsRecorder(describe_dataset(self.dataset), self.num_workers),
         }
 
-    def _log_translation(self, translated: Translated) -> None:
-        """Log the warnings of a translation, and keep its reasons for later ones."""
-        self._counts.not_translated, self._counts.reason = translated.not_translated, translated.reason
-        for warning in translated.warnings:
-            self._warn(warning)
-
     def _warn(self, warning: str) -> None:
         """Log a warning, once per loader."""
         if warning not in self._logged:
@@ -446,12 +449,6 @@ class DataLoader(CheckpointedLoader[T]):
         is_short = time.monotonic() - self._first_epoch_s < SHORT_EPOCH_S
         if is_forked and is_short and self._servers.queues and not self._options.on_gpu:
             self._warn(FORK_WARNING)
-
-    @property
-    def _translate(self) -> Callable[[], Translated]:
-        """Return a function that translates the dataset for the workers."""
-        # It must not reference this loader, which an iterator may outlive.
-        return functools.partial(translate_dataset, self.dataset, self._options)
 
 
 def _new_process_state(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -146,7 +146,6 @@ class Feed:
                 while self._skip_batches:
                     self._skip_batches -= 1
                     next(self._batches)
-                self.pool.fetcher.refresh()
                 start_s = time.monotonic()
                 message: Any = next(self._batches)
                 self.worker_wait_s += time.monotonic() - start_s

@@ -33,7 +33,7 @@ class LoaderOptions:
     seed: int | None
     on_error: OnError
     check_scans: bool
-    translate: bool | Literal["all"]
+    translate: bool
     prefetch: int
     num_threads: int | Literal["auto"]
     hw_decoder_load: float | Literal["auto"]
@@ -48,10 +48,9 @@ class LoaderOptions:
             check_int("num_threads", self.num_threads, 1, ", or 'auto'")
             if self.num_threads > MAX_THREADS:
                 raise ValueError(f"num_threads must be at most {MAX_THREADS}, or 'auto', got {self.num_threads}")
-        if not isinstance(self.translate, bool) and self.translate != "all":
-            raise ValueError(f"translate must be True, False or 'all', got {self.translate!r}")
-        if not isinstance(self.check_scans, bool):
-            raise ValueError(f"check_scans must be True or False, got {self.check_scans!r}")
+        for name in ("translate", "check_scans"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
         load = self.hw_decoder_load
         if load != "auto" and not (isinstance(load, (int, float)) and 0 <= load <= 1):
             raise ValueError(f"hw_decoder_load must be in [0, 1] or 'auto', got {load!r}")

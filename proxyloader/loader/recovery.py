@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from .._random_state import preserve_rng
 from ..dali.output_format import stack_or_list
 from ..data.bad_samples import UnreadableSample
 from ..data.encoded_image import EncodedImage
+from ..data.hooks import deferred
 from ..errors import ImageError, PipelineError
 from ..kernels.programs import Schedule
 from ..workers.fetch import MAX_ATTEMPTS, no_replacement
@@ -152,7 +154,7 @@ class BatchRecovery:
         epoch = batch.request.epoch if batch.request is not None else 0
         candidate, attempts = index, min(MAX_ATTEMPTS, len(self._pool.fetcher.dataset) - 1)
         for _ in range(attempts):
-            with preserve_rng():
+            with preserve_rng(), self._deferring():
                 candidate, sample = self._pool.fetcher.next_readable(candidate, epoch, unreadable)
             assert self._pool.packer is not None
             single = self._pool.packer.pack_alone(sample)
@@ -163,6 +165,11 @@ class BatchRecovery:
                 return self._unpickle(single.content, recovered, single)[0]
             unreadable.extend(UnreadableSample.from_error(candidate, error) for error in recovered.failures.values())
         raise no_replacement(index, unreadable, attempts)
+
+    def _deferring(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the dataset's images are not decoded."""
+        deferral = self._pool.fetcher.deferral
+        return contextlib.nullcontext() if deferral is None else deferred(deferral)
 
     def _submit(self, run: PackedRun, inputs: Sequence[Any], schedule: Schedule | None) -> Outputs:
         server: Any = self._servers[run.server]

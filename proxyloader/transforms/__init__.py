@@ -23,7 +23,6 @@ __all__ = [
     "geometry",
     "given",
     "multi_crop",
-    "nested",
     "plan",
     "random_numbers",
     "registry",

@@ -14,9 +14,8 @@ from torchvision.transforms import v2
 from .container import at_random
 from .geometry import as_fill
 from .params import meta_image, version_of
-from .plan import Branch, Draws, ImageState, ParamRow, Size, Step
+from .plan import Branch, Draws, ImageState, ParamRow, Size, Step, Untranslatable
 from .registry import rule
-from .unsupported import wrong_place
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,11 @@ class GaussianBlur(Draws[Blur]):
     """Draws of GaussianBlur: ``get_params`` (v1) or ``make_params`` (v2)."""
 
     sigma: tuple[float, ...]
-    params_doc: ClassVar[str] = "sigma: GaussianBlur.get_params"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
-        # torch's own error would be about padding
         if any(side <= window // 2 for side, window in zip(size, self.step.window)):
-            raise ValueError(
-                f"GaussianBlur kernel of size {self.step.window} is too large for an image of size {size}: each side "
-                "must be longer than half the kernel. Add a Resize or a crop before it"
-            )
+            raise Untranslatable
         row.append(v1.GaussianBlur.get_params(*self.sigma))  # v2 draws the same number
         return size
 
@@ -97,11 +92,7 @@ class RandomErasing(Draws[Erase | EraseWithNoise]):
     scale: tuple[float, float]
     ratio: tuple[float, float]
     channels: int
-
-    @property
-    def params_doc(self) -> str:
-        noise = ", noise" if isinstance(self.step, EraseWithNoise) else ""
-        return f"top, left, height, width{noise}: RandomErasing.get_params"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         image, noisy = meta_image(*size)[: self.channels], isinstance(self.step, EraseWithNoise)
@@ -123,7 +114,7 @@ def to_hwc(values: torch.Tensor) -> NDArray[np.float32]:
 @rule(v1.RandomErasing, v2.RandomErasing)
 def random_erasing(transform: Any, state: ImageState) -> Branch:
     if state.kind == "pil" and version_of(transform) == "v1":
-        raise wrong_place("it works on tensors; put ToTensor() before it")
+        raise Untranslatable
     low, high = map(float, transform.scale)
     narrow, wide = map(float, transform.ratio)
     erase = _erase(transform.value, state)
@@ -133,14 +124,10 @@ def random_erasing(transform: Any, state: ImageState) -> Branch:
 def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
     is_noise = value is None or value == "random"  # v2 stores "random" as None
     if is_noise and state.dtype == "uint8":
-        raise wrong_place(
-            "value='random' fills with zero-mean noise, which uint8 cannot represent; "
-            "put the conversion to float before it",
-            "value",
-        )
+        raise Untranslatable
     if is_noise:
         return EraseWithNoise()
-    values = as_fill(value, state, "value")
+    values = as_fill(value, state)
     if state.dtype == "uint8":
         values = tuple(float(int(each)) for each in values)  # torch truncates to an integer
     return Erase(values)

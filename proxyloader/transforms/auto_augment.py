@@ -21,9 +21,8 @@ from torchvision.transforms import v2
 from ..lifetime import cached_property
 from . import color
 from .params import Version, meta_image, version_of
-from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step
+from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Untranslatable
 from .registry import rule
-from .unsupported import invalid
 from .warp import Affine, affine, make_warp, rotation
 
 Arguments = tuple[tuple[str, Any], ...]
@@ -180,9 +179,7 @@ class Automatic(Step):
     def operations(self) -> Branch:
         return (self.source.choice,) * self.layers
 
-    @property
-    def params_doc(self) -> str:
-        return f"operations, magnitudes: {self.source.name}.forward"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         chains, _ = self.source.draw(size)
@@ -192,7 +189,7 @@ class Automatic(Step):
 
 def _automatic(transform: Any, state: ImageState, layers: int, *arguments: str) -> Branch:
     if getattr(transform, "num_magnitude_bins", 2) < 2:
-        raise invalid("num_magnitude_bins must be >= 2, or torchvision divides by zero", "num_magnitude_bins")
+        raise Untranslatable
     return (Automatic(_operations(transform, state, state.kind, *arguments), layers),)
 
 
@@ -255,7 +252,7 @@ class AugMix(Draws[Mixture]):
     """Draws of AugMix. torchvision applies the operations to tensors, even if the input is a PIL image."""
 
     source: Operations
-    params_doc: ClassVar[str] = "chains of operations, magnitudes, weights: AugMix.forward"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         chains, ((own, others), shares) = self.source.draw(size)

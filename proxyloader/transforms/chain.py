@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomOrder
 
-from ..errors import UnsupportedTransformError
 from ..lifetime import cached_property
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
-from .registry import COMPOSES, CONTAINERS, RULES, is_changed, state_after, translate
+from .registry import COMPOSES, CONTAINERS, RULES, is_changed, iter_inside, translate
 
 MAX_CHAINS = 1024
 """Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
@@ -96,12 +95,12 @@ class Chain:
 
     @cached_property
     def plan(self) -> Plan:
-        """The plan of all steps. Raises UnsupportedTransformError if they do not end in a tensor."""
+        """The plan of all steps."""
         return plan_of(self.steps)
 
     @cached_property
     def draws(self) -> bool:
-        return any(step.params_doc for step in iter_steps(self.last_steps))
+        return any(step.draws for step in iter_steps(self.last_steps))
 
     @cached_property
     def sampling_steps(self) -> Branch:
@@ -120,30 +119,18 @@ class Chain:
         return Chain, (self.steps, self.last_steps, self.state, *settings)
 
     def _extend(self, transform: Any) -> Chain | None:
-        part = translate(transform, state=self.state)
-        if part.refused is not None:
-            return None
         try:
-            state = state_after(part)
-        except UnsupportedTransformError:
+            steps, state = translate(transform, self.state)
+        except (TypeError, ValueError):  # torchvision does not check all arguments in constructors
             return None
-        beside = any(draws_beside_torch(each.transform) for each in part)
-        return Chain(self.steps + part.steps, part.steps, state, beside, (transform,), self.num_recorded)
+        beside = any(map(draws_beside_torch, iter_inside(transform)))
+        return Chain(self.steps + steps, steps, state, beside, (transform,), self.num_recorded)
 
 
 @functools.lru_cache(maxsize=4 * MAX_CHAINS)
 def _then_steps(chain: Chain, steps: Branch) -> Chain:
     whole, state = chain.steps + steps, replace(output_state(steps, chain.state), size=None)
     return Chain(whole, steps, state, num_recorded=len(whole))
-
-
-def build_chain(plan: Plan, transform: Any) -> Chain:
-    """Return the chain of one transform that is already translated."""
-    whole = translate(transform)
-    beside = any(draws_beside_torch(each.transform) for each in whole)
-    *_, last = whole.on_the_way()
-    state = replace(plan.output, pure=state_after(last).pure)
-    return Chain(plan.steps, plan.steps, state, beside, (_frozen_copy(transform),))
 
 
 def draws_beside_torch(transform: Any) -> bool:

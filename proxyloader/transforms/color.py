@@ -16,9 +16,8 @@ from torchvision.transforms import v2
 
 from .container import at_random
 from .params import Version, arithmetic_of
-from .plan import Branch, ConstantParams, ImageState, Kind, Step
+from .plan import Branch, ConstantParams, ImageState, Kind, Step, Untranslatable
 from .registry import rule
-from .unsupported import invalid, wrong_place
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def hue_shift(factor: float, kind: Kind) -> float:
 def grayscale(transform: Any, state: ImageState) -> Branch:
     channels = transform.num_output_channels
     if channels not in (1, 3):
-        raise invalid(f"num_output_channels must be 1 or 3, got {channels!r}", "num_output_channels")
+        raise Untranslatable
     # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
     stays_gray = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     return () if state.channels == 1 and stays_gray else (Grayscale(channels, *arithmetic(transform, state)),)
@@ -158,7 +157,7 @@ def random_posterize(transform: Any, state: ImageState) -> Branch:
     require_uint8(state)
     bits, least = transform.bits, 1 if state.kind == "pil" else 0
     if not isinstance(bits, int) or not least <= bits <= 8:
-        raise invalid(f"bits must be an integer in [{least}, 8], got {bits!r}", "bits")
+        raise Untranslatable
     return (at_random(transform, ConstantParams(Posterize(), (float(bits),))),)
 
 
@@ -166,7 +165,7 @@ def random_posterize(transform: Any, state: ImageState) -> Branch:
 def random_solarize(transform: Any, state: ImageState) -> Branch:
     given, most = transform.threshold, 255 if state.dtype == "uint8" else 1
     if state.kind == "tensor" and given > most:
-        raise invalid(f"threshold must be in [0, {most}] for {state.dtype} tensors, got {given!r}", "threshold")
+        raise Untranslatable
     threshold = solarize_threshold(float(given), state.kind)
     return (at_random(transform, ConstantParams(Solarize(), (threshold,))),)
 
@@ -175,7 +174,7 @@ def random_solarize(transform: Any, state: ImageState) -> Branch:
 def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
     factor = transform.sharpness_factor
     if state.kind == "tensor" and factor < 0:
-        raise invalid(f"sharpness_factor must be >= 0 for tensors, got {factor!r}", "sharpness_factor")
+        raise Untranslatable
     sharper = ConstantParams(Sharpness(*arithmetic(transform, state)), (float(factor),))
     return (at_random(transform, sharper),)
 
@@ -193,4 +192,4 @@ def random_equalize(transform: Any, state: ImageState) -> Branch:
 
 def require_uint8(state: ImageState) -> None:
     if state.dtype != "uint8":
-        raise wrong_place("it is supported only for uint8 images; put the conversion to float after it")
+        raise Untranslatable

@@ -5,16 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .params import version_of
-from .plan import Branch, Draws, OneOf, ParamRow, Size, Step
+from .plan import Branch, Draws, OneOf, ParamRow, Size, Step, Untranslatable
 from .registry import container
-from .unsupported import invalid, unsupported
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,7 @@ class RandomApply(Draws[OneOf]):
 
     p: float
     closed: bool = False
-
-    @property
-    def params_doc(self) -> str:
-        return f"apply: torch.rand(1) {'<=' if self.closed else '<'} {self.p:g}"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         drawn = torch.rand(1)
@@ -49,10 +45,7 @@ class RandomChoice(Draws[OneOf]):
 
     p: tuple[float, ...] | None
     version: str
-
-    @property
-    def params_doc(self) -> str:
-        return f"choice: {'random.choices' if self.version == 'v1' else 'torch.multinomial'}"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         if self.version == "v1":
@@ -73,9 +66,7 @@ class RandomOrder(Step):
     def operations(self) -> Branch:
         return (self.choice,) * len(self.choice.branches)
 
-    @property
-    def params_doc(self) -> str:
-        return f"order: {'random.shuffle' if self.version == 'v1' else 'torch.randperm'}"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         order = list(range(len(self.choice.branches)))
@@ -97,7 +88,7 @@ def random_apply(transform: Any, branches: Sequence[Branch]) -> Step:
 def random_choice(transform: Any, branches: Sequence[Branch]) -> Step:
     p = None if transform.p is None else tuple(map(float, transform.p))
     if p is not None and len(p) != len(branches):
-        raise invalid(f"p has {len(p)} probabilities for {len(branches)} transforms", "p")
+        raise Untranslatable
     return RandomChoice(_one_of(branches), p, version_of(transform))
 
 
@@ -108,5 +99,5 @@ def random_order(transform: Any, branches: Sequence[Branch]) -> Step:
 
 def _one_of(branches: Sequence[Branch]) -> OneOf:
     if not branches:
-        raise unsupported("it contains no transforms; remove it", "transforms")
+        raise Untranslatable
     return OneOf(tuple(branches))

@@ -16,10 +16,9 @@ from torchvision.transforms import v2
 
 from .container import at_random
 from .fast_params import has_fast_sampling, resized_crop_box
-from .params import Version, bernoulli, meta_image, parameter_function, v2_transform, version_of
-from .plan import Branch, ImageState, ParamRow, Size, Step
+from .params import Version, bernoulli, meta_image, v2_transform, version_of
+from .plan import Branch, ImageState, ParamRow, Size, Step, Untranslatable
 from .registry import rule
-from .unsupported import invalid, unsupported
 
 Box = tuple[int, int, int, int]
 """(top, left, height, width) in pixels. Pixels outside the image have the fill value."""
@@ -29,7 +28,7 @@ class Region:
     """Base class of the regions that a crop selects.
 
     Attributes:
-        needs_kernels: see ``Step.needs_kernels``.
+        needs_kernels, draws: see ``Step``.
         inside: whether the box is always inside the image.
         size: (height, width) of the box, in pixels; None if it depends on the image. Dataclasses declare their field
             with ``field()``, or this None would become its default.
@@ -38,16 +37,12 @@ class Region:
     needs_kernels: bool = False
     inside: bool = False
     size: Size | None = None
-
-    @property
-    def params_doc(self) -> str:
-        """See ``Step.params_doc``."""
-        return ""
+    draws: bool = False
 
     @property
     def takes_numbers_ahead(self) -> bool:
         """See ``Step.takes_numbers_ahead``."""
-        return not self.params_doc
+        return not self.draws
 
     def box(self, height: int, width: int) -> Box:
         raise NotImplementedError
@@ -61,8 +56,8 @@ class RegionStep(Step):
     num_params: ClassVar[int] = 4
 
     @property
-    def params_doc(self) -> str:
-        return self.region.params_doc
+    def draws(self) -> bool:
+        return self.region.draws
 
     @property
     def takes_numbers_ahead(self) -> bool:
@@ -85,7 +80,7 @@ class Crop(RegionStep):
     def sample_params(self, size: Size, row: list[float]) -> Size:
         box = self.region.box(*size)
         if min(box[2:]) < 0:
-            raise ValueError(f"crop size must be non-negative, got {box[2:]} for image size {size} (height, width)")
+            raise Untranslatable
         row.extend(box)
         return box[2:]
 
@@ -97,10 +92,7 @@ class ReflectedCrop(RegionStep):
         top, left, height, width = box = self.region.box(*size)
         for start, wanted, side in (top, height, size[0]), (left, width, size[1]):
             if start <= -side or start + wanted >= 2 * side:
-                raise ValueError(
-                    f"padding an image of size {size} (height, width) to {box[2:]} would reflect it more than once. "
-                    "Add a Resize before it, or pad with a constant"
-                )
+                raise Untranslatable  # it would be reflected more than once
         row.extend(box)
         return height, width
 
@@ -113,10 +105,7 @@ class RandomResizedRegion(Region):
     ratio: tuple[float, ...]
     version: Version = "v1"
     inside = True
-
-    @property
-    def params_doc(self) -> str:
-        return f"top, left, height, width: RandomResizedCrop.{parameter_function(self.version)}"
+    draws = True
 
     @property
     def takes_numbers_ahead(self) -> bool:
@@ -150,10 +139,7 @@ class RandomRegion(Region):
     padding: tuple[int, int, int, int]  # left, top, right, bottom
     pad_if_needed: bool
     version: Version = "v1"
-
-    @property
-    def params_doc(self) -> str:
-        return f"top, left: RandomCrop.{parameter_function(self.version)}"
+    draws = True
 
     def box(self, height: int, width: int) -> Box:
         if self.version == "v2":
@@ -188,7 +174,7 @@ class ZoomedOutRegion(Region):
     """The box of RandomZoomOut (v2 ``make_params``): the image with a border, ``side_range`` times its size."""
 
     side_range: tuple[float, ...]
-    params_doc = "top, left, height, width: RandomZoomOut.make_params"
+    draws = True
 
     def box(self, height: int, width: int) -> Box:
         drawn = v2_transform(v2.RandomZoomOut, 0, self.side_range).make_params([meta_image(height, width)])
@@ -223,24 +209,19 @@ def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> Branch:
 
 
 def _check_padding(transform: Any, state: ImageState) -> None:
-    if state.kind == "tensor" and version_of(transform) == "v1" and not is_number(transform.fill):
-        raise invalid(
-            f"fill must be a single number for tensors, got {transform.fill!r}; use one, or the v2 class", "fill"
-        )
-    if transform.padding_mode != "constant":
-        raise unsupported(
-            f"padding_mode={transform.padding_mode!r} is not supported; use padding_mode='constant'", "padding_mode"
-        )
+    needs_number = state.kind == "tensor" and version_of(transform) == "v1"
+    if transform.padding_mode != "constant" or (needs_number and not is_number(transform.fill)):
+        raise Untranslatable
 
 
-def as_fill(fill: Any, state: ImageState, name: str = "fill") -> tuple[float, ...]:
+def as_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
     if fill is None:
         fill = 0
     values = tuple(fill) if isinstance(fill, Sequence) else (fill,)
     if not all(map(is_number, values)) or len(values) not in (1, state.channels):
-        raise unsupported(f"{name} must be a number or {state.channels} numbers, got {fill!r}", name)
+        raise Untranslatable
     if state.dtype == "uint8" and not all(0 <= value <= 255 for value in values):
-        raise unsupported(f"{name} must be in [0, 255] for uint8 images, got {fill!r}", name)
+        raise Untranslatable
     return tuple(map(float, values)) * (state.channels // len(values))
 
 
@@ -252,7 +233,7 @@ def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, i
     """Convert torchvision padding, 1, 2 or 4 numbers, to (left, top, right, bottom)."""
     given = [padding or 0] if padding is None or is_number(padding) else padding
     if len(given) not in (1, 2, 4):
-        raise invalid(f"padding must be 1, 2 or 4 numbers, got {padding!r}", "padding")
+        raise Untranslatable
     left, top, right, bottom = [int(each) for each in given] * (4 // len(given))
     if in_lrtb_order and len(given) == 4:  # v2.RandomCrop stores its padding as left, right, top, bottom
         top, right = right, top
@@ -263,7 +244,7 @@ def as_pair(size: Any) -> Size:
     given = [size] if is_number(size) else size
     height, width = int(given[0]), int(given[-1] if len(given) == 2 else given[0])
     if min(height, width) < 0:
-        raise invalid(f"size must be non-negative, got {size!r}", "size")
+        raise Untranslatable
     return height, width
 
 
@@ -277,10 +258,7 @@ class Flip(Step):
     needs_kernels: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = True
     takes_numbers_ahead: ClassVar[bool] = True
-
-    @property
-    def params_doc(self) -> str:
-        return f"apply: torch.rand(1) < {self.p:g}"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.append(float(bernoulli(self.p)))

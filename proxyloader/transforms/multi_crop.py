@@ -8,9 +8,8 @@ from typing import Any
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..errors import UnsupportedTransformError
 from .geometry import Box, CenterRegion, Crop, Flip, Region, as_pair
-from .plan import Branch, ConstantParams, ImageState, ParamRow, Size, Step
+from .plan import Branch, ConstantParams, ImageState, ParamRow, Size, Step, Untranslatable
 from .registry import rule
 
 
@@ -33,13 +32,13 @@ class Views(Step):
 
     def output_state(self, state: ImageState) -> ImageState:
         if state.images > 1:
-            raise UnsupportedTransformError("an earlier transform returns multiple images", code="several-images")
+            raise Untranslatable
         return replace(self.branches[0][-1].output_state(state), images=len(self.branches))
 
 
 @dataclass(frozen=True)
 class CornerRegion(Region):
-    """The box of one of the four corners of ``functional.five_crop``. ``box`` raises ValueError for smaller images."""
+    """The box of one of the four corners of ``functional.five_crop``. Smaller images raise Untranslatable."""
 
     size: Size = field()
     bottom: bool
@@ -49,7 +48,7 @@ class CornerRegion(Region):
     def box(self, height: int, width: int) -> Box:
         top, left = height - self.size[0], width - self.size[1]
         if top < 0 or left < 0:
-            raise ValueError(f"FiveCrop or TenCrop size {self.size} is larger than the image size {(height, width)}")
+            raise Untranslatable
         return top if self.bottom else 0, left if self.right else 0, *self.size
 
 

@@ -38,11 +38,6 @@ def v2_transform(cls: type[v2.Transform], *arguments: Any) -> v2.Transform:
     return cls(*arguments)
 
 
-def parameter_function(version: Version) -> str:
-    """Return the name of the method that samples the parameters of a transform."""
-    return "get_params" if version == "v1" else "make_params"
-
-
 def version_of(transform: Any) -> Version:
     return "v2" if isinstance(transform, v2.Transform) else "v1"
 

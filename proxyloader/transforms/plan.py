@@ -15,8 +15,12 @@ from typing import ClassVar, Generic, Literal, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UnsupportedTransformError
 from ..lifetime import cached_property
+
+
+class Untranslatable(ValueError):
+    """A transform, its arguments or its place has no equivalent steps, so torchvision's code runs."""
+
 
 Size = tuple[int, int]
 """(height, width) in pixels."""
@@ -106,14 +110,14 @@ class Step:
         return (self,)
 
     @property
-    def params_doc(self) -> str:
-        """Values drawn by ``sample_params``, and the function of torchvision, torch or Python used; "" for none."""
-        return ""
+    def draws(self) -> bool:
+        """Whether ``sample_params`` draws random numbers."""
+        return False
 
     @property
     def takes_numbers_ahead(self) -> bool:
         """Whether its numbers may be drawn ahead: see NOTE [ Numbers drawn in advance ] in ``random_numbers.py``."""
-        return not self.params_doc
+        return not self.draws
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         """Append this step's columns for an image of ``size`` to ``row``. Return the output size.
@@ -173,16 +177,8 @@ class OneOf(Step):
     def output_state(self, state: ImageState) -> ImageState:
         found = [output_state(branch, state) for branch in self.branches]
         alike = {replace(each, size=None) for each in found}
-        if any(each.images > state.images for each in found):
-            raise UnsupportedTransformError(
-                "it contains a transform that returns multiple images; move that out of it", code="several-images"
-            )
-        if len(alike) > 1:
-            raise UnsupportedTransformError(
-                "its output is random in kind, dtype or channels; "
-                "move the transforms that change them before or after it",
-                code="chance",
-            )
+        if any(each.images > state.images for each in found) or len(alike) > 1:
+            raise Untranslatable  # the number, kind, dtype or channels of its output are random
         size = found[0].size if len({each.size for each in found}) == 1 else None
         return replace(found[0], size=size)
 
@@ -260,13 +256,5 @@ class Plan:
 
 
 def plan_of(steps: Branch) -> Plan:
-    """Check that the steps end in a tensor, and return the plan."""
-    state = output_state(steps, ImageState())
-    if state.kind == "pil":
-        raise UnsupportedTransformError(
-            "the transform returns a PIL image, which cannot be batched. "
-            "Add transforms.ToTensor() (or v2.ToImage() and v2.ToDtype(torch.float32, scale=True)) at the end. "
-            "(If the dataset itself decodes images to tensors, use torch's DataLoader)",
-            code="no-tensor",
-        )
-    return Plan(steps, state)
+    """Return the plan of the steps of an RGB PIL image."""
+    return Plan(steps, output_state(steps, ImageState()))

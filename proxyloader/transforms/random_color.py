@@ -12,9 +12,8 @@ from torchvision.transforms import v2
 from ..lifetime import cached_property
 from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, arithmetic, hue_shift
 from .params import Version, meta_image, v2_transform
-from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step
+from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Untranslatable
 from .registry import rule
-from .unsupported import wrong_place
 
 Range = tuple[float, float]
 
@@ -45,9 +44,7 @@ class ColorJitter(Step):
     def operations(self) -> Branch:
         return (self.choice,) * sum(each is not None for each in self.ranges)
 
-    @property
-    def params_doc(self) -> str:
-        return f"order, {len(self.operations)} factors: ColorJitter.get_params"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         order, *factors = v1.ColorJitter.get_params(*self.ranges)  # v2 draws the same numbers
@@ -67,7 +64,7 @@ class PhotometricDistort(Step):
     ranges: tuple[Range, ...]
     p: float
     kind: Kind
-    params_doc: ClassVar[str] = "adjustments, factors, channel permutation: RandomPhotometricDistort.make_params"
+    draws: ClassVar[bool] = True
 
     @cached_property
     def choices(self) -> tuple[OneOf, ...]:
@@ -101,7 +98,7 @@ class PhotometricDistort(Step):
 class RandomChannelOrder(Draws[ChannelOrder]):
     """Draws of RandomChannelPermutation (v2)."""
 
-    params_doc: ClassVar[str] = "channel permutation: torch.randperm(3)"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         row.extend(torch.randperm(3).tolist())
@@ -133,4 +130,4 @@ def random_channel_permutation(transform: Any, state: ImageState) -> Branch:
 
 def _require_rgb(state: ImageState) -> None:
     if state.channels != 3:
-        raise wrong_place(f"it requires images with 3 channels, got {state.channels}")
+        raise Untranslatable

@@ -24,7 +24,7 @@ class RandomRotation(Draws[Affine]):
     expand: bool
     center: tuple[float, ...] | None
     version: Version
-    params_doc: ClassVar[str] = "angle: RandomRotation.get_params"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         angle = v1.RandomRotation.get_params(list(self.degrees))  # v2 draws the same number
@@ -54,7 +54,7 @@ class RandomAffine(Draws[Affine]):
     shear: tuple[float, ...] | None
     center: tuple[float, ...] | None
     version: Version
-    params_doc: ClassVar[str] = "angle, translation, scale, shear: RandomAffine.get_params"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         ranges = self.degrees, self.translate, self.scale, self.shear  # v2 draws the same numbers
@@ -77,7 +77,7 @@ class RandomPerspective(Draws[Perspective]):
     """Draws of RandomPerspective if it is applied."""
 
     distortion_scale: float
-    params_doc: ClassVar[str] = "corners: RandomPerspective.get_params"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         start, end = v1.RandomPerspective.get_params(size[1], size[0], self.distortion_scale)

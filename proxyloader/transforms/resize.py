@@ -19,9 +19,8 @@ from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resi
 
 from .geometry import Crop, IndexSelect, RandomResizedRegion, as_pair
 from .params import Version, meta_image, v2_transform, version_of
-from .plan import Branch, ImageState, ParamRow, Size, Step
+from .plan import Branch, ImageState, ParamRow, Size, Step, Untranslatable
 from .registry import rule
-from .unsupported import invalid, unsupported, wrong_place
 
 
 class NewSize(Protocol):
@@ -36,8 +35,8 @@ class NewSize(Protocol):
         """Shorter edge, in pixels, of the smallest target size for a square image."""
 
     @property
-    def params_doc(self) -> str:
-        """See ``Step.params_doc``."""
+    def draws(self) -> bool:
+        """See ``Step.draws``."""
 
     def resolve(self, size: Size) -> Size: ...
 
@@ -53,7 +52,7 @@ class Target:
 
     size: tuple[int, ...] | None
     max_size: int | None = None
-    params_doc: ClassVar[str] = ""
+    draws: ClassVar[bool] = False
 
     @property
     def fixed(self) -> Size | None:
@@ -75,10 +74,7 @@ class DrawnSize:
     arguments: tuple[Any, ...]
     min_edge: int
     fixed: ClassVar[None] = None
-
-    @property
-    def params_doc(self) -> str:
-        return f"height, width: {self.name}.make_params"
+    draws: ClassVar[bool] = True
 
     def resolve(self, size: Size) -> Size:
         drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([meta_image(*size)])["size"]
@@ -105,17 +101,17 @@ class ResizeStep(Step):
     to: NewSize
 
     @property
-    def params_doc(self) -> str:
-        return self.to.params_doc
+    def draws(self) -> bool:
+        return self.to.draws
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.to.fixed)
 
     def new_size(self, size: Size) -> Size:
-        """Return the size after the step. Raise ValueError if a side is 0."""
+        """Return the size after the step. Raise Untranslatable if a side is 0."""
         new_size = self.to.resolve(size)
         if 0 in new_size:
-            raise ValueError(f"resizing an image of size {size} (height, width) to {new_size} leaves no pixels")
+            raise Untranslatable
         return new_size
 
 
@@ -210,10 +206,7 @@ def _pillow_nearest(line: Line, new_count: int) -> Line:
 @rule(v2.RandomResize)
 def random_resize(transform: v2.RandomResize, state: ImageState) -> Branch:
     if transform.min_size >= transform.max_size:
-        raise invalid(
-            f"min_size must be less than max_size, got min_size={transform.min_size} and max_size={transform.max_size}",
-            "min_size",
-        )
+        raise Untranslatable
     arguments = transform.min_size, transform.max_size
     return (resize_like(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
 
@@ -246,16 +239,16 @@ def random_resized_crop(transform: Any, state: ImageState) -> Branch:
 def parse_size(size: Any, max_size: int | None = None) -> NewSize:
     """Return the target size given by ``size`` and ``max_size`` of torchvision's Resize."""
     if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
-        raise invalid(f"size must be an integer or integers, got {size!r}", "size")
+        raise Untranslatable
     if isinstance(size, Sequence) and len(size) == 2:
         if max_size is not None:
-            raise invalid(f"max_size={max_size} requires a single number as size, got size={size!r}", "max_size")
+            raise Untranslatable
         return Target(as_pair(size))
     shorter = int(size[0]) if isinstance(size, Sequence) else size
     if shorter is not None and shorter < 1:
-        raise invalid(f"size must be positive, got {shorter}", "size")
+        raise Untranslatable
     if shorter is not None and max_size is not None and max_size <= shorter:
-        raise invalid(f"max_size={max_size} must be greater than size={shorter}", "max_size")
+        raise Untranslatable
     return Target(None if shorter is None else (shorter,), max_size)
 
 
@@ -275,21 +268,14 @@ def resize_to(
     mode = interpolation_value(interpolation)
     if mode in ("nearest", "nearest-exact"):
         return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
-    if mode not in ("bilinear", "bicubic", "lanczos"):
-        known = "nearest, nearest-exact, bilinear, bicubic or lanczos"
-        raise unsupported(f"interpolation must be {known}, got {mode!r}", "interpolation")
-    if state.kind == "tensor" and mode == "lanczos":
-        raise wrong_place(
-            "interpolation 'lanczos' is not supported for tensors (in torchvision, only by the newest v2 classes); "
-            "put the resize before the conversion to a tensor",
-            "interpolation",
-        )
+    if mode not in ("bilinear", "bicubic", "lanczos") or (state.kind == "tensor" and mode == "lanczos"):
+        raise Untranslatable
     # torchvision always antialiases PIL images, regardless of the argument. For tensors, None means False.
     smooth = True if state.kind == "pil" else bool(antialias)
     # v1 resizes tensors as floats, and so does v2, unless torchvision expects integers to be faster on this CPU.
     has_integers = version == "v2" and state.dtype == "uint8" and resizes_integers(InterpolationMode(mode))
     if mode == "bicubic" and not smooth:
-        raise unsupported("bicubic is supported only with antialias=True", "antialias")
+        raise Untranslatable
     rounding = "pil" if state.kind == "pil" else "torch" if has_integers else None
     return Resize(to, mode, smooth, rounding, is_crop)  # type: ignore[arg-type]
 

@@ -16,12 +16,11 @@ from timm.data import random_erasing, transforms
 from .augment import Erase, EraseByColor, EraseWithNoise, to_hwc
 from .geometry import Box, CenterRegion, Crop, ReflectedCrop, Region, as_fill, as_pair
 from .params import meta_image
-from .plan import Branch, Draws, ImageState, OneOf, ParamRow, Size, Step
+from .plan import Branch, Draws, ImageState, OneOf, ParamRow, Size, Step, Untranslatable
 from .registry import rule
 from .resize import NewSize, Resize, ResizeNearest, Target, resize_to
 from .type_conversion import ToFloat, ToTensor, pil_to_tensor, tensor_already
 from .type_conversion import to_tensor as to_scaled_tensor
-from .unsupported import unsupported, wrong_place
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class RandomResizedRegion(Region):
     scale: tuple[float, ...]
     ratio: tuple[float, ...]
     inside = True
-    params_doc: ClassVar[str] = "top, left, height, width: RandomResizedCropAndInterpolation.get_params"
+    draws = True
 
     def box(self, height: int, width: int) -> Box:
         drawn = transforms.RandomResizedCropAndInterpolation.get_params(
@@ -47,7 +46,7 @@ class RandomRegion(Region):
     """The box of RandomCropOrPad."""
 
     size: Size = field()
-    params_doc: ClassVar[str] = "top, left: RandomCropOrPad.get_params"
+    draws = True
 
     def box(self, height: int, width: int) -> Box:
         return *transforms.RandomCropOrPad.get_params(meta_image(height, width), self.size), *self.size
@@ -58,7 +57,7 @@ class RandomPaddedRegion(Region):
     """The box of RandomPad."""
 
     least: Size
-    params_doc: ClassVar[str] = "left, top: RandomPad.get_params"
+    draws = True
 
     def box(self, height: int, width: int) -> Box:
         left, top, right, bottom = transforms.RandomPad.get_params(meta_image(height, width), self.least)
@@ -80,7 +79,7 @@ class TrimmedRegion(Region):
 
 def _check_not_empty(size: Size, new_size: Size) -> None:
     if min(new_size) <= 0:  # Pillow also rejects empty images, with another message
-        raise ValueError(f"cropping an image of size {size} (height, width) to {new_size} leaves no pixels")
+        raise Untranslatable
 
 
 @rule(transforms.CenterCropOrPad)
@@ -111,12 +110,12 @@ def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
         return (ReflectedCrop(region),)
     if transform.padding_mode == "constant":
         return (Crop(region, as_fill(transform.fill, state)),)
-    raise unsupported(f"padding_mode must be 'constant' or 'reflect', got {transform.padding_mode!r}", "padding_mode")
+    raise Untranslatable
 
 
 def _require_pil(state: ImageState) -> None:
     if state.kind != "pil":
-        raise wrong_place("it is supported only for PIL images; put it before the conversion to a tensor")
+        raise Untranslatable
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class DrawnSize:
     min_edge: int
     arguments: tuple[Any, ...]
     fixed: ClassVar[None] = None
-    params_doc: ClassVar[str] = "height, width: ResizeKeepRatio.get_params"
+    draws: ClassVar[bool] = True
 
     def resolve(self, size: Size) -> Size:
         height, width = transforms.ResizeKeepRatio.get_params(meta_image(*size), *self.arguments)
@@ -143,9 +142,7 @@ class RandomInterpolation(Step):
     def operations(self) -> Branch:
         return (OneOf(tuple((each,) for each in self.resizes)),)
 
-    @property
-    def params_doc(self) -> str:
-        return "; ".join(filter(None, [self.resizes[0].to.params_doc, "interpolation: random.choice"]))
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         to = Target(self.resizes[0].to.resolve(size))
@@ -198,7 +195,7 @@ def to_tensor(transform: Any, state: ImageState) -> Branch:
     if state.kind == "tensor":
         return tensor_already(transform)
     if transform.dtype not in (torch.float32, torch.uint8):
-        raise unsupported(f"dtype must be torch.float32 or torch.uint8, got {transform.dtype}", "dtype")
+        raise Untranslatable
     return (ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),)
 
 
@@ -228,11 +225,7 @@ class RandomErasing(Draws[OneOf]):
     mode: str
     others: tuple[tuple[str, Any], ...]
     channels: int
-
-    @property
-    def params_doc(self) -> str:
-        values = {"rand": ", color", "pixel": ", noise"}.get(self.mode, "")
-        return f"apply, number of boxes, top, left, height, width{values} of each: RandomErasing._erase"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: ParamRow) -> Size:
         erased = _BoxRecorder()
@@ -252,16 +245,9 @@ class RandomErasing(Draws[OneOf]):
 
 @rule(random_erasing.RandomErasing)
 def erase_at_random(transform: Any, state: ImageState) -> Branch:
-    if state.kind == "pil":
-        raise wrong_place("it works on tensors; put MaybeToTensor() before it")
-    if str(transform.device) != "cpu":
-        raise unsupported(f"device must be 'cpu' to draw values in workers, got {str(transform.device)!r}", "device")
-    if transform.mode in ("rand", "pixel") and state.dtype != "float32":
-        raise wrong_place(
-            f"mode={transform.mode!r} fills with zero-mean values, which uint8 cannot represent; "
-            "put the conversion to float before it",
-            "mode",
-        )
+    is_noise_of_levels = transform.mode in ("rand", "pixel") and state.dtype != "float32"
+    if state.kind == "pil" or str(transform.device) != "cpu" or is_noise_of_levels:
+        raise Untranslatable
     kinds: dict[str, EraseByColor | EraseWithNoise] = {"rand": EraseByColor(state.channels), "pixel": EraseWithNoise()}
     erase = kinds.get(transform.mode) or Erase((0.0,) * state.channels)
     names = ("probability", "min_area", "max_area", "log_aspect_ratio", "min_count", "max_count")

@@ -18,10 +18,9 @@ from . import color
 from .augment import BoxBlur
 from .auto_augment import Arguments, Blend, BranchParams, Mixture, put_chain
 from .geometry import as_fill
-from .plan import Branch, Draws, ImageState, OneOf, Size, Step
+from .plan import Branch, Draws, ImageState, OneOf, Size, Step, Untranslatable
 from .registry import rule
 from .resize import interpolation_value
-from .unsupported import invalid, unsupported, wrong_place
 from .warp import Affine, rotation
 
 Operation = tuple[str, float, float, Arguments]
@@ -59,7 +58,7 @@ def _warp(resample: Any, fill: Sequence[float]) -> Affine:
     mode = interpolation_value(resample)
     if mode in ("nearest", "bilinear", "bicubic"):
         return Affine(mode, tuple(fill))  # type: ignore[arg-type]
-    raise invalid(f"interpolation must be 'nearest', 'bilinear' or 'bicubic', got {mode!r}", "interpolation")
+    raise Untranslatable
 
 
 class _Recorder:
@@ -138,9 +137,7 @@ class Automatic(Step):
     def operations(self) -> Branch:
         return (self.choice,) * self.layers
 
-    @property
-    def params_doc(self) -> str:
-        return f"operations, magnitudes, interpolations: {self.name}.__call__"
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         image = _Recorder(size)
@@ -165,10 +162,7 @@ class AugMix(Draws[Blend]):
     alpha: float
     width: int
     depth: int
-    params_doc: ClassVar[str] = (
-        "weights, chains of operations: numpy.random.dirichlet, beta, randint, choice; "
-        "magnitudes, interpolations: AugmentOp.__call__"
-    )
+    draws: ClassVar[bool] = True
 
     def sample_params(self, size: Size, row: list[float]) -> Size:
         weights = np.float32(np.random.dirichlet([self.alpha] * self.width))
@@ -189,16 +183,14 @@ def _describe(operations: Iterable[Any], state: ImageState) -> tuple[tuple[Opera
     made: list[Operation] = []
     steps: list[Step] = []
     if state.kind != "pil" or state.channels != 3:
-        raise wrong_place(
-            "it is supported only for PIL images with 3 channels; put it before the conversion to a tensor"
-        )
+        raise Untranslatable
     for each in operations:
         if type(each) is not auto_augment.AugmentOp or each.aug_fn not in {*COLORS, *BLURS, *WARPS}:
-            raise unsupported(f"operation {each} is not one of timm's, which alone are supported", "ops")
+            raise Untranslatable
         fill, resample = each.kwargs["fillcolor"], each.kwargs["resample"]
         several = isinstance(resample, (tuple, list))
         known = {
-            "img_mean": as_fill(fill, state, "img_mean"),
+            "img_mean": as_fill(fill, state),
             "interpolation": tuple(resample) if several else resample,
             "magnitude_std": each.magnitude_std,
             "magnitude_max": each.magnitude_max,
@@ -241,7 +233,7 @@ def rand_augment(transform: Any, state: ImageState) -> Branch:
 @rule(auto_augment.AugMixAugment)
 def aug_mix(transform: Any, state: ImageState) -> Branch:
     if transform.blended:
-        raise unsupported("blended=True ('b1') is not supported; use blended=False ('b0')", "blended")
+        raise Untranslatable
     made, steps = _describe(transform.ops, state)
     choice, width, depth = _one_of(steps), int(transform.width), int(transform.depth)
     blend = Blend((Mixture(((choice,) * (depth if depth > 0 else 3),) * width),))

@@ -10,13 +10,11 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
-from ..errors import UnsupportedTransformError
 from .geometry import CenterRegion, Crop, as_pair
 from .params import Version, version_of
-from .plan import Branch, ImageState, MemoryOrder, Step, output_state
+from .plan import Branch, ImageState, MemoryOrder, Step, Untranslatable, output_state
 from .registry import rule
 from .resize import parse_size, resize_like
-from .unsupported import invalid, unsupported, wrong_place
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,7 @@ def to_tensor(transform: Any, state: ImageState) -> Branch:
     if state.kind == "tensor":
         return tensor_already(transform)
     if torch.get_default_dtype() is not torch.float32:
-        raise UnsupportedTransformError(
-            f"it returns tensors of torch's default dtype, {torch.get_default_dtype()}, but only float32 is supported; "
-            "use v2.ToImage() and v2.ToDtype(torch.float32, scale=True)"
-        )
+        raise Untranslatable
     return ToTensor("CHW"), ToFloat(scale=True)
 
 
@@ -82,13 +77,13 @@ def tensor_already(transform: Any) -> Branch:
     """Return no steps for v2 classes, which leave tensors unchanged. v1 classes raise an error in torchvision."""
     if isinstance(transform, v2.Transform):
         return ()
-    raise wrong_place("the image is already a tensor at this point; remove this transform")
+    raise Untranslatable
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
 def convert_image_dtype(transform: Any, state: ImageState) -> Branch:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
-        raise wrong_place("it works on tensors; put PILToTensor() before it")
+        raise Untranslatable
     return _to_dtype(transform.dtype, True, state, version_of(transform))
 
 
@@ -110,23 +105,19 @@ def _to_dtype(dtype: Any, scale: bool, state: ImageState, version: Version = "v1
         return (ToFloat(scale, version),) if state.dtype == "uint8" else ()
     if dtype is torch.uint8 and state.dtype == "uint8":
         return ()
-    raise unsupported(f"conversion from torch.{state.dtype} to {dtype} is not supported; use torch.float32", "dtype")
+    raise Untranslatable
 
 
 @rule(v1.Normalize, v2.Normalize)
 def normalize(transform: Any, state: ImageState) -> Branch:
     if state.dtype != "float32":
-        before = "ToTensor()" if state.kind == "pil" else "ConvertImageDtype(torch.float32)"
-        raise wrong_place(f"it works on float tensors; put {before} before it")
+        raise Untranslatable
     given = transform.mean, transform.std
     if any(isinstance(values, torch.Tensor) and values.requires_grad for values in given):
-        raise unsupported("mean and std that require gradients are not supported", "mean")
+        raise Untranslatable
     mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in given)
-    for name, values in (("mean", mean), ("std", std)):
-        if len(values) not in (1, state.channels):
-            raise invalid(f"{name} has {len(values)} values for images with {state.channels} channels", name)
-    if 0 in std:
-        raise invalid(f"std must be non-zero, got {std}", "std")
+    if not {len(mean), len(std)} <= {1, state.channels} or 0 in std:
+        raise Untranslatable
     return (Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std))),)
 
 

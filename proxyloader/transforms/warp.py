@@ -14,9 +14,8 @@ from torchvision.transforms.v2.functional import _geometry as F2
 
 from .geometry import as_fill
 from .params import Version, arithmetic_of
-from .plan import ImageState, Kind, Size, Step
+from .plan import ImageState, Kind, Size, Step, Untranslatable
 from .resize import interpolation_value
-from .unsupported import unsupported
 
 Matrix = tuple[float, ...]
 """Six numbers a to f: the pixel with center (x, y) is read from (a x + b y + c, d x + e y + f). For tensors, positions
@@ -133,7 +132,7 @@ def make_warp(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
     """Return the step with the interpolation and the fill of a transform."""
     mode = interpolation_value(transform.interpolation)
     if mode not in ("nearest", "bilinear"):
-        raise unsupported(f"interpolation must be 'nearest' or 'bilinear', got {mode!r}", "interpolation")
+        raise Untranslatable
     fill = () if transform.fill is None else as_fill(transform.fill, state)
     # Pillow truncates to integers
     fill = tuple(map(math.floor, fill)) if kind == "pil" else fill

@@ -15,10 +15,7 @@ from torch.utils.data import Subset, get_worker_info
 
 from .._random_state import get_rng_states, preserve_rng, seed_generators, set_rng_states
 from ..data.bad_samples import OnError, UnreadableSample, is_sample_fault
-from ..data.dataset import get_sample_path
 from ..data.deferral import Deferral
-from ..data.encoded_image import NOT_DECODED_ADVICE, EncodedImage
-from ..data.live_dataset import LiveDataset
 from ..errors import ImageError, InputError, ProxyLoaderError
 from .fetch_folder import FolderFetcher
 from .request_sampler import BatchRequest
@@ -41,12 +38,11 @@ class FetchedSamples:
 
 
 class Fetcher:
-    """Fetches samples from the wrapped dataset.
+    """Fetches samples from the dataset.
 
     Args:
         seed: seed of the random numbers; None: do not seed the generators.
         passed: samples whose JPEGs passed the checks for GPUs; None: no GPU decodes them, or ``check_scans`` is False.
-        live: returns the current state of the dataset; None: the dataset does not change.
         has_workers: whether the loader has worker processes.
         fills_batches: with ``on_error="skip"``, whether a batch without readable samples gets the next readable one,
             because processes that train together require the same number of batches.
@@ -60,15 +56,14 @@ class Fetcher:
         on_error: OnError = "raise",
         seed: int | None = None,
         passed: PassedSamples | None = None,
-        live: LiveDataset | None = None,
         has_workers: bool = False,
         fills_batches: bool = False,
         folders: FolderFetcher | None = None,
         deferral: Deferral | None = None,
     ) -> None:
         self.dataset, self._on_error, self.fills_batches = dataset, on_error, fills_batches
-        self._seed, self._passed, self._live, self._has_workers = seed, passed, live, has_workers
-        self.folders, self._deferral = folders, deferral
+        self._seed, self._passed, self._has_workers = seed, passed, has_workers
+        self.folders, self.deferral = folders, deferral
 
     def __call__(self, request: BatchRequest) -> FetchedSamples:
         """Return the samples of a request. ImageError: an image cannot be read."""
@@ -99,20 +94,15 @@ class Fetcher:
             fetched.samples, fetched.indices = [sample], [index]
         return fetched
 
-    def refresh(self) -> None:
-        """Apply changes of the user's dataset before a batch is requested."""
-        if self._live is not None:
-            self.dataset = self._live.dataset if self.has_fallen_back else self._live()
-
     @property
     def has_fallen_back(self) -> bool:
         """Whether images are no longer deferred; see NOTE [ When deferral stops ]."""
-        return self._deferral is not None and not self._deferral.is_active
+        return self.deferral is not None and not self.deferral.is_active
 
     @property
     def transform(self) -> Any:
         """The transform of the user's dataset, or None."""
-        return getattr(self.dataset if self._live is None else self._live.dataset, "transform", None)
+        return getattr(self.dataset, "transform", None)
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return the index and sample of the next readable sample after ``index``. Add others to ``unreadable``.
@@ -193,18 +183,8 @@ class Fetcher:
                 return self.dataset[index]
         except InputError as error:
             raise error.at(f"dataset[{index}]", index=index) from error
-        except TypeError as error:
-            if EncodedImage.__name__ not in str(error) or NOT_DECODED_ADVICE in str(error):
-                raise
-            raise InputError(
-                f"dataset[{index}]: an image is used before it is decoded: {error}. {NOT_DECODED_ADVICE}",
-                code="not-decoded",
-                index=index,
-            ) from error
         except ImageError as error:
-            path = error.path or get_sample_path(self.dataset, index)
-            where = f"dataset[{index}]" + (f" ({path})" if path != error.path else "")
-            raise error.at(where, index=index, path=path) from error.__cause__
+            raise error.at(f"dataset[{index}]", index=index) from error.__cause__
 
 
 def no_replacement(index: Any, unreadable: Sequence[UnreadableSample], attempts: int) -> ImageError:

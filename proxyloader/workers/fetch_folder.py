@@ -21,14 +21,17 @@ from typing import Any
 import torch
 from torch.utils.data import Subset
 from torch.utils.data._utils import collate
+from torchvision import get_image_backend
 from torchvision.datasets import DatasetFolder
+from torchvision.datasets.folder import default_loader, pil_loader
 
 from .._random_state import get_rng_states, set_rng_states
-from ..data.compiled_transform import CompiledTransform
-from ..data.dataset import open_lazy
+from ..data.deferral import Deferral
 from ..data.encoded_image import EncodedImage
-from ..data.lazy_tensor import collate_tensors
+from ..data.lazy_tensor import collate_tensors, create_lazy_outputs
 from ..data.placeholders import ProxySample
+from ..data.transformed import TransformedImage
+from ..transforms.chain import START, Chain
 from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
 from .scan_checks import PassedSamples, checking
 
@@ -44,11 +47,14 @@ class FolderFetcher:
     Args:
         plans: keys of the plans that the loader knows, if only torch's default ``collate_fn`` receives the samples.
         passed: samples whose JPEGs passed the checks for GPUs; None: no GPU decodes them, or ``check_scans`` is False.
+        deferral: the dataset's Deferral.
         is_in_worker: whether it runs in a worker, where no other thread draws from the generators.
     """
 
-    def __init__(self, plans: Collection[str], passed: PassedSamples | None, is_in_worker: bool = False) -> None:
-        self._plans, self._passed = plans, passed
+    def __init__(
+        self, plans: Collection[str], passed: PassedSamples | None, deferral: Deferral, is_in_worker: bool = False
+    ) -> None:
+        self._plans, self._passed, self._deferral = plans, passed, deferral
         self._can_draw_ahead = is_in_worker and are_alike_ahead()
 
     def __call__(
@@ -62,14 +68,15 @@ class FolderFetcher:
         folder = dataset
         while type(folder) is Subset:
             folder = folder.dataset
-        if not _is_stock_folder(folder):
+        chain = START.through(folder.transform) if _is_stock_folder(folder) else None
+        if chain is None or chain.state.kind != "tensor" or self._deferral.find_obstacle(chain.plan):
             return None
         states = get_rng_states(include_numpy_and_python=True)
         try:
             samples = [folder.samples[index] for index in _resolve_indices(dataset, indices)]
             with checking(self._passed, indices):
                 images = [EncodedImage.open(path) for path, _ in samples]
-            transformed = self._transform(folder.transform, images, indices, derive_seed)
+            transformed = self._transform(chain, images, indices, derive_seed)
         except Exception:
             transformed = None
         if transformed is None:
@@ -79,13 +86,13 @@ class FolderFetcher:
 
     def _transform(
         self,
-        transform: CompiledTransform,
+        chain: Chain,
         images: Sequence[EncodedImage],
         indices: Sequence[Any],
         derive_seed: Callable[[Any], None] | None,
     ) -> list[Any] | None:
         """Return a placeholder for each transformed image; None if the images cannot form a batch."""
-        plan, sizes = transform.plan, set()
+        plan, sizes = chain.plan, set()
         outputs: list[Any] = []
         only_draws = plan.key in self._plans and plan.output.images == 1 and _collates_like_torch()
         draws_ahead = only_draws and derive_seed is None and self._can_draw_ahead and plan.takes_numbers_ahead
@@ -95,11 +102,11 @@ class FolderFetcher:
                 if derive_seed is not None:
                     derive_seed(index)
                 if only_draws:
-                    call = transform.sample(image)
+                    call = TransformedImage.sample(image, chain)
                     outputs.append(ProxySample(call))
                     sizes.add(call.size)
                 else:
-                    outputs.append(transform.apply(image))
+                    outputs.append(create_lazy_outputs(TransformedImage.start(image).apply(chain)))
         return outputs if len(sizes) <= 1 else None
 
 
@@ -113,15 +120,14 @@ def _is_stock_folder(folder: Any) -> bool:
     """Return whether a dataset runs no user code for a sample."""
     if getattr(type(folder), "__getitem__", None) is not _GETITEM:
         return False
-    transform = folder.transform
     return (
         not hasattr(folder, "__getitems__")
         and not hasattr(folder, "fetch_ahead")
         and type(folder.samples) is list
         and folder.target_transform is None
-        and type(transform) is CompiledTransform
-        and transform.is_unchanged()
-        and folder.loader is open_lazy
+        and folder.loader in (default_loader, pil_loader)
+        and get_image_backend() == "PIL"
+        and torch.get_default_dtype() is torch.float32
     )
 
 

@@ -15,9 +15,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, default_collate
 from .. import lifetime
 from .._random_state import SeededIterator, make_generator, preserve_rng, seed_generators
 from ..data import hooks
-from ..data.dataset import Translated
 from ..data.deferral import Deferral
-from ..data.live_dataset import LiveDataset
 from ..transforms.plan import Plan
 from .arena import Arena
 from .fetch import Fetcher
@@ -47,11 +45,11 @@ class WorkerPool:
     """The workers of a loader.
 
     Attributes:
-        workers: torch's loader over the wrapped dataset. It starts the processes, draws their seeds and advances the
+        workers: torch's loader over the dataset. It starts the processes, draws their seeds and advances the
             user's sampler, exactly as torch does.
         requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
         arena: shared memory; None without workers or images.
-        plans: plans of the workers' dataset, by key. Persistent workers keep their dataset when the user's changes.
+        plans: known plans of the workers' dataset, by key. Persistent workers keep their dataset.
         worker_dataset: the dataset passed to ``workers``; None if they yield torch's own batches.
         board: where workers write the states at the start and end of an epoch.
         deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
@@ -77,31 +75,31 @@ class WorkerPool:
     def build(
         cls,
         loader: Any,
-        translated: Translated,
+        plans: dict[str, Plan],
         arena: Arena | None,
         passed: PassedSamples | None,
         loader_state: LoaderState,
-        live: LiveDataset | None,
         deferral: Deferral | None,
     ) -> WorkerPool:
         """Create a pool with the arguments of a loader.
 
         Args:
+            plans: the plans that are known, by key.
             arena: arena of an earlier epoch to reuse; None: create one.
-            passed, live: see ``Fetcher``.
+            passed: see ``Fetcher``.
             loader_state: state of the first epoch, including the initial states of the dataset.
-            deferral: decides when deferral stops; None with a server, which accepts every image.
+            deferral: defers decoding until it stops; None: the dataset reads images as with torch's loader.
         """
-        dataset, plans = translated.dataset, translated.plans
+        dataset = loader.dataset
         states = loader_state.worker_states if loader_state.resumes else {}
         board = StateBoard.create(dataset, loader.num_workers)
         has_images = bool(plans) or loader.server is not None
         batched, is_iterable = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
-        may_have_images = has_images or (translated.is_deferred and not loader.pin_memory)
+        may_have_images = has_images or (deferral is not None and not loader.pin_memory)
         if loader.num_workers and may_have_images and arena is None and not is_iterable:
             arena = _create_arena(loader)
-        fetcher = _create_fetcher(loader, translated, passed, live, deferral)
+        fetcher = _create_fetcher(loader, plans, passed, deferral)
         packer = Packer(
             loader.collate_fn,
             arena,
@@ -131,17 +129,16 @@ class WorkerPool:
             sends_unpacked = loader.in_order and not is_stateful(dataset)
             worker_dataset = PackedDataset(fetcher, packer, arena, states, board, keeps_generators, sends_unpacked)
             arguments = dict(dataset=worker_dataset, batch_sampler=requests, collate_fn=_identity)
-        hook_deferral = deferral if translated.is_deferred else None
-        workers = _create_workers(loader, arguments, has_images, hook_deferral)
+        workers = _create_workers(loader, arguments, has_images, deferral)
         workers.first_worker = loader_state.next_worker
         if loader.num_workers:
-            hook_deferral = None
-        elif hook_deferral is not None and hook_deferral.is_active:
-            hooks.hold(hook_deferral)
-        return cls(workers, fetcher, requests, arena, plans, worker_dataset, board, hook_deferral, packer)
+            deferral = None
+        elif deferral is not None and deferral.is_active:
+            hooks.hold(deferral)
+        return cls(workers, fetcher, requests, arena, plans, worker_dataset, board, deferral, packer)
 
     @classmethod
-    def build_torch(cls, loader: Any, translated: Translated) -> WorkerPool:
+    def build_torch(cls, loader: Any) -> WorkerPool:
         """Create a pool that yields torch's own batches. Of our code, its workers run only the parent watchdog."""
         batched, requests, arguments = loader.batch_sampler is not None, None, dict(batch_size=loader.batch_size)
         if isinstance(loader.dataset, IterableDataset):
@@ -150,7 +147,7 @@ class WorkerPool:
             requests = RequestSampler(loader.batch_sampler if batched else loader.sampler, batched, yields_indices=True)
             arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
         arguments |= dict(dataset=loader.dataset, collate_fn=loader.collate_fn)
-        workers, fetcher = _create_workers(loader, arguments), _create_fetcher(loader, translated)
+        workers, fetcher = _create_workers(loader, arguments), _create_fetcher(loader, {})
         return cls(workers, fetcher, requests, None, {}, None, None, uses_torch_batches=True)
 
     def start(
@@ -256,18 +253,15 @@ def _create_workers(
 
 def _create_fetcher(
     loader: Any,
-    translated: Translated,
+    plans: dict[str, Plan],
     passed: PassedSamples | None = None,
-    live: LiveDataset | None = None,
     deferral: Deferral | None = None,
 ) -> Fetcher:
     batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
     is_shared = is_distributed(loader.batch_sampler if batched else loader.sampler)
-    plans = frozenset(translated.plans) if loader.collate_fn is default_collate else frozenset()
-    folders = FolderFetcher(plans, passed, has_workers) if batched else None
-    return Fetcher(
-        translated.dataset, loader.on_error, loader.seed, passed, live, has_workers, is_shared, folders, deferral
-    )
+    known = frozenset(plans) if loader.collate_fn is default_collate else frozenset()
+    folders = FolderFetcher(known, passed, deferral, has_workers) if batched and deferral is not None else None
+    return Fetcher(loader.dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, folders, deferral)
 
 
 def _create_arena(loader: Any) -> Arena | None:

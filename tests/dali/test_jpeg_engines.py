@@ -17,9 +17,9 @@ from proxyloader import PipelineError
 from proxyloader.dali import executor as _executor
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
-from proxyloader.transforms.registry import plan_for
 
 from ..outcomes import raises
+from ..plans import plan_for
 
 DECODED = plan_for(PILToTensor())
 on_gpu: Any = pipeline_def(batch_size=1, num_threads=1, device_id=0)

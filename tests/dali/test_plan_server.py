@@ -18,9 +18,9 @@ from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.transforms.registry import plan_for
 
 from ..odd_formats import encoded
+from ..plans import plan_for
 
 Asked = list[tuple[float, float]]
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from proxyloader.data.compiled_transform import CompiledTransform, WorkerTransform
 from timm.data import AugMixDataset, ImageDataset, create_dataset, create_transform
 from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import transforms
@@ -26,7 +27,6 @@ from proxyloader import (
     compile_transforms,
     wrap,
 )
-from proxyloader.data.compiled_transform import CompiledTransform, WorkerTransform
 from proxyloader.data.dataset import collect_plans
 from proxyloader.data.lazy_tensor import LazyTensor
 

@@ -15,8 +15,8 @@ from torchvision.transforms import InterpolationMode, v2
 from proxyloader.kernels.operations import build_programs, get_missing_kernel, get_output_kind
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.plan import ParamRow, Plan
-from proxyloader.transforms.registry import plan_for
 
+from ..plans import plan_for
 from .emulation import run
 
 SIZES = [(223, 161), (97, 120), (64, 65), (130, 40)]

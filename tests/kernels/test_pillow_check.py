@@ -15,9 +15,9 @@ from torchvision.transforms import v2
 from proxyloader.kernels import operations, pillow_check
 from proxyloader.kernels.pillow_check import differing_steps, find_differences, is_new
 from proxyloader.kernels.support import find_obstacle
-from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import pillow_resizes_height_first
 
+from ..plans import plan_for
 from .emulation import run, where
 
 RESIZE = plan_for(v2.Compose([v2.RandomApply([v2.Resize((30, 40))]), v2.PILToTensor()]))

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from proxyloader.loader.strategy import translate_dataset
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
@@ -21,10 +22,9 @@ from proxyloader.kernels import compiler, support
 from proxyloader.kernels.support import NO_KERNELS, find_obstacle
 from proxyloader.loader import plan_servers
 from proxyloader.loader.options import LoaderOptions
-from proxyloader.loader.strategy import translate_dataset
-from proxyloader.transforms.registry import plan_for
 
 from ..outcomes import raises
+from ..plans import plan_for
 from ..side_by_side import assert_as_torch
 
 NO_FLIP = "there is no kernel for Flip after erasing"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from proxyloader.data.compiled_transform import compile_transforms, find_compiled
 from torchvision import models
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 import proxyloader
 from proxyloader import explain
-from proxyloader.data.compiled_transform import compile_transforms, find_compiled
 from proxyloader.tools.cli import main
 from proxyloader.tools.explain import find
 from proxyloader.transforms.registry import CONTAINERS, RULES, plan_for

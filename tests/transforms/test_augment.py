@@ -11,7 +11,6 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
-from proxyloader.transforms.registry import plan_for
 
 from ..compare import (
     CLOSE,
@@ -25,6 +24,7 @@ from ..compare import (
     of_each_kind,
     of_levels,
 )
+from ..plans import plan_for
 from ..side_by_side import assert_as_torch
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])

@@ -10,9 +10,8 @@ import pytest
 import torchvision.transforms as v1
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode
 
-from proxyloader.transforms.registry import plan_for
-
 from ..compare import as_image, assert_alike, both_versions, composed, lossless, many
+from ..plans import plan_for
 
 each_class = pytest.mark.parametrize(
     ("name", "arguments"),

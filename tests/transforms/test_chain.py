@@ -13,7 +13,8 @@ from torchvision.transforms import v2
 
 from proxyloader.transforms import chain
 from proxyloader.transforms.chain import START, Chain, draws_beside_torch
-from proxyloader.transforms.registry import plan_for
+
+from ..plans import plan_for
 
 MADE = {
     "crop": lambda: v1.RandomCrop(32),

@@ -10,8 +10,6 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader.transforms.registry import plan_for
-
 from ..compare import (
     CLOSE,
     EXACT,
@@ -25,6 +23,7 @@ from ..compare import (
     lossless,
     png_of,
 )
+from ..plans import plan_for
 
 SOME = ("landscape", "small", "tiny", "one pixel high", "one pixel wide", "grey")
 

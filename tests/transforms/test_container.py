@@ -9,10 +9,10 @@ import torch
 from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.registry import plan_for
 
 from ..compare import CLOSE, EXACT, assert_alike, both_versions, composed, kinds_of_levels, lossless, run
 from ..outcomes import raises
+from ..plans import plan_for
 
 SOME = ("landscape", "portrait", "small", "tiny", "one pixel high", "4:2:2")
 

@@ -19,9 +19,9 @@ from torchvision.transforms import v2
 
 from proxyloader.transforms.geometry import CenterRegion
 from proxyloader.transforms.plan import Step
-from proxyloader.transforms.registry import plan_for
 
 from ..compare import Images, as_image, assert_alike, both_versions, drawn_alike, images, many, of_each_kind
+from ..plans import plan_for
 
 sides = st.integers(1, 60)
 

@@ -18,7 +18,6 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader import EncodedImage, compile_transforms
-from proxyloader.transforms.registry import plan_for
 from proxyloader.transforms.resize import Target, interpolation_value, nearest_pixels, pillow_resizes_height_first
 
 from .. import compare
@@ -33,6 +32,7 @@ from ..compare import (
     many,
     of_levels,
 )
+from ..plans import plan_for
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 

@@ -15,9 +15,9 @@ from timm.data import transforms as timm_transforms
 from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError, explain
-from proxyloader.transforms.registry import plan_for
 
 from ..compare import CLOSE, EXACT, Images, assert_alike, composed, images, lossless
+from ..plans import plan_for
 
 MEAN, STD = (0.5, 0.4, 0.6), (0.2, 0.3, 0.25)
 

@@ -10,10 +10,10 @@ from timm.data import auto_augment as timm_auto
 from torchvision.transforms import transforms as v1
 
 from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.registry import plan_for
 
 from ..compare import assert_alike, composed, lossless
 from ..outcomes import raises
+from ..plans import plan_for
 
 RANDOM, BILINEAR, BICUBIC = None, Image.Resampling.BILINEAR, Image.Resampling.BICUBIC
 

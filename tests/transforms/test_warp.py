@@ -8,10 +8,10 @@ import pytest
 from torchvision.transforms import InterpolationMode, v2
 
 from proxyloader import UnsupportedTransformError
-from proxyloader.transforms.registry import plan_for
 
 from ..compare import assert_alike, both_versions, composed, lossless
 from ..outcomes import raises
+from ..plans import plan_for
 
 each_interpolation = pytest.mark.parametrize(
     "interpolation", [InterpolationMode.NEAREST, InterpolationMode.BILINEAR], ids=lambda mode: mode.value

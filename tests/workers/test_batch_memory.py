@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from proxyloader.data.compiled_transform import compile_transforms
 from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 from proxyloader.data.batch_memory import ALIGNMENT_BYTES, batch_memory
-from proxyloader.data.compiled_transform import compile_transforms
 from proxyloader.data.dataset import wrap
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.workers.arena import Arena

@@ -1,4 +1,4 @@
-"""Choose what loads the images: DALI, torchvision in the workers, or torch. Describe the choice. Main process."""
+"""What loads the images: DALI, torchvision in the workers, or torch, and why. Main process."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 from torchvision.datasets import MNIST, SEMEION, USPS
 
-from ..data.compiled_transform import compile_for_loader, leave_untranslated
-from ..data.dataset import Translated, collect_compiled, collect_plans, get_length, get_sources, wrap
+from ..data.dataset import describe_dataset, get_length, get_sources
 from ..data.placeholders import Proxy
-from ..errors import UnsupportedTransformError
-from ..kernels.support import NO_KERNELS, explain_obstacle
+from ..kernels.support import NO_KERNELS
 from ..transforms.plan import Plan
-from ..transforms.registry import translate
 from ..workers.messages import PackedBatch
 from .options import LoaderOptions
 
 log = logging.getLogger(__name__)
+
+NO_DALI = "NVIDIA DALI is not installed"
 
 NO_SERVER = (
     "its .transform is the proxy of a server, but the loader has none: pass server=..., or call server.produce_data on "
@@ -37,88 +36,51 @@ WARN_FRACTION = 0.05
 """Fraction of the first epoch's images not decoded by DALI above which a warning is logged."""
 
 
-def translate_dataset(dataset: Any, options: LoaderOptions) -> Translated:
-    """Return the dataset for the workers.
-
-    Raises:
-        UnsupportedTransformError: a transform is not translated, and ``translate`` is "all".
-        ValueError: the output of a transform cannot be converted to the format of the options.
-    """
-    if not options.translate:
-        never_uses_dali = not options.on_gpu and not collect_compiled(dataset)
-        return Translated(dataset, {}, reason="translate=False", never_uses_dali=never_uses_dali)
+def find_torch_reason(dataset: Any, options: LoaderOptions) -> str:
+    """Return why torch alone loads a dataset, which never has images for DALI; "" if it may have some."""
     if not _dali_is_installed():
-        missing = "NVIDIA DALI is not installed"
-        warning = f"{missing}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"
-        return Translated(dataset, {}, reason=missing, warnings=(warning,), never_uses_dali=True)
-    # With a GPU, such arrays become LazyTensors, so that results computed from them arrive on the loader's device.
-    if options.translate is True and options.server is None and not options.on_gpu and _has_grey_arrays(dataset):
-        return Translated(
-            dataset, {}, reason="its images are grayscale arrays, which DALI does not accept", never_uses_dali=True
-        )
-    not_translated: list[str] = []
-    try:
-        wrapped = wrap(dataset, compile=functools.partial(_compile, options=options, not_translated=not_translated))
-    except TypeError:  # its transform cannot be set
-        if options.translate == "all":
-            raise
-        wrapped = dataset
-    plans = collect_plans(wrapped)
-    for plan in plans.values():
-        options.format.check(plan)
-    with_obstacle = [each for each in collect_compiled(wrapped) if options.find_obstacle(each.plan)]
-    if with_obstacle:
-        reason = explain_obstacle(translate(with_obstacle[0].original), options.has_kernels)
-        untranslated = wrap(dataset, compile=functools.partial(leave_untranslated, options=options))
-        plans = {key: plan for key, plan in collect_plans(untranslated).items() if not options.find_obstacle(plan)}
-        warning = f"torchvision transforms in the workers: {reason}"
-        return Translated(untranslated, plans, options.on_gpu, reason=reason, warnings=(warning,))
+        return NO_DALI
+    if not options.translate:
+        return "translate=False"
+    if options.server is not None:
+        return ""
     sources = get_sources(dataset)
-    kinds = set(map(type, sources))
-    if kinds <= {TensorDataset, list, tuple, range}:
-        reason = "" if plans else "its samples are in memory, with nothing to decode"
-        return Translated(wrapped, plans, reason=reason, never_uses_dali=kinds == {TensorDataset})
-    is_proxy = len(sources) == 1 and isinstance(getattr(sources[0], "transform", None), Proxy)
-    warnings = (NO_SERVER,) if options.server is None and is_proxy else ()
-    return Translated(wrapped, plans, is_deferred=True, warnings=warnings, not_translated=tuple(not_translated))
+    if all(type(source) is TensorDataset for source in sources):
+        return "its samples are in memory, with nothing to decode"
+    # With a GPU, such arrays become LazyTensors, so that results computed from them arrive on the loader's device.
+    if not options.on_gpu and all(map(_has_grey_arrays, sources)):
+        return "its images are grayscale arrays, which DALI does not accept"
+    return ""
 
 
-@functools.cache  # without workers, the dataset is translated for each batch
+@functools.cache
 def _dali_is_installed() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
-def _compile(transform: Any, options: LoaderOptions, not_translated: list[str]) -> Any:
-    """Translate a transform, or return it unchanged if calls of its parts are to be intercepted."""
-    try:
-        return compile_for_loader(transform, has_fallback=options.translate is True)
-    except UnsupportedTransformError as error:
-        if options.translate == "all":
-            raise
-        if error.code != "no-tensor":  # the dataset may decode images to tensors itself
-            where = f"{error.position}: {error.transform}" if error.transform else error.position
-            not_translated.append(f"{where}: {error.reason}")
-        return transform
-
-
 def _has_grey_arrays(dataset: Any) -> bool:
     """Return whether this is a torchvision dataset that creates images in mode L from arrays in memory."""
-    return all(
-        isinstance(source, GREY_ARRAYS)
-        and getattr(type(source).__getitem__, "__module__", "").startswith("torchvision.")
-        for source in get_sources(dataset)
-    )
+    own = getattr(type(dataset).__getitem__, "__module__", "") if isinstance(dataset, GREY_ARRAYS) else ""
+    return own.startswith("torchvision.")
+
+
+def uses_proxy(dataset: Any) -> bool:
+    """Return whether the dataset's transform is the proxy of a server."""
+    return any(isinstance(getattr(source, "transform", None), Proxy) for source in get_sources(dataset))
 
 
 def describe_backend(
-    translated: Translated, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
+    reason: str, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
 ) -> str:
     """Describe DALI's transforms, or why torch loads the images.
 
-    ``plans`` are those of all transforms known so far. ``has_begun``: whether an epoch has begun.
+    Args:
+        reason: why torch alone loads the dataset; "" if it does not.
+        plans: the plans of all transforms known so far.
+        has_begun: whether an epoch has begun.
     """
-    if counts.has_fallen_back:
-        return f"torch: {counts.fallback_reason}"
+    if reason or counts.has_fallen_back:
+        return f"torch: {reason or counts.fallback_reason}"
     first = f", the first: {counts.decode_reason}" if counts.decode_reason else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
@@ -127,22 +89,9 @@ def describe_backend(
     if parts:
         exceptions = f"; the dataset's code decodes some images{first}" if first else ""
         return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent encoded{exceptions}"
-    if translated.reason:
-        return f"torch: {translated.reason}"
     if has_begun:
         return f"torch: the workers have produced all images loaded so far{first}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
-
-
-def describe_dataset(dataset: Any) -> str:
-    """Return the class and the size of a dataset, as in "Subset of ImageFolder, 500 samples"."""
-    length = get_length(dataset)
-    size = f", {length:,} samples" if length is not None else ""
-    names = [type(dataset).__name__]
-    while type(dataset) in (Subset, ConcatDataset):
-        dataset = dataset.dataset if type(dataset) is Subset else next(iter(dataset.datasets))
-        names.append(type(dataset).__name__)
-    return " of ".join(names) + size
 
 
 def _has_arrays(dataset: Any) -> bool:
@@ -162,15 +111,13 @@ class ImageCounts:
         self._dali_images = self._pillow_images = self._worker_images = 0
         self._is_logged = self.is_server_idle = False
         self.decode_reason = ""  # why the workers decoded the first deferred image, if known
-        self.not_translated: tuple[str, ...] = ()  # the transforms that are not translated, and why
-        self.reason = ""  # why torch loads the dataset, if known before its first batch
         self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
         self.has_images = False  # whether the workers have created undecoded images
 
     @property
     def fallback_reason(self) -> str:
-        if self.reason or not self.has_images:
-            return self.reason or self.decode_reason or "the dataset opens no JPEGs that DALI could decode"
+        if not self.has_images:
+            return self.decode_reason or "the dataset opens no JPEGs that DALI could decode"
         return self.decode_reason or "the dataset uses the pixels of its images"
 
     def begin_epoch(self) -> None:
@@ -221,4 +168,4 @@ class ImageCounts:
                 f"The dataset's code produces images that are {kind}, whose pixels it uses, or whose transform no "
                 "other image of the batch shares"
             )
-        return ". ".join(["", *reasons, *(f"It also runs everything up to {part}" for part in self.not_translated)])
+        return ". ".join(["", *reasons])
