@@ -27,8 +27,6 @@ from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat, stack_or_list
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.dali.program_server import ProgramServer, get_decoder
-from proxyloader.data.deferral import Deferral
-from proxyloader.data.hooks import deferred
 from proxyloader.kernels.operations import build_programs, build_schedule
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale
@@ -38,7 +36,7 @@ from proxyloader.transforms.type_conversion import Normalize, ToFloat
 from .kernels import emulation
 from .odd_formats import ODD_FORMATS, encoded, jpeg
 from .plans import plan_for
-from .undecoded import image_calls_in
+from .undecoded import image_calls_in, opened_late
 
 Images = Mapping[str, bytes]
 
@@ -279,7 +277,7 @@ def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tens
 def undecoded(transform: Any, files: Images) -> list[Any]:
     """What the transform returns in a worker, where images are not decoded."""
     whole = transform if isinstance(transform, (v1.Compose, v2.Compose)) else v1.Compose([transform])
-    with deferred(Deferral(on_gpu=True, find_obstacle=lambda plan: "")):
+    with opened_late():
         return [whole(opened(data)) for data in files.values()]
 
 

@@ -9,7 +9,6 @@ from typing_extensions import assert_type
 
 from proxyloader import (
     DataLoader,
-    EncodedImage,
     LastBatchPolicy,
     LoaderStats,
     ProxyServer,
@@ -42,7 +41,5 @@ def of_a_loader(dataset: ImageFolder, server: ProxyServer) -> None:
 def of_the_rest(dataset: ImageFolder, transform: transforms.Compose) -> None:
     assert_type(wrap(dataset), ImageFolder)
     assert_type(explain(transform), Explanation)
-    assert_type(EncodedImage.open("a.jpg"), EncodedImage)
-    assert_type(EncodedImage.open("a.jpg").size, tuple[int, int])
     assert_type(World.current().num_shards, int)
     assert_type(len(ShardedSampler(dataset, 2, 0)), int)

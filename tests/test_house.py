@@ -148,9 +148,9 @@ def test_importing_asks_for_queues(given: dict[str, str], found: dict[str, str])
 
 
 PUBLIC_NAMES = """
-DataLoader EncodedImage ForeignImageError ImageError InputError LargeImageError LastBatchPolicy LoaderStats
+DataLoader ForeignImageError ImageError InputError LargeImageError LastBatchPolicy LoaderStats
 MissingDaliError MissingImageError PipelineError ProxyLoaderError ProxyServer RemoteImageFolder ShardedSampler
-UnsupportedTransformError World compile_transforms diagnose diagnosis explain pipelines wrap
+World diagnose diagnosis explain pipelines wrap
 """
 
 

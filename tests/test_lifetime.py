@@ -223,7 +223,7 @@ def interrupt(frame, event, function):
 if __name__ == "__main__":
     transform = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
     dataset = datasets.ImageFolder(sys.argv[1], transform)
-    loader = DataLoader(dataset, 4, device="cpu", translate="all")
+    loader = DataLoader(dataset, 4, device="cpu")
     sys.setprofile(interrupt)
     try:
         for _ in range(100):

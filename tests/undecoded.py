@@ -10,7 +10,7 @@ from typing import Any
 from torch.utils._pytree import tree_leaves
 
 from proxyloader.data import hooks
-from proxyloader.data.deferral import Deferral, deferring
+from proxyloader.data.deferral import Deferral, defer_in_process, deferring
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.data.placeholders import ProxyBatch, ProxySample
 from proxyloader.kernels.support import find_obstacle
@@ -25,6 +25,19 @@ def opened_late(on_gpu: bool = True) -> Iterator[None]:
         with deferring(deferral):
             yield
     finally:
+        hooks.release(deferral)
+
+
+@contextlib.contextmanager
+def in_worker() -> Iterator[None]:
+    """As ``opened_late``, in all threads."""
+    deferral = Deferral(True, functools.partial(find_obstacle, has_kernels=True))
+    hooks.hold(deferral)
+    defer_in_process(deferral)
+    try:
+        yield
+    finally:
+        defer_in_process(None)
         hooks.release(deferral)
 
 

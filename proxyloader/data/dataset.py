@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
 
-from ..transforms.chain import START, Chain
+from ..transforms.chain import START
+from ..transforms.plan import Plan
 from .deferral import Deferral, current
 from .hooks import deferred
 
@@ -42,15 +43,20 @@ def describe_dataset(dataset: Any) -> str:
     return " of ".join(names) + size
 
 
-def find_chains(dataset: Any) -> Iterable[Chain]:
-    """Yield the translation of each ``.transform`` that returns a tensor, whose pipeline can start before the workers.
+def find_plans(dataset: Any, find_obstacle: Callable[[Plan], str]) -> tuple[dict[str, Plan], str]:
+    """Return the plans of each ``.transform`` that returns a tensor, by key, and why torchvision runs another one.
 
-    Other transforms are found when the dataset calls them.
+    Their pipelines can start before the workers. Other transforms are found when the dataset calls them.
     """
+    plans, obstacle = {}, ""
     for source in get_sources(dataset):
-        chain = START.through(getattr(source, "transform", None))
-        if chain is not None and chain.state.kind == "tensor":
-            yield chain
+        transform = getattr(source, "transform", None)
+        chain = START.through(transform)
+        if why := START.find_obstacle(transform, find_obstacle):
+            obstacle = obstacle or why
+        elif chain is not None and chain.state.kind == "tensor":
+            plans[chain.plan.key] = chain.plan
+    return plans, obstacle
 
 
 class WrappedDataset(Dataset[T]):

@@ -78,7 +78,7 @@ def current() -> Deferral | None:
     return getattr(_thread_local, "deferral", None) or _process_deferral
 
 
-def defer_in_process(deferral: Deferral) -> None:
+def defer_in_process(deferral: Deferral | None) -> None:
     """Apply a deferral permanently to all threads of this process. Worker."""
     global _process_deferral
     _process_deferral = deferral

@@ -21,7 +21,6 @@ from PIL import Image
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from ..errors import InputError
-from .encoded_image import EncodedImage
 
 
 class ProxyInputs:
@@ -192,11 +191,6 @@ class Proxy:
 def _to_array(name: str, value: Any) -> NDArray[Any]:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8)
-    if isinstance(value, EncodedImage):
-        raise InputError(
-            f"input {name!r} must be the bytes of a file for a custom pipeline, got an EncodedImage, which may contain "
-            'decoded pixels. Pass loader=read_bytes to the dataset, a function that returns open(path, "rb").read()'
-        )
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().numpy()
     array = np.asarray(value)

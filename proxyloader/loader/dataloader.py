@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import describe_dataset, find_chains, get_length, get_sources
+from ..data.dataset import describe_dataset, find_plans, get_length, get_sources
 from ..data.deferral import Deferral
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
@@ -333,8 +333,10 @@ class DataLoader(CheckpointedLoader[T]):
 
         Transforms that are not stored in the attribute ``transform`` of the dataset are known after the first batch.
         """
-        plans = (self._find_plans() | self._servers.discovered).values()
-        return describe_backend(self._torch_reason, plans, self._options, self._loader_state is not None, self._counts)
+        plans, obstacle = self._find_plans()
+        plans |= self._servers.discovered
+        reason = self._torch_reason or ("" if plans else obstacle)
+        return describe_backend(reason, plans.values(), self._options, self._loader_state is not None, self._counts)
 
     def stats(self) -> LoaderStats:
         """Return counts since the loader was created, and the times of its last 1,000 batches.
@@ -387,7 +389,7 @@ class DataLoader(CheckpointedLoader[T]):
             self._passed_samples = None
         elif self._passed_samples is None:
             self._passed_samples = PassedSamples(get_length(self.dataset) or 0)
-        plans, deferral = self._find_plans() | discovered, None
+        plans, deferral = self._find_plans()[0] | discovered, None
         if options.server is None and not reason:  # continue as an earlier epoch with the same transforms has ended
             has_fallen_back = counts.has_fallen_back
             has_images = has_fallen_back and counts.has_images
@@ -399,15 +401,14 @@ class DataLoader(CheckpointedLoader[T]):
     def _torch_reason(self) -> str:
         return find_torch_reason(self.dataset, self._options)
 
-    def _find_plans(self) -> dict[str, Plan]:
-        """Return the plans known before the dataset is read, by key. ValueError: the dtype does not fit one."""
-        options = self._options
+    def _find_plans(self) -> tuple[dict[str, Plan], str]:
+        """Return the result of ``find_plans``. ValueError: the dtype does not fit a plan."""
         if self._torch_reason:
-            return {}
-        plans = [chain.plan for chain in find_chains(self.dataset) if not options.find_obstacle(chain.plan)]
-        for plan in plans:
-            options.format.check(plan)
-        return {plan.key: plan for plan in plans}
+            return {}, ""
+        plans, obstacle = find_plans(self.dataset, self._options.find_obstacle)
+        for plan in plans.values():
+            self._options.format.check(plan)
+        return plans, obstacle
 
     def _uses_torch_batches(self, never_uses_dali: bool, loader_state: LoaderState) -> bool:
         """Return whether torch's own loader produces the batches of the next epoch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
@@ -88,6 +89,15 @@ class Chain:
             _through.clear()
         _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose and thus its id alive
         return whole
+
+    def find_obstacle(self, compose: Any, find: Callable[[Plan], str]) -> str:
+        """Return the first transform of a Compose that has an obstacle, and the obstacle; "" if none is known to."""
+        chain: Chain | None = self
+        for part in _compose_parts(compose) or ():
+            chain = None if chain is None or is_changed(part) else chain.then(part)
+            if chain is not None and (why := find(chain.partial_plan)):
+                return f"{type(part).__name__}: {why}"
+        return ""
 
     def then_steps(self, steps: Branch) -> Chain:
         """Return the continuation of a chain of PIL images with a recorded call, whose parameters are given."""

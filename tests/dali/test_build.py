@@ -11,13 +11,13 @@ import torch
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
-from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 
 from .. import compare
 from ..compare import BY_DALI, assert_alike, images
+from ..plans import plan_for
 from ..undecoded import image_calls_in
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -54,10 +54,9 @@ class TestGraph:
 
     def test_outputs_are_a_pure_function_of_bytes_and_draws_whatever_threads_and_queue(self) -> None:
         transform = v1.Compose([v1.RandomResizedCrop(128), v1.RandomHorizontalFlip(), v1.PILToTensor()])
-        compiled: Any = compile_transforms(transform)
         files = images("landscape", "portrait", "grey", "PNG")
-        calls = image_calls_in([compiled(EncodedImage.from_bytes(data)) for data in files.values()])
-        server = compare.server_of(compiled.plan, "dali", 16)
+        calls, plan = image_calls_in(compare.undecoded(transform, files)), plan_for(transform)
+        server = compare.server_of(plan, "dali", 16)
 
         def outputs(calls: list[Any]) -> torch.Tensor:
             (output,) = server.collect(server.submit([*map(list, zip(*(call.inputs for call in calls)))]))
@@ -68,7 +67,7 @@ class TestGraph:
         found = [(outputs(calls), first), (outputs(calls[::-1]), first.flip(0)), (outputs(calls[2:3]), first[2:3])]
         for threads, depth in ((1, 1), (3, 4)):
             options = PipelineOptions(4, num_threads=threads, prefetch_queue_depth=depth)
-            server = PlanServer(compiled.plan, options, OutputFormat())
+            server = PlanServer(plan, options, OutputFormat())
             found.append((outputs(calls), first))
         assert all(torch.equal(*pair) for pair in found)
 

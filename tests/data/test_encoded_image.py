@@ -12,8 +12,9 @@ import pytest
 from PIL import UnidentifiedImageError
 from torchvision.datasets.folder import default_loader
 
-from proxyloader import EncodedImage, ImageError, InputError
+from proxyloader import ImageError
 from proxyloader.data import encoded_image
+from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.make_dataset import photograph
 
 from ..odd_formats import ODD_FORMATS, encoded
@@ -48,18 +49,6 @@ def test_an_image_has_the_size_and_pixels_that_pillow_gives_it(
 def test_slivers_are_decoded_by_pillow(size: tuple[int, int], stays: bool) -> None:
     image = EncodedImage.from_bytes(encoded(PHOTO.resize(size), "JPEG"))
     assert (image.width, image.height) == size and image.data.startswith(b"\xff\xd8") == stays
-
-
-def test_only_rgb_pictures_are_taken_and_the_error_says_how_to_convert() -> None:
-    with pytest.raises(InputError, match=r"mode must be 'RGB' for DALI, got 'L'.*image.convert\('RGB'\)"):
-        EncodedImage.from_pil(PHOTO.convert("L"))
-    image = EncodedImage.from_pil(PHOTO, "a.png")
-    assert image.convert("RGB") is image
-    with pytest.raises(
-        InputError,
-        match=r"a.png: cannot be converted to 'L', because it is not decoded yet.*torch.utils.data.DataLoader",
-    ):
-        image.convert("L")
 
 
 def test_a_picture_of_more_bytes_than_dali_counts_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as v2_functional
 
-from proxyloader import EncodedImage, compile_transforms
 from proxyloader.data.lazy_tensor import LazyTensor, is_materialized
 from proxyloader.workers.packing import ContentUnpickler, _ContentPickler
 
@@ -40,9 +39,8 @@ def both(transform: Any = FLOAT, seed: int = 0) -> tuple[list[torch.Tensor], lis
     files = compare.images(*FILES)
     torch.manual_seed(seed)
     real = [transform(compare.opened(data)) for data in files.values()]
-    compiled = compile_transforms(transform)
     torch.manual_seed(seed)
-    late = [compiled(EncodedImage.from_bytes(data)) for data in files.values()]
+    late = compare.undecoded(transform, files)
     assert all(isinstance(each, LazyTensor) and not is_materialized(each) for each in late)
     return late, real
 
@@ -662,11 +660,6 @@ def run(program: list[Step], images: list[torch.Tensor]) -> tuple[list[torch.Ten
         else:
             read.append(None if isinstance(made, torch.Tensor) else made)
     return tensors, [*read, torch.rand(2).tolist()]
-
-
-@functools.cache
-def compiled(transform: Any) -> Any:
-    return compile_transforms(transform)
 
 
 @given(program=programs, is_float=st.booleans())

@@ -158,7 +158,7 @@ def test_a_state_that_was_loaded_before_is_kept(photos: Path) -> None:
 
 def test_options_are_kept(photos: Path) -> None:
     options = {"dtype": torch.float16, "memory_format": torch.channels_last, "seed": 7, "on_error": "skip"}
-    options |= {"prefetch": 3, "num_threads": 2, "translate": "all", "check_scans": False}
+    options |= {"prefetch": 3, "num_threads": 2, "check_scans": False}
     given, prepared = given_and_prepared(photos, Case(arguments=options))
     images, _ = next(iter(data_loader.skip_first_batches(prepared, 1)))
     assert images.dtype == torch.float16 and images.is_contiguous(memory_format=torch.channels_last)

@@ -93,7 +93,7 @@ def test_two_plans_a_collate_fn_and_samples_that_are_left_out(photos: Path, tmp_
 
 def test_images_of_several_sizes(photos: Path, device: str) -> None:
     dataset = ImageFolder(str(photos), v1.Compose([v1.Resize(40), v1.ToTensor()]))
-    arguments: dict[str, Any] = {"collate_fn": lambda samples: [*map(list, zip(*samples))], "translate": "all"}
+    arguments: dict[str, Any] = {"collate_fn": lambda samples: [*map(list, zip(*samples))]}
     plain = list(DataLoader(dataset, 8, device=device, **arguments))
     for dtype, memory_format in itertools.product(FLOAT_TYPES, FORMATS):
         found = list(DataLoader(dataset, 8, device=device, dtype=dtype, memory_format=memory_format, **arguments))

@@ -17,13 +17,13 @@ import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader, EncodedImage, compile_transforms
+from proxyloader import DataLoader
 
 from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
 
@@ -47,11 +47,6 @@ class Paths(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.of(self.opened(index)), self.samples[index][1]
-
-
-class Encoded(Paths):
-    def opened(self, index: int) -> Any:
-        return EncodedImage.open(self.samples[index][0])
 
 
 def by(of: Callable[[Any], Any], base: type[Paths] = Paths) -> Any:
@@ -183,10 +178,10 @@ def test_whoever_makes_them_batches_are_the_stock_loaders(photos: Path, kind: An
 
 
 @WORKERS
-def test_images_that_are_handed_over_encoded_are_those_that_are_opened(photos: Path, workers: int, device: str) -> None:
+def test_images_of_called_transforms_are_those_of_a_folder(photos: Path, workers: int, device: str) -> None:
     found = []
     transform = v1.Compose([CROP, FLIP, TO_TENSOR, NORMALIZE])
-    for dataset in (ImageFolder(str(photos), transform), by(one_by_one, Encoded)(photos), OneByOne(photos)):
+    for dataset in (ImageFolder(str(photos), transform), OneByOne(photos)):
         torch.manual_seed(0)
         found.append([*DataLoader(dataset, 12, num_workers=workers, device=device)])
     for (images, labels), *others in zip(*found, strict=True):
@@ -332,52 +327,6 @@ def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCapture
     assert "one_by_one, 48 samples: DALI on cpu" in begun
     assert "one_by_one, 48 samples" in counted and "DALI decoded 48 images" in counted
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
-
-
-# --- compiled transforms that no attribute holds ----------------------------------------------------------------------
-
-COMPILED = compile_transforms(TRANSFORM)
-
-
-class WithTransform(Paths):
-    of = staticmethod(TRANSFORM)
-
-
-class WithCompiled(Encoded):
-    of = staticmethod(COMPILED)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        dict(num_workers=0),
-        dict(num_workers=2),
-        dict(num_workers=2, persistent_workers=True),
-        pytest.param(dict(num_workers=1, context="spawn", persistent_workers=True), marks=pytest.mark.slow),
-        dict(num_workers=1, pin_memory=True, collate_fn=lambda samples: default_collate(samples)),
-    ],
-    ids=["no workers", "workers", "persistent", "spawn", "own collate_fn"],
-)
-def test_a_compiled_transform_gives_torchs_batches(photos: Path, arguments: dict[str, Any], device: str) -> None:
-    def build(kind: Any) -> Any:
-        how = {name: value for name, value in arguments.items() if name != "context"}
-        if kind is StockLoader:
-            return kind(WithTransform(photos), 8, shuffle=True, **how)
-        return kind(WithCompiled(photos), 8, shuffle=True, multiprocessing_context=arguments.get("context"), **how)
-
-    assert_as_torch(build, device=device)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_under_the_stock_loader_the_images_of_a_compiled_one_are_torchvisions(photos: Path, workers: int) -> None:
-    found = []
-    for dataset in (WithCompiled(photos), WithTransform(photos)):
-        torch.manual_seed(5)
-        found.append(list(StockLoader(dataset, 8, shuffle=True, num_workers=workers)))
-    for (images, labels), (stock, stock_labels) in zip(*found, strict=True):
-        assert torch.equal(labels, stock_labels)
-        assert images.numpy().tobytes() == stock.numpy().tobytes()
-        assert torch.equal(1 - images.to("cpu"), 1 - stock)
 
 
 # --- what looks at the type of an image -------------------------------------------------------------------------------

@@ -94,11 +94,6 @@ def hurt(dataset: ImageFolder, *numbers: int, how: Callable[[bytes], bytes] = DA
         path.write_bytes(how(path.read_bytes()))
 
 
-def strict(road: Road) -> dict[str, Any]:
-    """Arguments with which what DALI does not take is refused on each road."""
-    return {"translate": "all"} if road.name == "compiled" else {}
-
-
 def error_kind(road: Road) -> type[Exception]:
     return ImageError if road.name == "compiled" else PipelineError
 
@@ -129,9 +124,9 @@ def test_a_fault_is_an_error_of_its_own_batch_and_of_no_other(road: Road, root: 
         dataset = road.dataset(Faulty, root, faults={k: each for k, each in faults.items() if not callable(each)})
         for number in faults.keys() - dataset.faults:
             hurt(dataset, number, how=faults[number])
-        arguments: dict[str, Any] = strict(road) | dict(timeout=WAIT_S, multiprocessing_context=start_method)
+        arguments: dict[str, Any] = dict(timeout=WAIT_S, multiprocessing_context=start_method)
         persistent = road.loader(dataset, num_workers=1, persistent_workers=True, **arguments)
-        for loader in (road.loader(dataset, **strict(road)), persistent, persistent):
+        for loader in (road.loader(dataset), persistent, persistent):
             found = outcomes(loader)
             assert_only_these_fail(found, {number // BATCH for number in faults})
             for number, fault in faults.items():

@@ -20,8 +20,9 @@ from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
 
-from proxyloader import DataLoader, EncodedImage, InputError, ProxyServer
+from proxyloader import DataLoader, InputError, ProxyServer
 
 from ..outcomes import outcomes
 from .observed import Batches
@@ -232,7 +233,7 @@ def test_threads_in_getitems_and_batches_out_of_order_give_every_picture_once(ro
 
 def test_an_iterable_dataset_gives_what_it_gives_under_torch_in_each_epoch(road: Road, start_method: str) -> None:
     paths = [path for path, _ in road.dataset().samples][:27]
-    transform, read = (TRANSFORM, EncodedImage.open) if road.server is None else (road.server.proxy, read_bytes)
+    transform, read = (TRANSFORM, pil_loader) if road.server is None else (road.server.proxy, read_bytes)
     of_workers = dict(num_workers=2, persistent_workers=True, multiprocessing_context=start_method)
     for size, arguments in itertools.product((BATCH, None), ({}, of_workers)):
         loader = road.loader(Stream(paths, transform, read), size, **arguments)

@@ -16,7 +16,8 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, EncodedImage, ImageError
+from proxyloader import DataLoader, ImageError
+from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.make_dataset import photograph
 from proxyloader.tools.verify import check_file
 

@@ -26,7 +26,7 @@ OURS = {
     "seed": 7,
     "on_error": "skip",
     "check_scans": False,
-    "translate": "all",
+    "translate": False,
     "prefetch": 3,
     "num_threads": 2,
     "hw_decoder_load": 0.5,

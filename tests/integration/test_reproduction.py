@@ -15,9 +15,10 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader, EncodedImage, ProxyServer, pipelines
+from proxyloader import DataLoader, ProxyServer, pipelines
 
 from ..compare import seed_all
 from .roads import Stream, read_bytes
@@ -138,7 +139,7 @@ class Plain(torch.utils.data.Dataset[Any]):
 
 
 def stream_of(dataset: ImageFolder) -> Stream:
-    return Stream([path for path, _ in dataset.samples], dataset.transform, EncodedImage.open)
+    return Stream([path for path, _ in dataset.samples], dataset.transform, pil_loader)
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
 import proxyloader
-from proxyloader import compile_transforms
 from proxyloader.kernels.support import find_obstacle
 from proxyloader.make_dataset import make_dataset, photograph
 
-from ..compare import engines_decode, the_plan
+from ..compare import engines_decode
 from ..odd_formats import ODD_FORMATS
+from ..plans import plan_for
 from ..reference_presets import AUGMENTED_AND_ERASED, PRESETS, Eval, Preset, Train
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -214,5 +214,5 @@ def augments(preset: Preset) -> bool:
 
 def test_on_a_cpu_augmentation_and_erasing_are_left_to_torchvision() -> None:
     for preset in PRESETS:
-        is_left = bool(find_obstacle(the_plan(compile_transforms(preset)), has_kernels=False))
+        is_left = bool(find_obstacle(plan_for(preset.transforms), has_kernels=False))
         assert is_left == (isinstance(preset, Train) and bool(preset.auto_augment or preset.random_erase)), preset

@@ -385,7 +385,7 @@ class Sized:
 
 
 class PictureStream(Stream):
-    """Hands encoded images to the transform, so that DALI decodes them."""
+    """Opens images, so that DALI decodes them."""
 
     def __init__(self, root: Any, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -393,9 +393,7 @@ class PictureStream(Stream):
 
     def sample(self, number: int) -> Any:
         path, target = self.folder.samples[number % SAMPLES]
-        encoded = type(self.transform) is not type(TRANSFORM)
-        image = proxyloader.EncodedImage.open(path) if encoded else self.folder.loader(path)
-        return self.transform(image), (number, target)
+        return self.transform(self.folder.loader(path)), (number, target)
 
 
 Streams = Callable[..., Any]

@@ -18,11 +18,11 @@ from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import DistributedSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, read_image
 
 from proxyloader import (
     DataLoader,
-    EncodedImage,
     ImageError,
     InputError,
     PipelineError,
@@ -30,7 +30,9 @@ from proxyloader import (
     ProxyServer,
     World,
 )
+from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import read_jpeg_header
+from proxyloader.data.lazy_image import create_lazy_image
 
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
@@ -55,13 +57,13 @@ class Numbered(ImageFolder):
         return image, label, index
 
 
-def unchecked(path: str) -> EncodedImage:
+def unchecked(path: str) -> Any:
     """An image of the dataset's own making, so that DALI is the first to decode the JPEG."""
     data = Path(path).read_bytes()
     header = read_jpeg_header(data)
     if header is None:
-        return EncodedImage.open(path)
-    return EncodedImage(data, header.height, header.width, path, header)
+        return default_loader(path)
+    return create_lazy_image(EncodedImage(data, header.height, header.width, path, header))
 
 
 def stream_of(dataset: ImageFolder) -> Stream:
@@ -405,7 +407,7 @@ class ForgetsToConvert(Numbered):
 
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
 def test_a_picture_in_another_mode_is_never_skipped(spelled: Numbered, on_error: Any) -> None:
-    arguments: dict[str, Any] = dict(num_workers=1, on_error=on_error, device="cpu", translate="all")
+    arguments: dict[str, Any] = dict(num_workers=1, on_error=on_error, device="cpu")
     loader = DataLoader(ForgetsToConvert(spelled.root, TRANSFORM), BATCH, **arguments)
     found = outcomes(loader)
     error = found.pop(1)

@@ -20,7 +20,6 @@ from torchvision import transforms
 from torchvision.datasets import CIFAR10, ImageFolder
 
 import proxyloader
-from proxyloader import InputError
 
 from ..limits import WAIT_S
 
@@ -125,7 +124,7 @@ NO_KERNELS = "without CUDA kernels, torchvision runs it"
     [
         (torch.float32, "RGB", [transforms.ColorJitter(0.3)], f"ColorJitter: {NO_KERNELS}"),
         (torch.float32, "L", [], f"RandomResizedCrop of a grey image: {NO_KERNELS}"),
-        (torch.float64, "RGB", [], "torch's default dtype is torch.float64, but DALI returns float32"),
+        (torch.float64, "RGB", [], "torch's default dtype is torch.float64, but images are float32"),
     ],
     ids=["a transform", "grey", "float64"],
 )
@@ -220,28 +219,6 @@ def test_decoded_images_are_a_reason_for_a_warning(
     loaded(ImageFolder(str(tmp_path), TRAIN), device=device)
     said = "Only the images that DALI decodes load faster than with torch"
     assert "transformed 1 that Pillow decoded" in caplog.text and said in caplog.text
-
-
-@workers
-def test_a_grey_image_where_translation_is_demanded_is_named_with_what_to_do(
-    num_workers: int, photos: Path, device: str
-) -> None:
-    dataset = ImageFolder(str(photos), TRAIN, loader=lambda path: Image.open(path).convert("L"))
-    options: Any = dict(batch_size=4, num_workers=num_workers, device=device)
-    with pytest.raises(InputError) as caught:
-        list(proxyloader.DataLoader(dataset, translate="all", **options))
-    assert caught.value.code == "wrong-mode" and caught.value.index == 0
-    said = str(caught.value)
-    for part in (
-        f"dataset[0]: {dataset.samples[0][0]}: ",
-        "'L'",
-        "must be 'RGB' for DALI",
-        "convert('RGB')",
-        "translate=True",
-    ):
-        assert part in said
-    images, _ = next(iter(proxyloader.DataLoader(dataset, **options)))
-    assert images.shape == (4, 1, 32, 32)  # the advice holds
 
 
 CROPS = """

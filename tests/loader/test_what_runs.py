@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from proxyloader.loader.strategy import translate_dataset
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader, PipelineError, compile_transforms
+from proxyloader import DataLoader, PipelineError
 from proxyloader.dali import program_server
 from proxyloader.kernels import compiler, support
 from proxyloader.kernels.support import NO_KERNELS, find_obstacle
@@ -25,7 +21,6 @@ from proxyloader.loader.options import LoaderOptions
 
 from ..outcomes import raises
 from ..plans import plan_for
-from ..side_by_side import assert_as_torch
 
 NO_FLIP = "there is no kernel for Flip after erasing"
 
@@ -99,16 +94,13 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoaderOptions, "has_kernels", True)
 
 
-def test_where_kernels_run_a_transform_without_one_is_intercepted(folder: ImageFolder, with_kernels: None) -> None:
+def test_the_transform_that_has_no_kernel_is_named_before_the_dataset_is_read(
+    folder: ImageFolder, with_kernels: None
+) -> None:
     folder.transform = v1.Compose(OBSTACLES["colors"][0])
-    translated = translate_dataset(folder, options_of())
-    assert translated.plans and not translated.reason
-    folder.transform = transform = v1.Compose(OBSTACLES["a flip after erasing"][0])
-    translated = translate_dataset(folder, options_of())
-    assert (translated.is_deferred, translated.plans) == (True, {})
-    assert translated.dataset.transform is transform
-    assert translated.reason == f"RandomVerticalFlip: {NO_FLIP}"
-    assert translated.warnings == (f"torchvision transforms in the workers: {translated.reason}",)
+    assert "Brightness" not in DataLoader(folder).backend and "DALI on" in DataLoader(folder).backend
+    folder.transform = v1.Compose(OBSTACLES["a flip after erasing"][0])
+    assert DataLoader(folder).backend == f"torch: RandomVerticalFlip: {NO_FLIP}"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -134,40 +126,3 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
     with raises(PipelineError, code="no-kernels") as caught:
         plan_servers.PlanServers(4).serve(None, options_of())
     assert "cannot compile resize.cu" in str(caught.value) and "translate=False" in str(caught.value)
-
-
-class Compiled(Dataset[Any]):
-    """Compiles its own transform, which a CPU cannot run."""
-
-    def __init__(self, root: Path, compile: Any) -> None:
-        self.folder = ImageFolder(str(root))
-        self.augment = compile(v1.Compose([v1.RandomCrop(60), v1.ColorJitter(0.5, 0.5), v1.ToTensor()]))
-
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = self.folder[index]
-        return self.augment(image), label
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("options", [{}, {"translate": False}], ids=["", "translate=False"])
-def test_a_transform_that_the_user_has_compiled_is_torchvisions_where_it_cannot_run(
-    photos: Path, workers: int, options: Any, device: str
-) -> None:
-    def build(loader_class: Any) -> Any:
-        is_stock = loader_class is StockLoader
-        dataset = Compiled(photos, (lambda transform: transform) if is_stock else compile_transforms)
-        return loader_class(dataset, 12, num_workers=workers, **({} if is_stock else options))
-
-    assert_as_torch(build, device=device)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_log_says_why_a_called_transform_is_torchvisions(
-    photos: Path, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "proxyloader")
-    list(DataLoader(Compiled(photos, compile_transforms), 12, num_workers=workers, device="cpu"))
-    assert NO_KERNELS in caplog.text

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import compile_transforms
 from proxyloader.transforms.random_numbers import BLOCK, NumbersAhead, are_alike_ahead, drawing_ahead
+
+from ..plans import plan_for
 
 KINDS: list[tuple[Callable[[NumbersAhead], float], Callable[[], float]]] = [
     (lambda ahead: ahead.uniform(0.08, 1.0), lambda: torch.empty(1).uniform_(0.08, 1.0).item()),
@@ -73,7 +74,7 @@ def test_numbers_are_drawn_ahead_on_any_default_device() -> None:
 def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> None:
     flips = version.RandomHorizontalFlip(), version.RandomVerticalFlip(0.3)
     parts = [version.RandomResizedCrop(32), *flips, version.CenterCrop(30), v2.ToImage()]
-    plan = compile_transforms(version.Compose(parts)).plan
+    plan = plan_for(version.Compose(parts))
     assert plan.takes_numbers_ahead
     torch.manual_seed(5)
     wanted = [plan.sample_params(*size).tolist() for _ in range(300)]
@@ -99,6 +100,6 @@ def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> 
     ],
 )
 def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
-    assert not compile_transforms(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).plan.takes_numbers_ahead
+    assert not plan_for(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).takes_numbers_ahead
     last = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])
-    assert not compile_transforms(last).plan.takes_numbers_ahead
+    assert not plan_for(last).takes_numbers_ahead

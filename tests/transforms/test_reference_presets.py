@@ -10,4 +10,4 @@ from ..reference_presets import PRESETS, Preset
 
 @pytest.mark.parametrize("preset", PRESETS, ids=str)
 def test_a_preset_is_as_torchvisions(preset: Preset) -> None:
-    assert_alike(preset, "cpu", lossless(), bound=CLOSE if preset.backend == "tensor" else EXACT, times=2)
+    assert_alike(preset.transforms, "cpu", lossless(), bound=CLOSE if preset.backend == "tensor" else EXACT, times=2)

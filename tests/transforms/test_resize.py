@@ -17,7 +17,6 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
-from proxyloader import EncodedImage, compile_transforms
 from proxyloader.transforms.resize import Target, interpolation_value, nearest_pixels, pillow_resizes_height_first
 
 from .. import compare
@@ -66,9 +65,7 @@ class TestResizedSize:
     def test_of_nothing_raises_where_pillow_raises_too(self) -> None:
         transform = as_image(v2.Resize(None, max_size=20))
         with pytest.raises(ValueError, match="must be > 0"):
-            transform(compare.opened(images("one pixel high")["one pixel high"]))
-        with pytest.raises(ValueError, match=r"\(1, 64\) \(height, width\) to \(0, 20\)"):
-            plan_for(transform).sample_params(1, 64)
+            compare.undecoded(transform, images("one pixel high"))
 
 
 def test_pillow_begins_with_the_side_that_we_say() -> None:
@@ -223,7 +220,5 @@ class TestRandomSizes:
         assert_alike(as_image(*before, transform, v2.RandomVerticalFlip()), device, files)
 
     def test_to_nothing_is_an_error_as_in_torchvision(self) -> None:
-        compiled = compile_transforms(as_image(v2.ScaleJitter((20, 20), (0.1, 0.2))))
-        thin = EncodedImage.from_bytes(images("one pixel high")["one pixel high"])
-        with pytest.raises(ValueError, match=r"\(1, 64\) \(height, width\) to \(0, [123]\)"):
-            compiled(thin)
+        with pytest.raises(ValueError, match="must be > 0"):
+            compare.undecoded(as_image(v2.ScaleJitter((20, 20), (0.1, 0.2))), images("one pixel high"))

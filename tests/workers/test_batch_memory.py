@@ -11,14 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from proxyloader.data.compiled_transform import compile_transforms
 from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 from proxyloader.data.batch_memory import ALIGNMENT_BYTES, batch_memory
-from proxyloader.data.dataset import wrap
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher
@@ -27,6 +25,7 @@ from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset
 
 from ..faults import in_thread
+from ..undecoded import opened_late
 
 SLOT_BYTES = 1 << 20
 
@@ -93,7 +92,7 @@ def folder_of(root: Path, files: list[bytes]) -> ImageFolder:
     (root / "0").mkdir(parents=True)
     for number, data in enumerate(files):
         (root / "0" / f"{number:03d}.jpg").write_bytes(data)
-    return ImageFolder(root, compile_transforms(transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])))
+    return ImageFolder(root, transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()]))
 
 
 def with_comment(data: bytes, size: int) -> bytes:
@@ -108,10 +107,11 @@ def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool,
     if one_size:
         files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
     arena = Arena(2, slot_bytes)
-    dataset: Any = wrap(folder_of(tmp_path, files))
+    dataset = folder_of(tmp_path, files)
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
     for slot in (0, 1, 0, 1):
-        batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
+        with opened_late():
+            batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
         assert batch is not None and batch.failure is None
         (run,) = batch.runs
         assert [part.tobytes() for part in batch.inputs(run, arena)[0]] == files
@@ -119,13 +119,13 @@ def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool,
 
 def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_path: Path) -> None:
     files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
-    arena, folder = Arena(1, SLOT_BYTES), folder_of(tmp_path, files)
-    dataset: Any = wrap(folder)
+    arena, dataset = Arena(1, SLOT_BYTES), folder_of(tmp_path, files)
     reads = dataset.loader
     dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
     for number in range(4):
-        batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).batch
+        with opened_late():
+            batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).batch
         assert batch is not None and batch.failure is None
         assert batch.size_bytes < 2.5 * sum(map(len, files))
         assert [part.tobytes() for part in batch.inputs(batch.runs[0], arena)[0]] == files

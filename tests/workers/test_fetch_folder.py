@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
-from proxyloader import DataLoader, EncodedImage, ImageError, wrap
+from proxyloader import DataLoader, ImageError
 from proxyloader._random_state import get_rng_states
-from proxyloader.data.dataset import collect_plans
+from proxyloader.data.dataset import find_plans
+from proxyloader.data.deferral import Deferral
 from proxyloader.workers.fetch_folder import FolderFetcher
 from proxyloader.workers.scan_checks import PassedSamples
 
@@ -88,10 +90,10 @@ SHUFFLED = {"batch_size": 7, "shuffle": True}
     ("transform", "options"),
     [
         *((transform, SHUFFLED) for transform in (TRAIN, JITTER, FIVE)),
-        *((transform, SHUFFLED | {"translate": "all"}) for transform in (TRAIN, JITTER)),
+        *((transform, SHUFFLED) for transform in (TRAIN, JITTER)),
         (TRAIN, SHUFFLED | {"collate_fn": mixed}),
-        *((transform, SHUFFLED | {"part_of": part_of_a_part, "translate": "all"}) for transform in (TRAIN, JITTER)),
-        (JITTER, {"batch_sampler": [np.array(INDICES)], "translate": "all"}),
+        *((transform, SHUFFLED | {"part_of": part_of_a_part}) for transform in (TRAIN, JITTER)),
+        (JITTER, {"batch_sampler": [np.array(INDICES)]}),
     ],
 )
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -124,36 +126,33 @@ def with_samples(root: str, kind: Callable[[Any], Any]) -> ImageFolder:
     return dataset
 
 
-def opened(path: str) -> EncodedImage:
-    return EncodedImage.open(path)
+def opened(path: str) -> Image.Image:
+    return Image.open(path).convert("RGB")
 
 
-def changed(root: str) -> ImageFolder:
-    """A dataset whose transform was changed after it was translated."""
-    dataset = wrap(ImageFolder(root, copy.deepcopy(TRAIN)))
-    dataset.transform.original.transforms[1].p = 0.9
-    return dataset
+def fetched(dataset: Any, indices: Any = INDICES, passed: PassedSamples | None = None) -> Any:
+    """Samples that are fetched together, in a worker; None: they are to be fetched one by one."""
+    deferral = Deferral(on_gpu=False, find_obstacle=lambda plan: "")
+    plans, _ = find_plans(dataset, deferral.find_obstacle)
+    return FolderFetcher(plans, passed, deferral)(dataset, indices)
 
 
 @pytest.mark.parametrize(
     "dataset_of",
     [
-        lambda root: wrap(Own(root, TRAIN)),
-        lambda root: wrap(AtOnce(root, TRAIN)),
-        lambda root: wrap(ConcatDataset([ImageFolder(root, TRAIN)])),
-        lambda root: wrap(DatasetFolder(root, opened, (".jpg",), TRAIN)),
-        lambda root: wrap(ImageFolder(root, TRAIN, target_transform=str)),
-        lambda root: wrap(FetchesAhead(root, TRAIN)),
-        lambda root: wrap(with_samples(root, Looked)),
-        lambda root: ImageFolder(root, TRAIN),
+        lambda root: Own(root, TRAIN),
+        lambda root: AtOnce(root, TRAIN),
+        lambda root: ConcatDataset([ImageFolder(root, TRAIN)]),
+        lambda root: DatasetFolder(root, opened, (".jpg",), TRAIN),
+        lambda root: ImageFolder(root, TRAIN, target_transform=str),
+        lambda root: ImageFolder(root, transforms.Compose([*TRAIN.transforms, transforms.Lambda(torch.sum)])),
+        lambda root: FetchesAhead(root, TRAIN),
+        lambda root: with_samples(root, Looked),
         lambda root: TensorDataset(torch.zeros(48)),
-        changed,
     ],
 )
 def test_other_datasets_are_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
-    dataset = dataset_of(str(photos))
-    plans = {} if isinstance(dataset, TensorDataset) else collect_plans(dataset)
-    assert FolderFetcher(plans, None)(dataset, INDICES) is None
+    assert fetched(dataset_of(str(photos))) is None
 
 
 @pytest.fixture
@@ -172,7 +171,7 @@ def damaged(photos: Path, tmp_path: Path) -> ImageFolder:
 @pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
 @WORKERS
 def test_damaged_files_give_the_same_batches_and_errors(damaged: ImageFolder, on_error: Any, num_workers: int) -> None:
-    *found, errors = assert_alike(damaged, batch_size=2, num_workers=num_workers, on_error=on_error, translate="all")
+    *found, errors = assert_alike(damaged, batch_size=2, num_workers=num_workers, on_error=on_error)
     assert {*errors} == {3, 7}
     assert sum(isinstance(each, ImageError) for each in found) == (4 if on_error == "raise" else 0)
 
@@ -182,7 +181,7 @@ def test_a_failing_transform_gives_the_same_errors(folder: ImageFolder, num_work
     # It draws, ahead in a worker, and then takes more from the sides than some images have.
     pad = transforms.Pad(-60)
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), pad, transforms.ToTensor()])
-    found = assert_alike(folder, batch_size=1, num_workers=num_workers, translate="all")
+    found = assert_alike(folder, batch_size=1, num_workers=num_workers)
     assert {type(each) for each in found} > {list}
 
 
@@ -198,21 +197,17 @@ def test_an_index_out_of_range_is_raised_after_the_draws_of_earlier_samples(
 
 def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder) -> None:
     folder.transform = TRAIN
-    dataset, passed = wrap(folder), PassedSamples(48)
-    folders = FolderFetcher(collect_plans(dataset), passed)
+    passed = PassedSamples(48)
     for indices in (INDICES, list(np.array(INDICES)), list(torch.tensor(INDICES))):
-        assert folders(dataset, indices) is not None, "samples are fetched one by one, and nothing is gained"
+        assert fetched(folder, indices, passed) is not None, "samples are fetched one by one, and nothing is gained"
     assert passed.has_all(INDICES) and not passed.has_all([1])
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
-    dataset = wrap(folder)
-    folders = FolderFetcher(collect_plans(dataset), None)
-    assert folders(dataset, [0]) is not None
+    assert fetched(folder, [0]) is not None
     before = get_rng_states(include_numpy_and_python=True)
-    assert folders(dataset, list(range(48))) is None and str(get_rng_states(include_numpy_and_python=True)) == str(
-        before
-    )
+    assert fetched(folder, list(range(48))) is None
+    assert str(get_rng_states(include_numpy_and_python=True)) == str(before)
     with pytest.raises(RuntimeError, match="images in a batch must have the same shape to be stacked"):
-        list(DataLoader(folder, 48, translate="all", device="cpu"))
+        list(DataLoader(folder, 48, device="cpu"))
 
 
 @pytest.mark.parametrize("kind", [tuple, torch.Tensor])
@@ -224,8 +219,7 @@ def test_a_custom_collate_function_for_a_type_receives_real_tensors(
 
     monkeypatch.setitem(default_collate_fn_map, kind, collated)
     folder.transform = TRAIN
-    dataset = wrap(folder)
-    samples = FolderFetcher(collect_plans(dataset), None)(dataset, INDICES)
+    samples = fetched(folder)
     assert samples is not None and all(isinstance(image, torch.Tensor) for image, _ in samples)
 
 

@@ -78,7 +78,7 @@ class BesideTensors(ImageFolder):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_tensors_beside_the_images_are_preserved(photos: Path, workers: int) -> None:
     dataset = Subset(BesideTensors(str(photos), transforms.ToTensor()), range(len(TENSORS)))
-    loader = DataLoader(dataset, len(TENSORS), collate_fn=list, num_workers=workers, translate="all", device="cpu")
+    loader = DataLoader(dataset, len(TENSORS), collate_fn=list, num_workers=workers, device="cpu")
     ((*samples,),) = loader
     for (_, found), tensor in zip(samples, TENSORS, strict=True):
         assert (found is tensor) == (workers == 0)  # in the process of the loader, as with torch's

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import shutil
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, EncodedImage, compile_transforms, wrap
+from proxyloader import DataLoader
 from proxyloader.data import encoded_image
+from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks
 from proxyloader.make_dataset import photograph
 from proxyloader.workers.fetch import Fetcher
@@ -27,7 +31,7 @@ from proxyloader.workers.scan_checks import PassedSamples, checking
 
 from ..limits import WAIT_S
 from ..odd_formats import encoded
-from ..undecoded import image_calls_in
+from ..undecoded import image_calls_in, in_worker
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 DAMAGED = (5, 20)
@@ -47,6 +51,12 @@ def damaged_folder(photos: Path, tmp_path: Path) -> ImageFolder:
         path = Path(dataset.samples[index][0])
         path.write_bytes(with_a_lost_block(path.read_bytes()))
     return dataset
+
+
+@pytest.fixture
+def worker() -> Iterator[None]:
+    with in_worker():
+        yield
 
 
 def is_by_pillow(sample: Any) -> bool:
@@ -117,11 +127,12 @@ class Threads(Lists):
             return list(pool.map(self.__getitem__, indices))
 
 
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("kind", [ImageFolder, Lists, Threads])
 def test_sound_samples_are_checked_only_in_the_first_epoch(
     kind: type[ImageFolder], damaged_folder: ImageFolder, checked: Counter[str]
 ) -> None:
-    fetcher = Fetcher(wrap(kind(damaged_folder.root, TRANSFORM)), passed=PassedSamples(48))
+    fetcher = Fetcher(kind(damaged_folder.root, TRANSFORM), passed=PassedSamples(48))
     for _ in range(3):
         for request in BATCHES:
             by_pillow = [index for index, each in zip(request.indices, fetcher(request).samples) if is_by_pillow(each)]
@@ -142,22 +153,24 @@ def test_a_different_file_at_a_passed_index_is_still_checked_for_errors_of_pillo
         assert EncodedImage.from_jpeg(bad) is None and EncodedImage.from_jpeg(sound[:-40]) is None
 
 
+@pytest.mark.usefixtures("worker")
 def test_custom_batches_replacements_and_images_outside_a_loader_are_checked(damaged_folder: ImageFolder) -> None:
     class Whole(Lists):
         def __getitems__(self, indices: list[int]) -> Any:
             return default_collate(super().__getitems__(indices))
 
-    fetcher = Fetcher(wrap(Whole(damaged_folder.root, TRANSFORM)), passed=PassedSamples(48))
+    fetcher = Fetcher(Whole(damaged_folder.root, TRANSFORM), passed=PassedSamples(48))
     images, _ = fetcher(BATCHES[0]).samples
     assert [bytes(call.inputs[0][:2]) == b"P6" for call in image_calls_in(images)] == [k in DAMAGED for k in range(8)]
     for passed in (PassedSamples(48), None):
-        index, sample = Fetcher(wrap(damaged_folder), "replace", passed=passed).next_readable(4, 0, [])
+        index, sample = Fetcher(damaged_folder, "replace", passed=passed).next_readable(4, 0, [])
         assert index == 5 and is_by_pillow(sample) is (passed is not None)
-    data, transform = encoded(photograph(0, size=(290, 161)), "JPEG"), compile_transforms(TRANSFORM)
+    data = encoded(photograph(0, size=(290, 161)), "JPEG")
     for content, by_pillow in ((data, False), (with_a_lost_block(data), True)):
-        assert is_by_pillow((transform(EncodedImage.from_bytes(content)), 0)) is by_pillow
+        assert is_by_pillow((TRANSFORM(Image.open(io.BytesIO(content))), 0)) is by_pillow
 
 
+@pytest.mark.usefixtures("worker")
 def test_two_loading_threads_do_not_mix_up_their_images(damaged_folder: ImageFolder) -> None:
     at_once = threading.Barrier(2)
 
@@ -170,7 +183,7 @@ def test_two_loading_threads_do_not_mix_up_their_images(damaged_folder: ImageFol
             at_once.wait(WAIT_S)
             return sample
 
-    dataset, request = wrap(Meet(damaged_folder.root, TRANSFORM)), BATCHES[0]
+    dataset, request = Meet(damaged_folder.root, TRANSFORM), BATCHES[0]
     for unknown in ((True, False), (False, True), (True, True)):
         tables = [PassedSamples(48) for _ in unknown]
         for passed in [table for table, each in zip(tables, unknown) if not each]:

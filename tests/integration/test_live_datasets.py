@@ -1,0 +1,192 @@
+"""What a program changes in a dataset is in the next batch, or in the next epoch of workers, as with torch's loader."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
+
+from proxyloader import DataLoader, ImageError
+
+from ..side_by_side import assert_as_torch
+from .observed import Counted
+
+
+def transform_to(size: int) -> transforms.Compose:
+    return transforms.Compose([transforms.Resize((size, size)), transforms.ToTensor()])
+
+
+def folder(photos: Path) -> ImageFolder:
+    return ImageFolder(photos, transform_to(32))
+
+
+def exchange_the_transform(dataset: Any) -> None:
+    dataset.transform = transform_to(48)
+
+
+def change_its_size(dataset: Any) -> None:
+    dataset.transform.transforms[0].size = (40, 24)
+
+
+def take_the_transform_for_both(dataset: Any) -> None:
+    parts = [transforms.Resize((16, 16)), transforms.RandAugment(), transforms.ToTensor()]
+    dataset.transforms, dataset.transform = None, transforms.Compose(parts)
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "exchange the transform": exchange_the_transform,
+    "change its size": change_its_size,
+    "take the transform for both": take_the_transform_for_both,
+    "reverse the samples": lambda dataset: setattr(dataset, "samples", dataset.samples[::-1]),
+    "reverse them in place": lambda dataset: dataset.samples.reverse(),
+}
+WHOLES: dict[str, Callable[[Any], Any]] = {
+    "the dataset": lambda dataset: dataset,
+    "a subset": lambda dataset: Subset(dataset, range(4, 20)),
+    "a subset of several": lambda dataset: Subset(ConcatDataset([dataset, dataset]), range(4, 20)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("whole", WHOLES.values(), ids=WHOLES.keys())
+def test_a_change_inside_an_epoch_holds_from_the_next_batch_on(
+    photos: Path, change: Callable[[Any], None], whole: Callable[[Any], Any], device: str
+) -> None:
+    found = {}
+    for kind, arguments in ((StockLoader, {}), (DataLoader, {"device": device})):
+        dataset = folder(photos)
+        torch.manual_seed(0)
+        batches = iter(kind(whole(dataset), 4, **arguments))
+        first = next(batches)
+        change(dataset)
+        found[kind] = [first, next(batches), next(batches)]
+    for (ours, our_labels), (stocks, labels) in zip(found[DataLoader], found[StockLoader]):
+        assert ours.shape == stocks.shape and our_labels.tolist() == labels.tolist()
+        assert (ours.cpu() - stocks).abs().mean() < 0.01
+
+
+def test_a_subsets_indices_may_change(photos: Path) -> None:
+    subset = Subset(folder(photos), list(range(8)))
+    batches: Any = iter(DataLoader(subset, 4, device="cpu"))
+    next(batches)
+    subset.indices = [0, 1, 2, 3, 20, 21, 22, 23]
+    expected = torch.stack([folder(photos)[index][0] for index in (20, 21, 22, 23)])
+    assert (next(batches)[0] - expected).abs().mean() < 0.01
+
+
+class Pictures(IterableDataset[Any]):
+    def __init__(self, root: Path) -> None:
+        self.paths, self.transform = [path for path, _ in folder(root).samples[:12]], transform_to(32)
+
+    def __iter__(self) -> Iterator[Any]:
+        for path in self.paths:
+            yield self.transform(pil_loader(path))
+
+
+@pytest.mark.parametrize("change", [exchange_the_transform, change_its_size])
+def test_a_change_holds_in_a_stream_that_has_begun(photos: Path, change: Any) -> None:
+    dataset = Pictures(photos)
+    batches = iter(DataLoader(dataset, 4, device="cpu"))
+    assert next(batches).shape[2:] == (32, 32)
+    change(dataset)
+    assert next(batches).shape[2:] == ((48, 48) if change is exchange_the_transform else (40, 24))
+
+
+def turned(image: Any) -> Any:
+    return image.rotate(180).crop((0, 0, 100, 100))
+
+
+def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_meets_it_on(photos: Path) -> None:
+    def changing(loader: Any) -> Any:
+        batches, images = iter(loader), []
+        for transform in (
+            None,
+            transforms.Compose([transforms.Lambda(turned), transforms.ToTensor()]),
+            transform_to(16),
+        ):
+            loader.dataset.transform = transform or loader.dataset.transform
+            images.append(next(batches)[0])
+        return images
+
+    assert_as_torch(lambda kind: kind(folder(photos), 4), changing)
+
+
+# --- between two epochs -----------------------------------------------------------------------------------------------
+
+TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
+FILES = 16
+Made = tuple[Any, Callable[[], Any]]
+"""A dataset, and what is changed after the first epoch."""
+
+
+def make_folder(root: Path) -> Path:
+    for number in range(FILES):
+        path = root / "ab"[number % 2] / f"{number:02d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (64, 48), "red").save(path)
+    return root
+
+
+def labels_are_in_shared_memory(base: Path) -> Made:
+    dataset = ImageFolder(str(make_folder(base)), TRANSFORM)
+    labels = torch.zeros(FILES, dtype=torch.long).share_memory_()
+    dataset.samples = [(path, label) for (path, _), label in zip(dataset.samples, labels)]
+    return dataset, lambda: labels.fill_(7)
+
+
+def indices_are_in_shared_memory(base: Path) -> Made:
+    chosen = torch.arange(FILES // 2).share_memory_()
+    return Subset(ImageFolder(str(make_folder(base)), TRANSFORM), list(chosen)), lambda: chosen.add_(FILES // 2)
+
+
+@pytest.mark.parametrize("make", [labels_are_in_shared_memory, indices_are_in_shared_memory])
+def test_the_next_epoch_sees_what_was_changed(make: Callable[[Path], Made], tmp_path: Path) -> None:
+    def epochs(kind: Any) -> list[Any]:
+        dataset, change = make(tmp_path / kind.__module__)
+        torch.manual_seed(2)
+        loader, told = kind(dataset, 2, shuffle=True, num_workers=2, persistent_workers=True), []
+        for epoch in range(2):
+            told += [labels.tolist() for _, labels in loader]
+            time.sleep(0.2)  # in which a worker could read ahead
+            if epoch == 0:
+                change()
+        return told
+
+    assert epochs(DataLoader) == epochs(StockLoader)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_file_that_is_repaired_between_two_epochs_is_read_anew(tmp_path: Path, on_error: Any) -> None:
+    dataset = ImageFolder(str(make_folder(tmp_path)), TRANSFORM)
+    bad = Path(dataset.samples[5][0])
+    whole = bad.read_bytes()
+    bad.write_bytes(b"no picture")
+    arguments: Any = dict(num_workers=2, persistent_workers=True, on_error=on_error, seed=3, device="cpu")
+    loader = DataLoader(dataset, FILES, shuffle=True, **arguments)
+    with contextlib.suppress(ImageError):
+        list(loader)
+    assert loader.errors.total == 1
+    bad.write_bytes(whole)
+    assert sum(len(labels) for _, labels in loader) == FILES
+    assert loader.errors.total == 1
+
+
+def test_workers_get_no_request_before_the_epoch_is_asked_for(tmp_path: Path) -> None:
+    dataset, log = Counted(str(make_folder(tmp_path / "photos")), TRANSFORM), tmp_path / "read"
+    dataset.log = str(log)
+    loader = DataLoader(dataset, 2, num_workers=2, persistent_workers=True, device="cpu")
+    for epoch in (1, 2):
+        assert len(list(loader)) == FILES // 2
+        time.sleep(0.2)
+        assert log.stat().st_size == epoch * FILES
