@@ -148,7 +148,7 @@ a tensor that is decoded late is looked up as a class of ours
     data/lazy_tensor.py:_StockType.__eq__ | or cls.stock is other =>
     integration/test_called_transforms.py
 a default dtype that changes later is not seen
-    data/called_transforms.py:_find_transformed | torch.get_default_dtype() is not torch.float32 => False
+    data/called_transforms.py:apply_undecoded | torch.get_default_dtype() is not torch.float32 => False
     integration/test_called_transforms.py
 pixels that a failed batch used are another loader's
     workers/worker.py:PackedDataset._pack | self._packer.begin_batch() => pass
@@ -160,7 +160,7 @@ a missing file is an error of no class that torchvision's loader raises
     data/encoded_image.py:_read_error | , kind=get_image_error_class(error) =>
     integration/test_caught_errors.py
 a translated transform that its dataset changes stays as it was
-    data/compiled_transform.py:CompiledTransform.is_unchanged | self.snapshot.is_current() => True
+    transforms/chain.py:Chain.through | found[0].is_current() => True
     integration/test_called_transforms.py
 an image is made by the settings that its transform has later
     transforms/chain.py:Chain.then | _frozen_copy(transform) => transform
@@ -272,9 +272,6 @@ what was left out of a batch is not told
 an error names the sample before
     loader/recovery.py:BatchRecovery.errors | indices[row] => indices[row - 1]
     integration/test_unreadable.py integration/test_faults_input.py loader
-a change of the dataset in mid-epoch is not seen
-    loader/feed.py:Feed._receive | self.pool.fetcher.refresh() => pass
-    integration/test_torch_contract.py integration/test_live_datasets.py loader
 workers go on behind what they drew for a loop that was left
     workers/draw_rollback.py:SamplerDraws.begin | self.discarded += (range(self.first_excess, number),) => pass
     integration/test_torch_contract.py

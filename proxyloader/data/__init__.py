@@ -3,7 +3,6 @@
 __all__ = [
     "bad_samples",
     "batch_memory",
-    "called_transforms",
     "dataset",
     "deferral",
     "encoded_image",

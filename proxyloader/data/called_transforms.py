@@ -85,7 +85,7 @@ def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) 
     Other inputs, such as a label, must be returned unchanged by the transform.
     """
     transformed = _find_transformed(image)
-    if transformed is None and not (is_compose and image.mode == "RGB"):
+    if transformed is None and not (is_compose and image.mode == "RGB" and _sends_pixels()):
         return None
     if others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others)):
         return None
@@ -125,6 +125,11 @@ def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> An
     except (ImageError, Untranslatable):  # too many pixels or too few
         return None
     return image  # preserves the class and attributes, like torchvision
+
+
+def _sends_pixels() -> bool:
+    """Return whether to send decoded images. On a CPU, that does not pay off if the dataset has used the pixels."""
+    return _deferral().on_gpu or pixel_uses.why is None
 
 
 def _deferral() -> Deferral:

@@ -77,11 +77,11 @@ class Chain:
         chain, beside, transforms = self, False, ()
         for part in _compose_parts(compose) or ():
             after = None if is_changed(part) else chain.then(part)
-            if after is None or (after.state.images > 1 and after.state.kind == "pil"):
+            if after is None:
                 return None
             chain, transforms = after, (*transforms, *after.transforms)
             beside |= chain.draws and chain.draws_beside_torch
-        if chain is self:
+        if chain is self or (chain.state.images > 1 and chain.state.kind == "pil"):
             return None
         last_steps = chain.steps[len(self.steps) :]
         whole = Chain(chain.steps, last_steps, chain.state, beside, transforms, self.num_recorded)

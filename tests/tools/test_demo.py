@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 
-from proxyloader.loader import strategy
+from proxyloader.loader import backend
 from proxyloader.tools import demo as module
 from proxyloader.tools.cli import main
 from proxyloader.transforms.resize import LARGE_EDGE, Resize
@@ -140,7 +140,7 @@ def test_without_dali_it_says_that_the_loader_is_torchs(
 ) -> None:
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if "nvidia" in name else find_spec(name))
-    monkeypatch.setattr(strategy, "_dali_is_installed", lambda: False)
+    monkeypatch.setattr(backend, "_dali_is_installed", lambda: False)
     assert main(["demo", "--data", str(photos), *SMALL]) == 0
     said = lines_of(capsys.readouterr().out)
     assert said["Decoded on"].endswith("DALI is not installed, so proxyloader.DataLoader is torch's own loader here")
