@@ -249,7 +249,7 @@ the images of a batch are turned round, and its labels are not
     workers/packing.py:_ContentPickler._assign_batch | list(calls) => list(reversed(calls))
     integration/test_same_batches.py integration/test_faults_structure.py
 an image that is used twice takes the next one's place
-    workers/packing.py:_ContentPickler._assign_row | (run, len(self.runs[run])) => (run, len(self.runs[run]) - 1)
+    workers/packing.py:_ContentPickler._assign_row | (0, run, len(self.runs[run])) => (0, run, len(self.runs[run]) - 1)
     integration/test_faults_structure.py
 the newest batch under way is handed out first
     loader/feed.py:Feed.next | self._in_flight.popleft() => self._in_flight.pop()

@@ -80,9 +80,7 @@ class ProgramServer:
             found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
             raise PipelineError(f"an image was decoded as {list(found)}, but its header says {list(expected)}")
         launcher = get_launcher(self.pipeline.device_id, schedule.dtype, schedule.channels_last)
-        output = launcher.run(schedule, _get_addresses(images, schedule.decoded_ends), stream)
-        count = len(shapes)
-        return [output[at : at + count] for at in range(0, len(output), count)]
+        return launcher.run(schedule, _get_addresses(images, schedule.decoded_ends), stream)
 
 
 def _get_addresses(images: Any, ends: Any) -> Any:

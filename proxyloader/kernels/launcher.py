@@ -13,6 +13,9 @@ from ..errors import PipelineError
 from .compiler import BatchPointers, KernelError, Module, output_macros
 from .programs import Schedule
 
+Images = torch.Tensor | list[torch.Tensor]
+"""(N, C, H, W), or a list of (C, H, W) if the images differ in size."""
+
 RESIZE_KERNELS = ("build_weights", "resample_", "store", "erase_output")
 """First letters of the names of the kernels in ``resize.cu``. The others are in ``colour.cu``."""
 
@@ -53,7 +56,7 @@ class Launcher:
         self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
         self._colour = ThreadPoolExecutor(1).submit(load_module, "colour", device_id)
 
-    def run(self, schedule: Schedule, decoded: Any, stream: torch.cuda.Stream) -> torch.Tensor | list[torch.Tensor]:
+    def run(self, schedule: Schedule, decoded: Any, stream: torch.cuda.Stream) -> list[Images]:
         """Launch everything in torch's current stream, without waiting for it.
 
         Args:
@@ -62,7 +65,7 @@ class Launcher:
             stream: torch's current stream.
 
         Returns:
-            (N, C, H, W), or a list of (C, H, W) if the results differ in size.
+            The outputs of the schedule.
         """
         buffer = torch.empty(schedule.num_values, dtype=self.dtype, device=self.device)
         parts = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes, schedule.stats_bytes)
@@ -83,15 +86,22 @@ class Launcher:
         return as_images(buffer, schedule)
 
 
-def as_images(buffer: torch.Tensor, schedule: Schedule) -> torch.Tensor | list[torch.Tensor]:
-    """Return views of the outputs, (N, C, H, W), or a list of (C, H, W)."""
-    channels, sizes = schedule.channels, schedule.sizes
-    if len(sizes) == 1:
-        height, width = sizes[0]
-        if schedule.channels_last:
-            return buffer.view(-1, height, width, channels).permute(0, 3, 1, 2)
-        return buffer.view(-1, channels, height, width)
-    parts = torch.split(buffer, [channels * height * width for height, width in sizes])
+def as_images(buffer: torch.Tensor, schedule: Schedule) -> list[Images]:
+    """Return views of the outputs."""
+    channels, outputs, begin = schedule.channels, [], 0
+    for count, sizes in schedule.outputs:
+        lengths = [channels * height * width for height, width in sizes]
+        end = begin + (sum(lengths) if len(sizes) > 1 else count * sum(lengths))
+        part, begin = buffer[begin:end], end
+        outputs.append(
+            _as_batch(part, schedule, *sizes[0])
+            if len(sizes) == 1
+            else [_as_batch(each, schedule, *size)[0] for each, size in zip(torch.split(part, lengths), sizes)]
+        )
+    return outputs
+
+
+def _as_batch(values: torch.Tensor, schedule: Schedule, height: int, width: int) -> torch.Tensor:
     if schedule.channels_last:
-        return [part.view(*size, channels).permute(2, 0, 1) for part, size in zip(parts, sizes)]
-    return [part.view(channels, *size) for part, size in zip(parts, sizes)]
+        return values.view(-1, height, width, schedule.channels).permute(0, 3, 1, 2)
+    return values.view(-1, schedule.channels, height, width)

@@ -206,10 +206,16 @@ def get_output_kind(plan: Plan) -> tuple[Any, ...]:
     return output.dtype, output.channels, plan.key if output.images > 1 else ""
 
 
-def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channels_last: bool) -> Schedule:
-    """Return the launches that transform a batch. ``dtype``: that of floating-point images; None is float32."""
+def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channels_last: bool, *groups: Any) -> Schedule:
+    """Return the launches that transform a batch.
+
+    Args:
+        dtype: that of floating-point images; None is float32.
+        groups: ``counts`` and ``files`` of ``Programs.schedule``.
+    """
     plan = images[0][0]
-    return build_programs(images).schedule(plan.output.channels, get_output_dtype(plan, dtype), channels_last)
+    output_dtype = get_output_dtype(plan, dtype)
+    return build_programs(images).schedule(plan.output.channels, output_dtype, channels_last, *groups)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -120,4 +120,4 @@ def _run_on_gpu(launcher: Launcher, images: Sequence[Pixels], programs: Programs
     outputs = launcher.run(
         schedule, [image.data_ptr() for image in decoded], torch.cuda.current_stream(launcher.device)
     )
-    return [output.permute(1, 2, 0).cpu() for output in outputs]
+    return [image.permute(1, 2, 0).cpu() for output in outputs for image in output]

@@ -260,16 +260,34 @@ class Programs:
         self._sizes = [(np.tile(a, (views, 1)), np.tile(b, (views, 1))) for a, b in self._sizes]
         self.sizes, self.sources = np.tile(self.sizes, (views, 1)), np.tile(self.sources, views)
 
-    def schedule(self, channels: int, dtype: torch.dtype, channels_last: bool) -> Schedule:
-        """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last."""
+    def schedule(
+        self,
+        channels: int,
+        dtype: torch.dtype,
+        channels_last: bool,
+        counts: Sequence[int] = (),
+        files: Indices | None = None,
+    ) -> Schedule:
+        """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last.
+
+        Args:
+            counts: number of images in each output; by default, an output has all images, or all of a view.
+            files: the decoded image of each image; None: each has its own.
+        """
         height, width = self.sizes[: self.num_outputs].T
         strides = (width * channels, 1) if channels_last else (width, height * width)
         ends = (channels * height * width).cumsum()
         begins = dtype.itemsize * np.concatenate(([0], ends[:-1]))
         sizes = list(map(tuple, self.sizes[: self.num_outputs].tolist()))
+        count = len(self.decoded_sizes)
+        schedule = self.jobs().schedule(begins, *strides)
+        if files is not None:
+            _, first = np.unique(files, return_index=True)
+            shapes = [schedule.shapes[image] for image in first]
+            schedule = replace(schedule, files=files, shapes=shapes, decoded_ends=_ends(self.decoded_sizes[first]))
         return replace(
-            self.jobs().schedule(begins, *strides),
-            sizes=sizes[:1] if len(set(sizes)) == 1 else sizes,
+            schedule,
+            outputs=_group(sizes, counts or [count] * (self.num_outputs // count)),
             num_values=int(ends[-1]),
             channels=channels,
             dtype=dtype,
@@ -307,6 +325,19 @@ class Programs:
         stages = np.arange(len(at)) - np.repeat(first_job, np.diff(np.append(first_job, len(at))))
         _wait_for_branches(stages, steps[at], first_job)
         return Jobs(self, jobs, job_kinds, stages, images[at], first_job, steps, self._extras)
+
+
+def _group(sizes: list[tuple[int, int]], counts: Sequence[int]) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Return the number of images in each output and their sizes; only one if all are equal."""
+    ends = list(itertools.accumulate(counts))
+    parts = [sizes[end - count : end] for count, end in zip(counts, ends)]
+    return [(len(part), part[:1] if len(set(part)) == 1 else part) for part in parts]
+
+
+def _ends(sizes: Indices) -> Indices:
+    """Return where each decoded image ends if they follow one another, in bytes."""
+    ends: Indices = 3 * sizes.prod(1).cumsum()
+    return ends
 
 
 def _wait_for_branches(stages: Indices, steps: NDArray[Any], first_job: Indices) -> None:
@@ -410,7 +441,7 @@ class Jobs:
             tables_bytes=_aligned(len(runs) * TABLE_BYTES),
             pool_bytes=_aligned(4 * self.pool_size),
             shapes=[(height, width, 3) for height, width in self.programs.decoded_sizes.tolist()],
-            decoded_ends=3 * self.programs.decoded_sizes.prod(1).cumsum(),
+            decoded_ends=_ends(self.programs.decoded_sizes),
         )
 
     def _place(self, outputs: Any, row_strides: Any, channel_strides: Any) -> None:
@@ -505,7 +536,8 @@ class Schedule:
             must be zero at the start.
         shapes: (height, width, 3) of each decoded image, as DALI reports them.
         decoded_ends: where each decoded image ends if they follow one another, in bytes.
-        sizes: height and width of each output; only one if all are equal.
+        files: the decoded image that each image starts from; None: each has its own.
+        outputs: number of images in each output, with their heights and widths; only one if all are equal.
         num_values: number of values of all outputs.
         channels, dtype, channels_last: of the outputs.
     """
@@ -520,7 +552,8 @@ class Schedule:
     pool_bytes: int
     shapes: list[tuple[int, int, int]]
     decoded_ends: Indices
-    sizes: Sequence[tuple[int, int]] = ()
+    files: Indices | None = None
+    outputs: Sequence[tuple[int, Sequence[tuple[int, int]]]] = ()
     num_values: int = 0
     channels: int = 3
     dtype: torch.dtype = torch.uint8
@@ -536,6 +569,7 @@ class Schedule:
         """
         memory[: len(self.memory)] = self.memory
         jobs = memory[: self.num_jobs * JOB.itemsize].view(JOB)
+        decoded = decoded if self.files is None else np.asarray(decoded)[self.files]
         bases = np.concatenate(([scratch, outputs], decoded)).astype(np.uint64)
         jobs["source"] += bases[jobs["source_base"]]
         jobs["target"] += bases[jobs["target_base"]]

@@ -158,19 +158,17 @@ class BatchAssembler:
             return self._format.convert_batch(self._collate_fn(samples))
 
 
-def _resolve(outputs: list[Outputs], advice: str, output: int, rows: Any) -> Any:
-    """Return the tensor that a reference to an output stands for.
-
-    ``rows`` is a run, for its whole output; (run, row), for one row; or a list of these, for rows to be stacked.
-    """
-    if isinstance(rows, tuple):
-        run, row = rows
+def _resolve(outputs: list[Outputs], advice: str, place: Any) -> Any:
+    """Return the image or the batch that a reference stands for; see ``_ContentPickler.reference``."""
+    if isinstance(place, list):
+        images: Any = [outputs[run][output][row] for output, run, row in place]
+    elif len(place) == 3:
+        output, run, row = place
         return outputs[run][output][row]
-    if isinstance(rows, int):
-        images: Any = outputs[rows][output]
+    else:
+        output, run = place
+        images = outputs[run][output]
         if isinstance(images, torch.Tensor):
             return images
-    else:
-        images = [outputs[run][output][row] for run, row in rows]
     check_same_size(images, advice)
     return stack(images)

@@ -38,18 +38,20 @@ class RecoveredBatch:
     """A batch whose failed runs were repeated.
 
     Attributes:
+        runs: the runs.
         outputs: the outputs of each run, in the order of the runs. The rows of failed images hold arbitrary values.
-        failures: the error of each failed image, by (run, row).
+        failures: the error of each failed image, by (run, number of the decoded image).
     """
 
+    runs: Sequence[PackedRun]
     outputs: list[Outputs] = field(default_factory=list)
     failures: dict[tuple[int, int], ImageError] = field(default_factory=dict)
 
-    def resolve(self, output: int, run_row: tuple[int, int]) -> torch.Tensor:
+    def resolve(self, place: tuple[int, int, int]) -> torch.Tensor:
         """Return the image that a reference in a sample stands for, or raise its error."""
-        if run_row in self.failures:
-            raise self.failures[run_row]
-        run, row = run_row
+        output, run, row = place
+        if (error := self.failures.get((run, self.runs[run].find_file(output, row)))) is not None:
+            raise error
         return self.outputs[run][output][row]
 
 
@@ -66,7 +68,7 @@ class BatchRecovery:
             PipelineError: DALI fails although Pillow decodes all images, or a hand-written pipeline fails and
                 ``on_error`` is "raise".
         """
-        recovered = RecoveredBatch()
+        recovered = RecoveredBatch(batch.runs)
         for number, (run, outputs) in enumerate(zip(batch.runs, results)):
             if isinstance(outputs, PipelineError):
                 outputs, failures = self._rerun(batch, run, outputs)

@@ -65,7 +65,15 @@ class PackedRun:
     schedule: tuple[Schedule, PackedInput] | None = None
 
     def __len__(self) -> int:
+        """Number of decoded images, or of samples of a hand-written pipeline."""
         return len(self.inputs[0].offsets)
+
+    def find_file(self, output: int, row: int) -> int:
+        """Return the number of the decoded image, or of the sample, that an image was made from."""
+        schedule = None if self.schedule is None else self.schedule[0]
+        if schedule is None or schedule.files is None:
+            return row
+        return int(schedule.files[sum(count for count, _ in schedule.outputs[:output]) + row])
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Packer:
     def _count(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
         """Return the counts of the PackedBatch, and reset them for the next batch."""
         calls = [call for run in pickler.runs for call in run]
-        images = [call.image for call in calls if isinstance(call, TransformedImage)]
+        images = list({id(call.image): call.image for call in calls if isinstance(call, TransformedImage)}.values())
         jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
         custom_bytes = [
             array.nbytes for call in calls if not isinstance(call, TransformedImage) for array in call.inputs
@@ -198,6 +198,27 @@ def _get_plans(runs: Sequence[Sequence[ProxyInputs]]) -> dict[str, Plan]:
     return {call.server: call.plan for run in runs for call in run if isinstance(call, TransformedImage)}
 
 
+class _Run(list[ProxyInputs]):
+    """The calls of a run.
+
+    Attributes:
+        counts: number of calls in each output, one after the other. Without kernels, all are in one.
+        files: number of the decoded image, by the id of the undecoded one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: list[int] = []
+        self.files: dict[int, int] = {}
+
+    def add(self, calls: Sequence[ProxyInputs], merges: bool) -> None:
+        """Append calls to the last output. ``merges``: whether those with the same image share its decoding."""
+        self.extend(calls)
+        self.counts[-1] += len(calls)
+        for call in calls:
+            self.files.setdefault(id(call.image if merges else call), len(self.files))  # type: ignore[attr-defined]
+
+
 class _ContentPickler:
     """Pickles a batch with references in place of images, and groups the calls of the images into runs.
 
@@ -206,12 +227,13 @@ class _ContentPickler:
 
     def __init__(self, run_size: int, merges_plans: bool = False, rejected: Collection[str] = ()) -> None:
         self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
-        self.runs: list[list[ProxyInputs]] = []
+        self.runs: list[_Run] = []
         self.objects: list[Any] = []
         self.is_computed = False  # whether there are tensors computed from images
         self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
-        self._rows: dict[int, tuple[int, int]] = {}  # id of a call -> (run, row)
-        self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> run, or (run, row) of each sample
+        self._runs_of: dict[Any, int] = {}  # kind of run and ids of the images -> run for batches of these images
+        self._rows: dict[int, tuple[int, int, int]] = {}  # id of a call -> (output, run, row)
+        self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> (output, run), or (output, run, row) of each
         self._use_counts: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references
         self._may_overwrite = self._has_operations = False
 
@@ -237,26 +259,30 @@ class _ContentPickler:
         return operation.reduced(self._is_used_once) if self._may_overwrite else operation.reduced()
 
     def _is_used_once(self, output: ProxySample | ProxyBatch) -> bool:
-        run = self._batches.get(id(output.run)) if isinstance(output, ProxyBatch) else None
-        return isinstance(run, int) and self._use_counts[output.output, run] == 1
+        place = self._batches.get(id(output.run)) if isinstance(output, ProxyBatch) else None
+        return isinstance(place, tuple) and self._use_counts[place[0] + output.output, place[1]] == 1
 
-    def reference(self, proxy: Any) -> int | tuple[int, Any] | None:
-        """Return the reference to an image or object; None if the object itself is to be pickled."""
+    def reference(self, proxy: Any) -> Any:
+        """Return the reference to an image or object; None if the object itself is to be pickled.
+
+        An object has a number, an image has (output, run, row), a batch has (output, run) or a list of images.
+        """
         if not isinstance(proxy, (ProxyBatch, ProxySample)):
             self.objects.append(proxy)
             return len(self.objects) - 1
         if not self._needs_dali(proxy):
             return None
         if isinstance(proxy, ProxySample):
-            rows: Any = self._assign_row(proxy.call)
+            place: Any = self._assign_row(proxy.call)
         elif id(proxy.run) in self._batches:
-            rows = self._batches[id(proxy.run)]
+            place = self._batches[id(proxy.run)]
         else:
-            rows = self._batches[id(proxy.run)] = self._assign_batch(proxy.run.calls)
+            place = self._batches[id(proxy.run)] = self._assign_batch(proxy.run.calls)
+        # The first output of a call. Several outputs of a plan follow one another.
+        places = [(output + proxy.output, *row) for output, *row in ([place] if isinstance(place, tuple) else place)]
         if not self._may_overwrite:
-            each_row = [(rows, 0)] if isinstance(rows, int) else [rows] if isinstance(rows, tuple) else rows
-            self._use_counts.update({(proxy.output, run) for run, _ in each_row})
-        return proxy.output, rows
+            self._use_counts.update({(output, run) for output, run, *_ in places})
+        return places[0] if isinstance(place, tuple) else places
 
     def _needs_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
@@ -273,13 +299,38 @@ class _ContentPickler:
         return Operation("aten.stack.default", (samples,), {})
 
     def _assign_batch(self, calls: Sequence[ProxyInputs]) -> Any:
-        rows = {id(call): (len(self.runs), row) for row, call in enumerate(calls)}
-        distinct = len(rows) == len(calls) and self._rows.keys().isdisjoint(rows)
-        if distinct and len(calls) <= self._run_size and len(set(map(self._get_kind, calls))) == 1:
-            self._rows.update(rows)
-            self.runs.append(list(calls))
-            return len(self.runs) - 1
-        return [self._assign_row(call) for call in calls]
+        ids, kinds = set(map(id, calls)), set(map(self._get_kind, calls))
+        is_new = len(ids) == len(calls) and self._rows.keys().isdisjoint(ids)
+        if not is_new or len(kinds) > 1 or len(calls) > self._run_size:
+            return [self._assign_row(call) for call in calls]
+        kind = kinds.pop()
+        merges = self._merges(calls[0])
+        key = kind, tuple(id(call.image) if merges else id(call) for call in calls)  # type: ignore[attr-defined]
+        run = self._runs_of.get(key)
+        if run is None:
+            run = self._runs_of[key] = self._begin_run()
+        calls_of_run = self.runs[run]
+        calls_of_run.counts.append(0)
+        output = len(calls_of_run.counts) - 1
+        calls_of_run.add(calls, merges)
+        self._rows.update({id(call): (output, run, row) for row, call in enumerate(calls)})
+        return output, run
+
+    def _assign_row(self, call: ProxyInputs) -> tuple[int, int, int]:
+        if id(call) not in self._rows:
+            kind, merges = self._get_kind(call), self._merges(call)
+            run = self._current_runs.get(kind)
+            image = id(call.image if merges else call)  # type: ignore[attr-defined]
+            if run is None or (len(self.runs[run].files) == self._run_size and image not in self.runs[run].files):
+                run = self._current_runs[kind] = self._begin_run()
+                self.runs[run].counts.append(0)
+            self._rows[id(call)] = 0, run, len(self.runs[run])
+            self.runs[run].add([call], merges)
+        return self._rows[id(call)]
+
+    def _begin_run(self) -> int:
+        self.runs.append(_Run())
+        return len(self.runs) - 1
 
     def _get_kind(self, call: ProxyInputs) -> Any:
         """Return a key that is equal for calls that may share a run."""
@@ -287,16 +338,9 @@ class _ContentPickler:
             return get_output_kind(call.plan)
         return call.server
 
-    def _assign_row(self, call: ProxyInputs) -> tuple[int, int]:
-        if id(call) not in self._rows:
-            kind = self._get_kind(call)
-            run = self._current_runs.get(kind)
-            if run is None or len(self.runs[run]) == self._run_size:
-                run = self._current_runs[kind] = len(self.runs)
-                self.runs.append([])
-            self._rows[id(call)] = run, len(self.runs[run])
-            self.runs[run].append(call)
-        return self._rows[id(call)]
+    def _merges(self, call: ProxyInputs) -> bool:
+        """Return whether calls of the same image share its decoding."""
+        return self._merges_plans and isinstance(call, TransformedImage) and call.plan.output.images == 1
 
 
 def _is_transformed(call: ProxyInputs) -> bool:
@@ -396,16 +440,21 @@ class _Layout:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
 
 
-def _pack_run(calls: Sequence[ProxyInputs], layout: _Layout, kernel_output: KernelOutput | None) -> PackedRun:
-    sources = tuple(call.source for call in calls)
+def _pack_run(calls: _Run, layout: _Layout, kernel_output: KernelOutput | None) -> PackedRun:
     if kernel_output is None or not isinstance(calls[0], TransformedImage):
+        sources = tuple(call.source for call in calls)
         columns = zip(*(call.inputs for call in calls))
         inputs = [_pack_input(name, arrays, layout) for name, arrays in zip(calls[0].names, columns)]
         return PackedRun(calls[0].server, tuple(inputs), sources)
     transformed = [call for call in calls if isinstance(call, TransformedImage)]
     images = [(call.plan, call.image.size[::-1], call.row.packed()) for call in transformed]
-    schedule = build_schedule(images, *kernel_output)
-    files = _pack_input("", [call.file for call in transformed], layout)
+    if shares := len(calls.files) < len(calls):
+        numbers = np.array([calls.files[id(call.image)] for call in transformed])
+        _, first = np.unique(numbers, return_index=True)
+    decoded = [transformed[row] for row in first] if shares else transformed
+    has_views = transformed[0].plan.output.images > 1
+    schedule = build_schedule(images, *kernel_output, () if has_views else calls.counts, numbers if shares else None)
+    files, sources = _pack_input("", [call.file for call in decoded], layout), tuple(call.source for call in decoded)
     memory = PackedInput("|u1", np.array([layout.add(schedule.memory)]), np.array([[schedule.memory.size]]))
     return PackedRun(KERNELS, (files,), sources, (dataclasses.replace(schedule, memory=NO_BYTES), memory))
 
@@ -427,7 +476,7 @@ def _pack_input(name: str, arrays: Sequence[NDArray[Any]], layout: _Layout) -> P
 class ContentUnpickler(pickle.Unpickler):
     """Unpickles the content of a packed batch, with decoded images in place of the references.
 
-    ``resolve`` returns the image or batch for a reference: an output, and a run, (run, row) or list of (run, row).
+    ``resolve`` returns the image or batch for a reference; see ``_ContentPickler.reference``.
     ``pin`` copies tensors to pinned memory, like a stock loader with ``pin_memory``. ``objects``: see PackedBatch.
     Tensors computed from images are moved to ``device``.
     """
@@ -435,7 +484,7 @@ class ContentUnpickler(pickle.Unpickler):
     def __init__(
         self,
         data: bytes,
-        resolve: Callable[[int, Any], Any],
+        resolve: Callable[[Any], Any],
         pin: bool = False,
         objects: Sequence[Any] = (),
         device: torch.device | None = None,
@@ -447,7 +496,7 @@ class ContentUnpickler(pickle.Unpickler):
         if isinstance(pid, int):
             obj = self._objects[pid]
             return obj.pin_memory() if self._pin and isinstance(obj, torch.Tensor) else obj
-        return self._resolve(*pid)
+        return self._resolve(pid)
 
     def find_class(self, module: str, name: str) -> Any:
         function = super().find_class(module, name)

@@ -53,13 +53,13 @@ def replayed(content: Any) -> Any:
     @functools.cache
     def found(output: int, run: int, row: int | None = None) -> torch.Tensor:
         """One tensor for all that refers to it."""
-        images = [call.outputs()[output] for call in pickler.runs[run]]  # type: ignore[attr-defined]
+        calls = pickler.runs[run]
+        begin = sum(calls.counts[:output])
+        images = [call.outputs()[0] for call in calls[begin : begin + calls.counts[output]]]  # type: ignore[attr-defined]
         return torch.stack(images) if row is None else images[row].clone()
 
-    def resolve(output: int, place: Any) -> torch.Tensor:
-        if isinstance(place, list):
-            return torch.stack([found(output, *each) for each in place])
-        return found(output, place) if isinstance(place, int) else found(output, *place)
+    def resolve(place: Any) -> torch.Tensor:
+        return torch.stack([found(*each) for each in place]) if isinstance(place, list) else found(*place)
 
     return ContentUnpickler(data, resolve, objects=pickler.objects, device=torch.device("cpu")).load()
 

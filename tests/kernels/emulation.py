@@ -134,7 +134,7 @@ class EmulatedLauncher(Launcher):
     def __init__(self, dtype: torch.dtype, channels_last: bool) -> None:
         self.dtype, self.channels_last = dtype, channels_last
 
-    def run(self, schedule: Schedule, decoded: Any, stream: Any) -> torch.Tensor | list[torch.Tensor]:
+    def run(self, schedule: Schedule, decoded: Any, stream: Any) -> list[Any]:
         buffer = torch.empty(schedule.num_values, dtype=self.dtype)
         _launch(schedule, self.dtype, not self.channels_last, buffer.data_ptr(), decoded)
         return as_images(buffer, schedule)
@@ -169,7 +169,8 @@ def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: t
         schedule, on_gpu.data_ptr() + begins[:-1], torch.cuda.current_stream()
     )
     assert torch.equal(on_gpu, before), "a decoded image was written to"
-    return [output.cpu() if layout == "CHW" else output.permute(1, 2, 0).cpu() for output in outputs]
+    flat = [image for output in outputs for image in output]
+    return [image.cpu() if layout == "CHW" else image.permute(1, 2, 0).cpu() for image in flat]
 
 
 def empty(sizes: Any, channels: Any, layout: str, dtype: torch.dtype) -> list[torch.Tensor]:
