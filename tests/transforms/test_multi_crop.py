@@ -10,7 +10,7 @@ import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms, explain
+from proxyloader import EncodedImage, UnsupportedTransformError, compile_transforms
 from proxyloader.data.lazy_tensor import get_sample
 
 from .. import compare
@@ -95,8 +95,3 @@ def test_what_torchvision_does_otherwise_or_not_at_all_is_refused(transforms: li
     where = {"position": f"transform.transforms[{at}]", "transform": name}
     with raises(UnsupportedTransformError, code="several-images", **where):
         compile_transforms(v2.Compose(transforms))
-
-
-def test_the_explanation_counts_them() -> None:
-    assert explain(EXACT_ONES["v2, images"]).rows[-1].transform == "5 images, each uint8 (3, 21, 17)"
-    assert explain(EXACT_ONES["v1, plain tensors"]).rows[1].drawn == ""

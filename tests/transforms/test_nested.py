@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader import EncodedImage, InputError, UnsupportedTransformError, compile_transforms, explain
+from proxyloader import EncodedImage, InputError, UnsupportedTransformError, compile_transforms
 from proxyloader.data.compiled_transform import compile_for_loader, find_compiled
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.transforms.nested import find_nested, replace_nested
@@ -166,12 +166,3 @@ def test_chained_transforms_are_torchvisions_in_a_loader_and_refused_if_compiled
         lambda: chained(compare.opened(data)), lambda: compiled(EncodedImage.from_bytes(data)), seeds=5
     )
     assert all(torch.equal(a, b) for a, b in draws)
-
-
-def test_the_explanation_has_the_rows_and_the_output_of_each() -> None:
-    rows = explain(MultiCrop()).rows
-    outputs = [row.transform for row in rows if row.position == "output"]
-    assert outputs == ["float32 (3, 20, 20)", "float32 (3, 24, 24)", "uint8 (3, 15, 15)", "uint8 (3, 15, 15)"]
-    assert rows[0].position == "transform.large[0].transforms[0]"
-    refused = explain(Wrong()).refused
-    assert [row.refusal.split(",")[0] for row in refused] == ["the transform returns a PIL image"]

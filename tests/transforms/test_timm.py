@@ -14,7 +14,7 @@ from timm.data import random_erasing as timm_erasing
 from timm.data import transforms as timm_transforms
 from torchvision.transforms import transforms as v1
 
-from proxyloader import UnsupportedTransformError, explain
+from proxyloader import UnsupportedTransformError
 from proxyloader.transforms.registry import plan_for
 
 from ..compare import CLOSE, EXACT, Images, assert_alike, composed, images, lossless
@@ -211,32 +211,10 @@ class TestRefusals:
         assert error.position == f"transform.transforms[{len(transforms) - 1}]"
 
 
-class TestExplanation:
-    def test_names_classes_as_users_write_them(self) -> None:
-        crop, _, erase, *_ = (
-            row
-            for row in explain(training(interpolation="random", re_prob=0.3, re_mode="rand", color_jitter=None)).rows
-            if row.drawn
-        )
-        assert crop.transform.startswith("timm.data.transforms.RandomResizedCropAndInterpolation(size=(64, 64)")
-        assert crop.drawn == (
-            "top, left, height, width: RandomResizedCropAndInterpolation.get_params; interpolation: random.choice"
-        )
-        assert erase.transform == "timm.data.random_erasing.RandomErasing(p=0.3, mode=rand, count=(1, 1))"
-        assert erase.drawn.endswith("number of boxes, top, left, height, width, color of each: RandomErasing._erase")
-        rows = explain(training(auto_augment="rand-m9-mstd0.5-inc1", interpolation="random")).rows
-        (row,) = (row for row in rows if "RandAugment" in row.transform)
-        assert row.drawn == "operations, magnitudes, interpolations: RandAugment.__call__"
-
-    @pytest.mark.parametrize("policy", ["original", "augmix-m3", "3a"])
-    def test_of_every_augmentation_is_given(self, policy: str) -> None:
-        assert not explain(training(auto_augment=policy)).refused
-
-
 def test_timm_is_imported_for_its_own_transforms_only() -> None:
     script = (
         "import sys; from torchvision import transforms as v1; from proxyloader import compile_transforms, explain;"
-        "compile_transforms(v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor()])); explain(v1.Lambda(len));"
+        "compile_transforms(v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor()])); explain(v1.ToTensor());"
         "assert 'timm' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
