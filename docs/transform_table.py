@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import timm.data.transforms
 import torch
 from timm.data import auto_augment
 from torchvision import transforms as v1

@@ -244,9 +244,9 @@ def _explain(parser: Parser) -> None:
       proxyloader explain train:dataset
     """
     name_help = (
-        "module:attribute of a transform or a map-style dataset, or of a function or class that returns one when called "
-        "without arguments. It must be at module level, not below if __name__ == '__main__'. Or torchvision weights, or "
-        "a model for its default weights (nothing is downloaded)"
+        "module:attribute of a transform or a map-style dataset, or of a function or class that returns one when "
+        "called without arguments. It must be at module level, not below if __name__ == '__main__'. Or torchvision "
+        "weights, or a model for its default weights (nothing is downloaded)"
     )
     _option(parser, "name", "NAME", str, name_help)
 
