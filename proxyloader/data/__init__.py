@@ -9,6 +9,7 @@ __all__ = [
     "encoded_image",
     "hooks",
     "jpeg",
+    "lazy_image",
     "lazy_tensor",
     "live_dataset",
     "placeholders",

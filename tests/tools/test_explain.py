@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 import sys
@@ -20,14 +21,13 @@ from torchvision.transforms import transforms as v1
 
 from proxyloader import explain
 from proxyloader.tools.cli import main
-from proxyloader.tools.explain import NO_IMAGE, NO_JPEG, Explanation, find
+from proxyloader.tools.explain import NO_IMAGE, NO_JPEG, find
 
 from ..compare import generator_states
 
-TRAINING = v1.Compose(
-    [v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize([0.5] * 3, [0.2] * 3)]
-)
-JITTER = v1.Compose([v1.ColorJitter(0.3), v1.ToTensor()])
+TRAINING = v1.Compose([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor()])
+STREAM: Any = ChainDataset([])
+FLIPPED_FLOATS = v1.Compose([v1.ToTensor(), v1.RandomErasing(), v1.RandomVerticalFlip()])
 NO_KERNELS = "the workers: {}: without CUDA kernels, torchvision runs it"
 
 
@@ -46,9 +46,8 @@ def at_random(image: Image.Image) -> Any:
 
 
 def line_of(function: Any, text: str) -> str:
-    lines = Path(__file__).read_text().splitlines()
-    start = function.__code__.co_firstlineno
-    return f"{__file__}:{next(number for number, line in enumerate(lines[start:], start + 1) if text in line)}"
+    lines, first = inspect.getsourcelines(function)
+    return f"{__file__}:{next(number for number, line in enumerate(lines, first) if text in line)}"
 
 
 class TestTransforms:
@@ -56,28 +55,20 @@ class TestTransforms:
         found = explain(TRAINING)
         crop, *others = found.steps
         assert re.fullmatch(r"RandomResizedCrop\(size=\(224, 224\), .*: Crop \d+, \d+, \d+, \d+; Resize 224, 224", crop)
-        assert others == [
-            "RandomHorizontalFlip(p=0.5): Flip 1",
-            "ToTensor(): ToTensor; ToFloat",
-            "Normalize(mean=[0.5, 0.5, 0.5], std=[0.2, 0.2, 0.2]): Normalize",
-        ]
+        assert others == ["RandomHorizontalFlip(p=0.5): Flip 1", "ToTensor(): ToTensor; ToFloat"]
         assert (found.pixels, found.on_gpu, found.on_cpu) == ("", "CUDA kernels", "DALI")
         assert (found.output, found.operations) == ("float32 (3, 224, 224) on cuda", ())
         assert 0 < found.worker_us < found.stock_us
+        assert max(map(len, str(found).splitlines())) <= 120 and "Replayed" not in str(found)
 
     @pytest.mark.parametrize(
         ("transform", "step", "on_cpu"),
         [
-            (JITTER, r"ColorJitter\(.*\): Brightness [\d.]+", NO_KERNELS.format("ColorJitter")),
+            (v1.ColorJitter(0.3), r"ColorJitter\(.*\): Brightness [\d.]+", NO_KERNELS.format("ColorJitter")),
             (v2.RandAugment(num_ops=1), r"RandAugment\(.*\): \w+.*", NO_KERNELS.format("RandAugment")),
             (v1.RandomApply([v1.CenterCrop(9)]), r"RandomApply\(.*\): Crop .*", NO_KERNELS.format("RandomApply")),
-            (
-                models.ResNet50_Weights.IMAGENET1K_V2.transforms(),
-                r"ImageClassification\(.*: Resize 232, 309; .*",
-                "DALI",
-            ),
+            (models.ResNet50_Weights.IMAGENET1K_V2.transforms(), r".*: Resize 232, 309; Crop .*", "DALI"),
         ],
-        ids=["jitter", "RandAugment", "RandomApply", "preset"],
     )
     def test_it_says_what_runs_without_a_gpu(self, transform: Any, step: str, on_cpu: str) -> None:
         found = explain(transform)
@@ -99,21 +90,16 @@ class TestTransforms:
         assert found.pixels == f"pixels are used at {line}"
         assert found.on_gpu == found.on_cpu == f"the workers: {found.pixels}"
         assert found.output == "uint8 (9, 9, 3) on cpu"
-        found = explain(at_random)
-        assert re.fullmatch(rf"CUDA kernels; for [1-7] of 8 images the workers: {found.pixels}", found.on_gpu)
+        assert explain(at_random).on_gpu.startswith("CUDA kernels; for 3 of 8 images the workers: pixels are used at ")
 
     @pytest.mark.parametrize(
         ("transform", "pixels"),
         [
             (v1.Lambda(np.asarray), "pixels are used by Lambda"),
             (v2.Compose([v2.CenterCrop(32), v2.ElasticTransform()]), "pixels are used by ElasticTransform"),
-            (
-                v1.Compose([v1.ToTensor(), v1.RandomErasing(), v1.RandomVerticalFlip()]),
-                "RandomVerticalFlip: there is no kernel for Flip after erasing",
-            ),
+            (FLIPPED_FLOATS, "RandomVerticalFlip: there is no kernel for Flip after erasing"),
             (lambda image: image.size, NO_IMAGE),
         ],
-        ids=["Lambda", "Elastic", "after erasing", "no image"],
     )
     def test_a_class_without_kernels_is_named(self, transform: Any, pixels: str) -> None:
         assert explain(transform).pixels == pixels
@@ -123,20 +109,13 @@ class TestTransforms:
         explain(v1.RandomHorizontalFlip())
         assert (generator_states(), torch.get_num_threads(), sys.getprofile(), Image.OPEN["JPEG"]) == before
 
-    @pytest.mark.parametrize("transform", [lambda image, target: image, lambda sample: sample["image"]])
-    def test_of_one_that_takes_more_than_an_image_it_asks_for_the_dataset(self, transform: Any) -> None:
-        with pytest.raises(TypeError, match=r"pass the dataset that calls it to explain\(\)"):
-            explain(transform)
-
-    @pytest.mark.parametrize("wrong", [None, 3, ChainDataset([])], ids=["None", "3", "stream"])
-    def test_it_takes_nothing_else(self, wrong: Any) -> None:
-        with pytest.raises(TypeError, match="takes a transform or a map-style dataset, got"):
+    @pytest.mark.parametrize("wrong", [lambda image, target: image, lambda sample: sample["image"], None, 3, STREAM])
+    def test_what_it_does_not_take_is_an_error_that_mentions_datasets(self, wrong: Any) -> None:
+        with pytest.raises(TypeError, match="pass the dataset|takes a transform or a map-style dataset, got"):
             explain(wrong)
 
 
 class Boxes(Dataset[Any]):
-    """For detection. The first sample is an image without a file."""
-
     def __init__(self, root: Path, transform: Any) -> None:
         self.files, self.transform = sorted(root.glob("*/*.jpg")), transform
 
@@ -158,40 +137,22 @@ class TestDatasets:
         assert explain([np.zeros((3, 32, 32), np.uint8)] * 3).pixels == NO_JPEG
 
 
-def test_the_text_is_a_table_of_120_characters_without_empty_rows() -> None:
-    text = str(Explanation(("a: Crop 1", "b: Resize 2" * 30), "", (), "uint8 (3,)", "CUDA kernels", "DALI", 1234.5, 9))
-    assert max(map(len, text.splitlines())) <= 120
-    assert "Replayed" not in text and "1,234 µs in a worker, 9 µs in a worker of torch's DataLoader" in text
-
-
 MODULE = """
 import functools
 import numpy
 from torchvision import models, transforms
-
 transform = transforms.Compose([transforms.Resize(32), transforms.ToTensor()])
 pixels = transforms.Compose([transforms.Resize(32), numpy.asarray])
 weights = models.ResNet18_Weights.DEFAULT
-
-def make(size=32):
-    return transforms.Compose([transforms.Resize(size), transforms.ToTensor()])
-
-def function(image):
-    return transform(image)
-
-partial = functools.partial(make, 32)
-
 class Holder:
     inner = transform
-    def __call__(self, image):
-        return transform(image)
-
+def make(size=32):
+    return transform
+def function(image):
+    return transform(image)
 def fails(image):
     return image.nothing
-
-def ends():
-    raise SystemExit(3)
-
+partial = functools.partial(make, 32)
 if __name__ == "__main__":
     guarded = transform
 """
@@ -209,23 +170,21 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 FAILURES = {
     "resnet51": "torchvision has no model or weights 'resnet51'. Did you mean resnet50 or ",
     "explaind:transform": "importing 'explaind' failed with ModuleNotFoundError: No module named 'explaind'",
-    "explained:transfrom": "'explained' has no attribute 'transfrom'. Did you mean transform",
     "explained:guarded": 'It must be at module level, not below `if __name__ == "__main__":`',
     "os:path": "os:path is a module, not a transform or a dataset. Name one in it, such as os:path.transform",
-    "explained:ends": "calling ends() exited with 3. Code that runs a script",
     "explained:fails": "running explained:fails failed with AttributeError: 'Image' object has no attribute 'nothing'",
 }
 
 
 class TestCommand:
-    @pytest.mark.parametrize("name", ["transform", "make", "function", "partial", "Holder", "Holder.inner"])
-    def test_names_of_a_transform_or_of_what_makes_one(self, name: str) -> None:
-        for spelled in (f"explained:{name}", f"explained.py:{name}", f"{Path.cwd()}/explained.py:{name}"):
-            assert find(spelled)(Image.new("RGB", (40, 32))).shape == (3, 32, 40)
+    @pytest.mark.parametrize("spelled", ["explained", "explained.py", "./explained.py", "{}/explained.py"])
+    def test_names_of_a_transform_or_of_what_makes_one(self, spelled: str) -> None:
+        for name in "transform", "make", "function", "partial", "Holder.inner":
+            assert find(f"{spelled.format(Path.cwd())}:{name}")(Image.new("RGB", (40, 32))).shape == (3, 32, 40)
 
-    @pytest.mark.parametrize("name", ["resnet18", "ResNet18_Weights.DEFAULT", "explained:weights"])
-    def test_names_of_weights(self, name: str) -> None:
-        assert repr(find(name)) == repr(models.ResNet18_Weights.IMAGENET1K_V1.transforms())
+    def test_names_of_weights(self) -> None:
+        for name in "resnet18", "ResNet18_Weights.DEFAULT", "explained:weights":
+            assert repr(find(name)) == repr(models.ResNet18_Weights.IMAGENET1K_V1.transforms())
 
     @pytest.mark.parametrize(("name", "message"), FAILURES.items(), ids=FAILURES)
     def test_failures_are_one_line(self, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -234,10 +193,8 @@ class TestCommand:
         assert (out, err.count("\n")) == ("", 1)
         assert err.startswith("proxyloader: error: ") and message in err
 
-    @pytest.mark.parametrize(("name", "status"), [("transform", 0), ("pixels", 1)])
-    def test_it_prints_the_table_and_its_status_says_whether_pixels_are_used(
-        self, name: str, status: int, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        assert main(["explain", f"explained:{name}"]) == status
-        out, err = capsys.readouterr()
-        assert err == "" and "Resize(size=32" in out and ("the workers" in out) == status
+    def test_its_status_says_whether_pixels_are_used(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for status, name in enumerate(("transform", "pixels")):
+            assert main(["explain", f"explained:{name}"]) == status
+            out, err = capsys.readouterr()
+            assert err == "" and "Resize(size=32" in out and ("the workers" in out) == status
