@@ -10,19 +10,18 @@ import functools
 import itertools
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import timm.data.transforms
 import torch
 from timm.data import auto_augment
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
-import proxyloader
-from proxyloader.tools.explain import Row
-from proxyloader.transforms.registry import CONTAINERS, RULES
+from proxyloader.transforms.chain import START
+from proxyloader.transforms.plan import Branch, ConstantParams, Step
+from proxyloader.transforms.registry import CONTAINERS, RULES, load_timm_rules
 from proxyloader.transforms.unsupported import REFUSED, REFUSED_TIMM
 
 PAGE = Path(__file__).with_name("transforms.md")
@@ -85,7 +84,7 @@ def update_tables(page: str) -> str:
 
 def group_translated_classes() -> list[list[type]]:
     """Return the classes with rules, grouped by name and package."""
-    proxyloader.explain(timm.data.transforms.ToTensor())  # registers timm's rules
+    load_timm_rules()
     classes = sorted({*CONTAINERS, *RULES}, key=lambda cls: (_is_timm(cls), cls.__name__, _get_version(cls)))
     return [list(group) for _, group in itertools.groupby(classes, key=lambda cls: (_is_timm(cls), cls.__name__))]
 
@@ -93,9 +92,8 @@ def group_translated_classes() -> list[list[type]]:
 def build_translated_table() -> str:
     rows = [("Transform", "Version", "Random parameters")]
     for classes in group_translated_classes():
-        row = _explain_class(classes[-1])
         versions = ", ".join(_get_version(cls) for cls in classes)
-        rows.append((f"`{classes[0].__name__}`", versions, row.drawn or "none"))
+        rows.append((f"`{classes[0].__name__}`", versions, describe_draws(classes[-1]) or "none"))
     return _format_table(rows)
 
 
@@ -107,7 +105,8 @@ def build_refused_table() -> str:
 
 
 @functools.cache
-def _explain_class(cls: type) -> Row:
+def describe_draws(cls: type) -> str:
+    """Return the random parameters of a class, and the functions that draw them."""
     arguments = TIMM_ARGUMENTS.get(cls.__name__, {}) if _is_timm(cls) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # v2.ToTensor is deprecated
@@ -115,12 +114,22 @@ def _explain_class(cls: type) -> Row:
             transform = cls(**(arguments or ARGUMENTS.get(cls.__name__, {})))
         except TypeError as error:
             raise TypeError(f"{error}: add {cls.__name__} to ARGUMENTS in docs/transform_table.py") from None
-    to_tensor: list[list[Any]] = [[], [v1.ToTensor()], [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]]
-    rows = [proxyloader.explain(v2.Compose([*before, transform])).rows[len(before)] for before in to_tensor]
-    supported = [row for row in rows if not row.refusal]
-    if not supported:
-        raise ValueError(f"{transform} with its ARGUMENTS is not supported: {[row.refusal for row in rows]}")
-    return supported[0]
+    to_float = v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    starts = [START, START.then(v1.ToTensor()), START.through(to_float)]
+    chain = next((chain for start in starts if start is not None and (chain := start.then(transform))), None)
+    if chain is None:
+        raise ValueError(f"{transform} with its ARGUMENTS is not supported")
+    steps = chain.last_steps if cls in CONTAINERS else _iter_draws(chain.last_steps)
+    return "; ".join(dict.fromkeys(step.params_doc for step in steps if step.params_doc))
+
+
+def _iter_draws(steps: Branch) -> Iterator[Step]:
+    """Iterate over steps like ``iter_steps``, except for the inner steps of one with constant parameters."""
+    for step in steps:
+        yield step
+        for branch in (*getattr(step, "branches", ()), step.operations):
+            if branch != (step,) and not isinstance(step, ConstantParams):
+                yield from _iter_draws(branch)
 
 
 def _is_timm(cls: type) -> bool:

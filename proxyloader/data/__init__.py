@@ -8,6 +8,7 @@ __all__ = [
     "encoded_image",
     "hooks",
     "jpeg",
+    "lazy_image",
     "lazy_tensor",
     "placeholders",
     "recorded",

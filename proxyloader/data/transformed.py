@@ -9,6 +9,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,9 @@ Calls = tuple[tuple[Any, ...], "tuple[Any, ...] | None"]
 
 LIBRARIES = frozenset({"proxyloader", "torch", "torchvision", "PIL", "numpy"}) | sys.stdlib_module_names
 """Modules that access pixels on behalf of other code."""
+
+CALLS = ("__call__", "forward")
+"""Methods that call a transform."""
 
 
 class _PixelUses(threading.local):
@@ -55,13 +59,25 @@ pixel_uses = _PixelUses()
 
 
 def _describe_caller() -> str:
-    for frame, _ in traceback.walk_stack(sys._getframe(1)):
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.startswith(("proxyloader.workers", "proxyloader.loader")):
+    caller = find_caller(sys._getframe(1))
+    return f"pixels are used {caller}" if caller else ""
+
+
+def find_caller(frame: FrameType | None) -> str:
+    """Return what called a function, given its frame, such as "by ElasticTransform at train.py:12"; "" if unknown.
+
+    This is a transform of torchvision, and the innermost code outside ``LIBRARIES``, unless there is none.
+    """
+    transform = ""
+    for each, _ in traceback.walk_stack(frame):
+        name = str(each.f_globals.get("__name__", ""))
+        if name.startswith(("proxyloader.workers", "proxyloader.loader", "proxyloader.tools")):
             break  # the callers of these modules request batches, not pixels
         if name.split(".")[0] not in LIBRARIES:
-            return f"pixels are used at {frame.f_code.co_filename}:{frame.f_lineno}"
-    return ""
+            return f"{transform} at {each.f_code.co_filename}:{each.f_lineno}".lstrip()
+        if not transform and name.startswith("torchvision.transforms.") and each.f_code.co_name in CALLS:
+            transform = f"by {type(each.f_locals['self']).__name__}"
+    return transform
 
 
 _thread_local = threading.local()

@@ -229,22 +229,24 @@ def make_photographs(folder: Path, **options: Any) -> None:
 
 
 def _explain(parser: Parser) -> None:
-    """Show how a torchvision transform is translated.
+    """Show what a loader's worker does with a transform or a dataset.
 
-    Prints for each part the random numbers drawn per image and the function that draws them, and for the whole
-    transform what runs it. For parts that are not translated, prints the reason and an alternative.
+    Runs a transform on a synthetic photograph, or reads a sample of a dataset, a few times with different seeds. Prints
+    the calls that stay undecoded, the line of code that uses pixels, what transforms the images with and without a GPU,
+    and the time that an image takes a worker. No GPU is required.
 
-    Exit status 1: a part is not translated. Loaders then run it in the workers, unless translate='all'.
+    Exit status 1: a worker for a GPU decodes the image, because its pixels are used.
 
     Example:
       proxyloader explain resnet50
       proxyloader explain ResNet50_Weights.IMAGENET1K_V2
       proxyloader explain train:transform
+      proxyloader explain train:dataset
     """
     name_help = (
-        "module:attribute of a transform, or of a function or class that returns one when called without arguments. It "
-        "must be at module level, not below if __name__ == '__main__'. Or torchvision weights, or a model for its "
-        "default weights (nothing is downloaded)"
+        "module:attribute of a transform or a map-style dataset, or of a function or class that returns one when "
+        "called without arguments. It must be at module level, not below if __name__ == '__main__'. Or torchvision "
+        "weights, or a model for its default weights (nothing is downloaded)"
     )
     _option(parser, "name", "NAME", str, name_help)
 

@@ -1,33 +1,323 @@
-"""``explain``: the random numbers that each part of a transform draws, and what runs it."""
+"""``explain``: run a transform or a dataset as a worker does, and report what is recorded and what uses pixels."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import importlib
 import inspect
+import io
 import os
+import statistics
 import sys
-from collections.abc import Callable
-from typing import Any
+import timeit
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from textwrap import shorten
+from typing import Any, NamedTuple
 
+import torch
 import torchvision.models
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.data import Dataset, IterableDataset
+
+from .._random_state import preserve_rng, seed_generators
+from ..data import hooks
+from ..data.deferral import MAX_UNUSED_SAMPLES, Deferral, deferring
+from ..data.encoded_image import EncodedImage
+from ..data.lazy_image import is_lazy
+from ..data.lazy_tensor import LazyTensor, is_materialized
+from ..data.placeholders import ProxySample
+from ..data.recorded import Operation, flatten
+from ..data.transformed import TransformedImage, find_caller, pixel_uses
+from ..kernels.support import find_obstacle
+from ..make_dataset import photograph
+from ..transforms.plan import Branch, OneOf
+from ..workers.packing import Packer
+from .files import as_text
+
+RUNS, ROUNDS = 8, 3
+"""Number of runs, each with its own seed, because code may branch at random; and how often all of them are timed."""
+
+NO_JPEG = f"none of the first {MAX_UNUSED_SAMPLES} samples opens a JPEG that DALI decodes like Pillow"
+NO_IMAGE = "no image is returned"
 
 
-class Explanation: ...
+@dataclass(frozen=True)
+class Explanation:
+    """What workers do for an image, observed in a few runs with different seeds. ``str()`` returns a table.
+
+    Attributes:
+        steps: the calls that a worker for a GPU records before any pixels are used, each with what it does to the image
+            and its numbers, such as "RandomHorizontalFlip(p=0.5): Flip 1", in order.
+        pixels: why a worker for a GPU decodes the image, with "file:line" of the code that uses its pixels; "" if it
+            does not.
+        operations: names of the torch operations that are replayed on the GPU.
+        output: dtype, shape and device of what is returned.
+        on_gpu, on_cpu: what decodes and transforms the images with and without a GPU, and why.
+        worker_us, stock_us: microseconds per image in a worker for a GPU, and in a worker of
+            ``torch.utils.data.DataLoader``, which decodes the image.
+    """
+
+    steps: tuple[str, ...]
+    pixels: str
+    operations: tuple[str, ...]
+    output: str
+    on_gpu: str
+    on_cpu: str
+    worker_us: float
+    stock_us: float
+
+    def __rich__(self) -> Table:
+        times = f"{self.worker_us:,.0f} µs in a worker, {self.stock_us:,.0f} µs in a worker of torch's DataLoader"
+        table = Table(show_header=False, show_lines=True)
+        for label, text in (
+            ("Recorded", "\n".join(self.steps)),
+            ("Replayed on the GPU", ", ".join(self.operations)),
+            ("Output", self.output),
+            ("With a GPU", self.on_gpu),
+            ("Without a GPU", self.on_cpu),
+            ("Time per image", times),
+        ):
+            if text:
+                table.add_row(Text(label, "bold"), Text(text, overflow="fold"))
+        return table
+
+    def __str__(self) -> str:
+        return as_text(self)
 
 
-def explain(transform: Any) -> Any:
-    raise NotImplementedError
+def explain(obj: Any) -> Explanation:
+    """Explain what a worker does with a transform or a dataset, by running it. ``print`` the result for a table.
+
+    This requires no GPU, and restores the generators of torch, NumPy and Python.
+
+    Args:
+        obj: a transform, which is any callable of a PIL image, or a map-style dataset. A transform gets a synthetic
+            photograph of 500 x 375 pixels. Of a dataset, the first sample that opens a JPEG is read. Pass the dataset
+            if its transform takes more than an image, such as an image and its target.
+
+    Raises:
+        TypeError: ``obj`` is neither, or a transform that takes more than an image.
+        Exception: the transform or the dataset raised it.
+    """
+    is_dataset = isinstance(obj, Dataset) or (hasattr(obj, "__getitem__") and not callable(obj))
+    if isinstance(obj, IterableDataset) or not (is_dataset or callable(obj)):
+        raise TypeError(f"explain() takes a transform or a map-style dataset, got {obj!r}")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker
+    try:
+        with preserve_rng():
+            get = functools.partial(obj.__getitem__, _find_index(obj)) if is_dataset else _apply_to_photograph(obj)
+            with_gpu, without = ([_observe(get, seed, on_gpu) for seed in range(RUNS)] for on_gpu in (True, False))
+            with _deferring(on_gpu=True):
+                worker_us = _time(get, is_packed=True)
+            return Explanation(
+                steps=_merge([run.calls for run in with_gpu]),
+                pixels=next((run.pixels for run in with_gpu if run.pixels), ""),
+                operations=tuple(dict.fromkeys(name for run in with_gpu for name in run.operations)),
+                output=shorten(" or ".join(dict.fromkeys(run.output for run in with_gpu)), 240, placeholder=" ..."),
+                on_gpu=_describe_place(with_gpu, "CUDA kernels"),
+                on_cpu=_describe_place(without, "DALI"),
+                worker_us=worker_us,
+                stock_us=_time(get),
+            )
+    finally:
+        torch.set_num_threads(threads)
 
 
 def explain_named(name: str) -> int:
-    raise NotImplementedError
+    """Print the explanation of a transform or a dataset. Return the exit status: 1 if pixels are used."""
+    explanation = _call(f"running {name}", explain, find(name))
+    Console().print(explanation)
+    return 1 if explanation.pixels else 0
+
+
+def _apply_to_photograph(transform: Callable[[Any], Any]) -> Callable[[], Any]:
+    file = io.BytesIO()
+    photograph(0).save(file, "JPEG", quality=90)
+
+    def get() -> Any:
+        try:
+            return transform(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
+        except TypeError as error:
+            if "missing" not in str(error) and "not subscriptable" not in str(error):
+                raise
+            advice = "If the transform takes more than an image, pass the dataset that calls it to explain()"
+            raise TypeError(f"{error}. {advice}") from error
+
+    return get
+
+
+def _find_index(dataset: Any) -> int:
+    """Return the index of the first sample that opens a JPEG; 0 if there is none."""
+    for index in range(MAX_UNUSED_SAMPLES):
+        with contextlib.suppress(*[IndexError] * (index > 0)), _deferring(on_gpu=True), _watching() as (_, opened):
+            dataset[index]
+        if opened:
+            return index
+    return 0
+
+
+@contextlib.contextmanager
+def _deferring(on_gpu: bool) -> Iterator[None]:
+    """Let images stay undecoded in this thread, as in a worker of a loader with or without a GPU."""
+    deferral = Deferral(on_gpu, functools.partial(find_obstacle, has_kernels=on_gpu))
+    hooks.hold(deferral)
+    try:
+        with deferring(deferral):
+            yield
+    finally:
+        hooks.release(deferral)
+
+
+@contextlib.contextmanager
+def _watching() -> Iterator[tuple[list[tuple[str, str]], list[Any]]]:
+    """Collect origin and steps of each recorded call, and the undecoded JPEGs that are opened.
+
+    This is a profiler of this thread, so that workers need not report what they do.
+    """
+    calls: list[tuple[str, str]] = []
+    opened: list[Any] = []
+    previous = sys.getprofile()
+    recorders = TransformedImage.apply.__code__, TransformedImage.note.__code__
+    opener = EncodedImage.from_jpeg.__func__.__code__  # type: ignore[attr-defined]
+
+    def watch(frame: Any, event: str, result: Any) -> None:
+        if event != "return" or result is None:  # None: an error, or no JPEG
+            return
+        if frame.f_code is opener:
+            opened.append(result)
+        elif frame.f_code in recorders:
+            calls.extend(_iter_calls(frame.f_locals["self"], result, find_caller(frame)))
+
+    sys.setprofile(watch)
+    try:
+        yield calls, opened
+    finally:
+        sys.setprofile(previous)
+
+
+def _iter_calls(before: TransformedImage, after: TransformedImage, caller: str) -> Iterator[tuple[str, str]]:
+    """Yield origin and steps of the transforms called on an image, or of one call of Pillow."""
+    chain: Any = before.chain
+    numbers = after.row[len(before.row) :]
+    for transform in after.chain.transforms or (None,):
+        chain = after.chain if transform is None else chain.then(transform)
+        shown = shorten(repr(transform), 100, placeholder=" ...").replace("( ", "(").replace(" )", ")")
+        shown = type(transform).__name__ if " at 0x" in shown else shown
+        origin = caller.removeprefix("by ").removeprefix("at ") if transform is None else shown
+        yield origin, "; ".join(_describe_steps(chain.last_steps, numbers))
+        numbers = numbers[sum(step.num_params for step in chain.last_steps) :]
+
+
+def _describe_steps(steps: Branch, numbers: Sequence[float]) -> Iterator[str]:
+    for step in steps:
+        own, numbers = numbers[: step.num_params], numbers[step.num_params :]
+        if isinstance(step, OneOf):
+            yield from _describe_steps(step.branches[int(own[0])], own[1:])
+        elif step.operations != (step,):
+            yield from _describe_steps(step.operations, own)
+        else:
+            shown = ", ".join([f"{round(each, 3):g}" for each in own[:8]] + ["..."] * (len(own) > 8))
+            yield f"{type(step).__name__} {shown}".strip()
+
+
+def _merge(runs: list[list[tuple[str, str]]]) -> tuple[str, ...]:
+    """Return the calls of all runs, each once, in the order of their mean position."""
+    positions: defaultdict[Any, list[int]] = defaultdict(list)
+    steps: dict[Any, str] = {}
+    for calls in runs:
+        seen: Counter[str] = Counter()
+        for position, (origin, what) in enumerate(calls):
+            key = origin, seen[origin]  # a transform may be called repeatedly
+            seen[origin] += 1
+            positions[key].append(position)
+            steps[key] = steps.get(key) or what
+    return tuple(
+        f"{key[0]}: {steps[key] or 'none'}{f' (in {len(found)} of {RUNS} runs)' * (len(found) < RUNS)}"
+        for key, found in sorted(positions.items(), key=lambda item: statistics.mean(item[1]))
+    )
+
+
+class _Run(NamedTuple):
+    """What one run did. ``pixels``: why the image was decoded; "" if it was not."""
+
+    calls: list[tuple[str, str]]
+    pixels: str
+    operations: list[str]
+    output: str
+
+
+def _observe(get: Callable[[], Any], seed: int, on_gpu: bool) -> _Run:
+    seed_generators(seed)
+    before, pixel_uses.why = pixel_uses.count, None
+    with _deferring(on_gpu), _watching() as (calls, opened):
+        sample = get()
+    nodes = list(_iter_nodes([each._node for each in _find_lazy(sample)]))
+    plans = [node.call.plan for node in nodes if isinstance(node, ProxySample)]  # type: ignore[attr-defined]
+    if pixel_uses.count > before:
+        pixels = pixel_uses.why or "pixels are used"
+    elif plans or any(map(is_lazy, tree_leaves(sample))):
+        pixels = next(filter(None, (find_obstacle(plan, on_gpu) for plan in plans)), "")
+    else:
+        pixels = pixel_uses.why or (NO_IMAGE if opened else NO_JPEG)
+    names = [node.name.removeprefix("aten.").split(".")[0].strip("_") for node in nodes if isinstance(node, Operation)]
+    return _Run(calls, pixels, names, str(tree_map(_describe, sample)).replace('"', "").replace("'", ""))
+
+
+def _find_lazy(sample: Any) -> list[LazyTensor]:
+    """Return the tensors without values."""
+    return [each for each in tree_leaves(sample) if isinstance(each, LazyTensor) and not is_materialized(each)]
+
+
+def _iter_nodes(nodes: Any) -> Iterator[Any]:
+    """Yield outputs of DALI and the operations on them, in the order of their execution."""
+    for node in flatten(nodes):
+        yield from _iter_nodes((node.args, node.kwargs)) if isinstance(node, Operation) else ()
+        yield node
+
+
+def _describe(leaf: Any) -> str:
+    if isinstance(leaf, Image.Image):
+        return f"PIL image {leaf.mode} {leaf.width} x {leaf.height}"
+    device = f" on {'cuda' if isinstance(leaf, LazyTensor) else leaf.device}" if isinstance(leaf, torch.Tensor) else ""
+    is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
+    return f"{leaf.dtype} {tuple(leaf.shape)}{device}".removeprefix("torch.") if is_array else type(leaf).__name__
+
+
+def _describe_place(runs: list[_Run], best: str) -> str:
+    reasons = [run.pixels for run in runs if run.pixels]
+    if not reasons:
+        return best
+    others = f"{best}; for {len(reasons)} of {RUNS} images " if len(reasons) < RUNS else ""
+    return f"{others}the workers: {reasons[0]}"
+
+
+def _time(get: Callable[[], Any], is_packed: bool = False) -> float:
+    """Return the median time of an image in microseconds."""
+    packer = Packer(list, None, RUNS, kernel_output=(None, False))
+
+    def run() -> None:
+        samples = []
+        for seed in range(RUNS):
+            seed_generators(seed)
+            samples.append(get())
+        if is_packed:
+            packer(list(map(_find_lazy, samples)))
+
+    return statistics.median(timeit.repeat(run, number=1, repeat=ROUNDS)) / RUNS * 1e6
 
 
 def find(name: str) -> Any:
-    """Return a transform by name: ``module:attribute``, torchvision weights, or a torchvision model for its default
-    weights. Downloads nothing. Calls a function or class without arguments.
+    """Return a transform or a dataset by name: ``module:attribute``, torchvision weights, or a torchvision model for
+    its default weights. Downloads nothing. Calls a class, or a function that requires no arguments.
 
     Raises:
         ValueError: the name does not exist, or importing or calling it fails.
@@ -51,10 +341,13 @@ def find(name: str) -> Any:
             raise ValueError(f"{name}: {module!r} has no attribute {attribute!r}.{hint}{advice}")
         obj = getattr(obj, attribute)
     if inspect.ismodule(obj):
-        raise ValueError(f"{name} is a module, not a transform. Name one in it, such as {name}.transform")
+        raise ValueError(f"{name} is a module, not a transform or a dataset. Name one in it, such as {name}.transform")
     if isinstance(obj, torchvision.models.WeightsEnum):
         return obj.transforms()
-    is_factory = inspect.isroutine(obj) or inspect.isclass(obj) or isinstance(obj, functools.partial)
+    is_factory = inspect.isclass(obj)
+    if inspect.isroutine(obj) or isinstance(obj, functools.partial):
+        with contextlib.suppress(TypeError, ValueError):  # it takes arguments, such as the image of a transform
+            is_factory = inspect.signature(obj).bind() is not None
     return _call(f"calling {path}()", obj) if is_factory else obj
 
 

@@ -56,7 +56,7 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         ("verb", "counts"),
-        [("demo", (5, 2)), ("diagnose", (1, 2)), ("doctor", (1, 2)), ("explain", (0, 3)), ("make-dataset", (5, 1))],
+        [("demo", (5, 2)), ("diagnose", (1, 2)), ("doctor", (1, 2)), ("explain", (0, 4)), ("make-dataset", (5, 1))],
     )
     def test_a_verb_says_what_it_does_by_examples_that_parse_with_its_defaults(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, verb: str, counts: tuple[int, int]

@@ -1,289 +1,200 @@
-"""What `explain` says of a transform: every part, what is drawn, what runs it, each refusal."""
+"""What `explain` says of transforms and datasets after it has run them."""
 
 from __future__ import annotations
 
-import functools
-import runpy
+import inspect
+import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from proxyloader.data.compiled_transform import compile_transforms, find_compiled
-from torchvision import models
+from PIL import Image, ImageOps
+from torch.utils.data import ChainDataset, Dataset
+from torchvision import models, tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional, v2
 from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
 
-import proxyloader
 from proxyloader import explain
 from proxyloader.tools.cli import main
-from proxyloader.tools.explain import find
-from proxyloader.transforms.registry import CONTAINERS, RULES, plan_for
+from proxyloader.tools.explain import NO_IMAGE, NO_JPEG, find
 
 from ..compare import generator_states
 
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-TABLE = Path(__file__).parents[2] / "docs" / "transform_table.py"
-TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
+TRAINING = v1.Compose([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor()])
+STREAM: Any = ChainDataset([])
+FLIPPED_FLOATS = v1.Compose([v1.ToTensor(), v1.RandomErasing(), v1.RandomVerticalFlip()])
+NO_KERNELS = "the workers: {}: without CUDA kernels, torchvision runs it"
 
 
-def training(version: Any) -> Any:
-    return version.Compose(
-        [version.RandomResizedCrop(224), version.RandomHorizontalFlip(), v1.ToTensor(), version.Normalize(MEAN, STD)]
+def by_hand(image: Image.Image) -> Any:
+    if random.random() < 0.5:
+        image = ImageOps.mirror(image)
+    return functional.to_tensor(image.crop((10, 20, 110, 100))) * 2 - 1
+
+
+def with_numpy(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(image.crop((0, 0, 9, 9))).copy())
+
+
+def at_random(image: Image.Image) -> Any:
+    return with_numpy(image) if random.random() < 0.5 else v1.ToTensor()(image)
+
+
+def line_of(function: Any, text: str) -> str:
+    lines, first = inspect.getsourcelines(function)
+    return f"{__file__}:{next(number for number, line in enumerate(lines, first) if text in line)}"
+
+
+class TestTransforms:
+    def test_of_a_training_transform_it_shows_every_step_with_its_numbers_and_what_runs_it(self) -> None:
+        found = explain(TRAINING)
+        crop, *others = found.steps
+        assert re.fullmatch(r"RandomResizedCrop\(size=\(224, 224\), .*: Crop \d+, \d+, \d+, \d+; Resize 224, 224", crop)
+        assert others == ["RandomHorizontalFlip(p=0.5): Flip 1", "ToTensor(): ToTensor; ToFloat"]
+        assert (found.pixels, found.on_gpu, found.on_cpu) == ("", "CUDA kernels", "DALI")
+        assert (found.output, found.operations) == ("float32 (3, 224, 224) on cuda", ())
+        assert 0 < found.worker_us < found.stock_us
+        assert max(map(len, str(found).splitlines())) <= 120 and "Replayed" not in str(found)
+
+    @pytest.mark.parametrize(
+        ("transform", "step", "on_cpu"),
+        [
+            (v1.ColorJitter(0.3), r"ColorJitter\(.*\): Brightness [\d.]+", NO_KERNELS.format("ColorJitter")),
+            (v2.RandAugment(num_ops=1), r"RandAugment\(.*\): \w+.*", NO_KERNELS.format("RandAugment")),
+            (v1.RandomApply([v1.CenterCrop(9)]), r"RandomApply\(.*\): Crop .*", NO_KERNELS.format("RandomApply")),
+            (models.ResNet50_Weights.IMAGENET1K_V2.transforms(), r".*: Resize 232, 309; Crop .*", "DALI"),
+        ],
     )
+    def test_it_says_what_runs_without_a_gpu(self, transform: Any, step: str, on_cpu: str) -> None:
+        found = explain(transform)
+        assert re.fullmatch(step, found.steps[0])
+        assert (found.pixels, found.on_gpu, found.on_cpu) == ("", "CUDA kernels", on_cpu)
+
+    def test_calls_of_pillow_have_lines_and_how_often_they_are_made_and_operations_are_listed(self) -> None:
+        found = explain(by_hand)
+        mirror, crop, conversion = found.steps
+        assert re.fullmatch(rf"{line_of(by_hand, 'mirror')}: Transpose \(in [1-7] of 8 runs\)", mirror)
+        assert crop == f"{line_of(by_hand, 'crop')}: Crop 20, 10, 80, 100"
+        assert conversion == "ToTensor(): ToTensor; ToFloat"
+        assert found.operations == ("mul", "sub")
+        assert found.on_gpu == "CUDA kernels" and found.on_cpu.startswith("the workers: pixels are used at ")
+
+    def test_code_that_uses_pixels_is_named_after_what_was_recorded_before(self) -> None:
+        found, line = explain(with_numpy), line_of(with_numpy, "asarray")
+        assert found.steps == (f"{line}: Crop 0, 0, 9, 9",)
+        assert found.pixels == f"pixels are used at {line}"
+        assert found.on_gpu == found.on_cpu == f"the workers: {found.pixels}"
+        assert found.output == "uint8 (9, 9, 3) on cpu"
+        assert explain(at_random).on_gpu.startswith("CUDA kernels; for 3 of 8 images the workers: pixels are used at ")
+
+    @pytest.mark.parametrize(
+        ("transform", "pixels"),
+        [
+            (v1.Lambda(np.asarray), "pixels are used by Lambda"),
+            (v2.Compose([v2.CenterCrop(32), v2.ElasticTransform()]), "pixels are used by ElasticTransform"),
+            (FLIPPED_FLOATS, "RandomVerticalFlip: there is no kernel for Flip after erasing"),
+            (lambda image: image.size, NO_IMAGE),
+        ],
+    )
+    def test_a_class_without_kernels_is_named(self, transform: Any, pixels: str) -> None:
+        assert explain(transform).pixels == pixels
+
+    def test_it_leaves_generators_threads_profiler_and_pillow_as_they_were(self) -> None:
+        before = generator_states(), torch.get_num_threads(), sys.getprofile(), Image.OPEN["JPEG"]
+        explain(v1.RandomHorizontalFlip())
+        assert (generator_states(), torch.get_num_threads(), sys.getprofile(), Image.OPEN["JPEG"]) == before
+
+    @pytest.mark.parametrize("wrong", [lambda image, target: image, lambda sample: sample["image"], None, 3, STREAM])
+    def test_what_it_does_not_take_is_an_error_that_mentions_datasets(self, wrong: Any) -> None:
+        with pytest.raises(TypeError, match="pass the dataset|takes a transform or a map-style dataset, got"):
+            explain(wrong)
 
 
-class TestRows:
-    def test_of_the_usual_training_transform(self) -> None:
-        crop, flip, to_tensor, normalize, output = explain(training(v1)).rows
-        assert [row.position for row in (crop, flip, to_tensor, normalize, output)] == [
-            *(f"transform.transforms[{k}]" for k in range(4)),
-            "output",
-        ]
-        assert crop.transform.startswith("RandomResizedCrop(size=(224, 224), scale=(0.08, 1.0)")
-        assert crop.drawn == "top, left, height, width: RandomResizedCrop.get_params"
-        assert (flip.transform, flip.drawn) == ("RandomHorizontalFlip(p=0.5)", "apply: torch.rand(1) < 0.5")
-        assert (to_tensor.drawn, normalize.drawn, output.transform) == ("", "", "float32 (3, 224, 224)")
-        assert explain(training(v1)).refused == ()
+class Boxes(Dataset[Any]):
+    def __init__(self, root: Path, transform: Any) -> None:
+        self.files, self.transform = sorted(root.glob("*/*.jpg")), transform
 
-    def test_of_containers_come_before_those_of_what_they_hold(self) -> None:
-        inner = v2.RandomChoice([v2.RandomRotation(9), v2.Compose([v2.RandomGrayscale(), v2.RandomInvert()])])
-        rows = explain(v2.Compose([v2.RandomApply([inner, v2.RandomVerticalFlip()], p=0.3), v2.ToImage()])).rows
-        assert [(row.position.removeprefix("transform.transforms[0]"), row.drawn) for row in rows[:-2]] == [
-            ("", "apply: torch.rand(1) < 0.3"),
-            (".transforms[0]", "choice: torch.multinomial"),
-            (".transforms[0].transforms[0]", "angle: RandomRotation.get_params"),
-            (".transforms[0].transforms[1].transforms[0]", "apply: torch.rand(1) < 0.1"),
-            (".transforms[0].transforms[1].transforms[1]", "apply: torch.rand(1) < 0.5"),
-            (".transforms[1]", "apply: torch.rand(1) < 0.5"),
-        ]
-        assert [row.transform for row in rows[:2]] == ["v2.RandomApply", "v2.RandomChoice"]
-
-    def test_name_all_that_is_drawn(self) -> None:
-        _, perspective, _, _ = explain(
-            v1.Compose([v1.ColorJitter(0.1, 0.1, 0.1, 0.1), v1.RandomPerspective(p=0.3), v1.ToTensor()])
-        ).rows
-        assert perspective.drawn == "apply: torch.rand(1) < 0.3; corners: RandomPerspective.get_params"
-
-    def test_of_a_preset_and_of_one_transform(self) -> None:
-        preset, output = explain(models.ResNet50_Weights.IMAGENET1K_V2.transforms()).rows
-        assert preset.transform.startswith("ImageClassification( crop_size=[224] resize_size=[232] mean=")
-        assert output.transform == "float32 (3, 224, 224)"
+    def __getitem__(self, index: int) -> Any:
+        image = Image.open(self.files[index]).convert("RGB") if index else Image.new("RGB", (50, 40))
+        target = tv_tensors.BoundingBoxes([[1, 2, 9, 8]], format="XYXY", canvas_size=image.size[::-1])  # type: ignore[call-overload]
+        return self.transform(image, {"boxes": target})
 
 
-def said(explanation: Any) -> str:
-    """Of the table, without its lines and the breaks of what is long."""
-    return " ".join(str(explanation).replace("│", " ").split())
+class TestDatasets:
+    def test_of_detection_the_first_sample_with_a_jpeg(self, photos: Path) -> None:
+        found = explain(Boxes(photos, v2.Compose([v2.RandomHorizontalFlip(1), v2.Resize((30, 40)), v2.ToImage()])))
+        assert [re.split(r"\W", step)[0] for step in found.steps] == ["RandomHorizontalFlip", "Resize", "ToImage"]
+        assert (found.pixels, found.on_gpu) == ("", "CUDA kernels")
+        assert found.output == "(uint8 (3, 30, 40) on cuda, {boxes: int64 (1, 4) on cpu})"
 
-
-class TestWhatRuns:
-    KERNELS, DALI = "On a GPU, CUDA kernels run it", "Without a GPU, DALI runs it"
-
-    def test_is_said_for_both_devices(self) -> None:
-        explanation = explain(training(v1))
-        assert (explanation.on_gpu, explanation.on_cpu) == ("", "")
-        assert self.KERNELS in said(explanation) and self.DALI in said(explanation)
-        explanation = explain(v1.Compose([v2.RandAugment(), v1.ToTensor()]))
-        assert explanation.on_cpu == "RandAugment: without CUDA kernels, torchvision runs it"
-        assert self.KERNELS in said(explanation) and self.DALI not in said(explanation)
-        explanation = explain(v1.Compose([v1.ToTensor(), v1.RandomErasing(), v1.RandomHorizontalFlip()]))
-        assert explanation.on_gpu == "RandomHorizontalFlip: there is no kernel for Flip after erasing"
-        assert self.KERNELS not in said(explanation)
-
-
-class TestRefusals:
-    def test_stand_among_all_other_rows(self) -> None:
-        steps = [v1.RandomResizedCrop(9), v1.Lambda(len), v1.RandomHorizontalFlip(), v1.ToTensor(), v2.MixUp()]
-        steps.append(TO_FLOAT)
-        explanation = explain(v1.Compose(steps))
-        assert [bool(row.refusal) for row in explanation.rows] == [False, True, False, False, True, False]
-        assert explanation.refused == (explanation.rows[1], explanation.rows[4])
-        assert explanation.rows[1].refusal.startswith("it calls a Python function, which kernels cannot run")
-
-    def test_are_those_that_the_loader_raises(self) -> None:
-        transform = v1.Compose([v1.RandomApply([v1.Pad(1), v1.Pad(1, padding_mode="edge")]), v1.ToPILImage()])
-        first, *_ = explain(transform).refused
-        with pytest.raises(proxyloader.UnsupportedTransformError) as caught:
-            plan_for(transform)
-        assert str(caught.value) == f"{first.position}: Pad: {first.refusal}"
-
-    def test_of_a_container_keep_its_parts_and_say_where_a_transform_ends_with_a_pil_image(self) -> None:
-        rows = explain(v1.Compose([v1.RandomApply([v1.RandomInvert(), v1.ToTensor()])])).rows
-        assert rows[0].refusal.startswith("its output is random in kind, dtype or channels")
-        assert [row.refusal for row in rows[1:]] == ["", ""]
-        (row,) = explain(v1.Compose([v1.RandomHorizontalFlip()])).refused
-        assert (row.position, row.transform) == ("output", "a PIL image")
-        assert "Add transforms.ToTensor()" in row.refusal
-
-    @pytest.mark.parametrize("transform", [v1.Compose([]), None, 3, [], v1.ToTensor, len, v1.Lambda(len)], ids=repr)
-    def test_are_never_raised(self, transform: Any) -> None:
-        assert explain(transform).refused
-
-
-AFTER = {
-    "ConvertImageDtype": [v1.PILToTensor()],
-    "Normalize": [v1.ToTensor()],
-    "RandomErasing": [v1.ToTensor()],
-}
-
-
-def classes_of_torchvision() -> list[type]:
-    return [cls for cls in [*RULES, *CONTAINERS] if cls.__module__.startswith("torchvision.")]
-
-
-@functools.cache
-def arguments() -> dict[str, dict[str, Any]]:
-    """Of the classes that cannot be made without."""
-    pytest.importorskip("timm")
-    found: dict[str, dict[str, Any]] = runpy.run_path(str(TABLE))["ARGUMENTS"]
-    return found
-
-
-@pytest.mark.filterwarnings("ignore:The transform `ToTensor")
-@pytest.mark.parametrize("name", sorted({cls.__name__ for cls in classes_of_torchvision()}))
-def test_it_says_that_numbers_are_drawn_where_they_are_and_of_which_class(name: str) -> None:
-    for cls in classes_of_torchvision():
-        if cls.__name__ != name:
-            continue
-        transform = v1.Compose([*AFTER.get(name, []), cls(**arguments().get(name, {})), v2.ToImage()])
-        before = generator_states()
-        plan_for(transform).sample_params(300, 400)
-        drawn = "".join(row.drawn for row in explain(transform).rows)
-        assert bool(drawn) == (generator_states() != before)
-        assert not drawn or "torch." in drawn or "random." in drawn or name in drawn
-
-
-class TwoViews:
-    def __init__(self, transform: Any) -> None:
-        self.transform = transform
-
-    def __call__(self, image: Any) -> list[Any]:
-        return [self.transform(image), self.transform(image)]
-
-
-class TestText:
-    def test_is_a_table_of_120_characters_that_holds_everything_and_cuts_what_is_long(self) -> None:
-        text = str(explain(v1.Compose([v1.RandomResizedCrop(224), v1.Lambda(len), v1.ToTensor()])))
-        assert max(map(len, text.splitlines())) <= 120
-        for each in "transform.transforms[1]", "RandomResizedCrop.get_params", "1 part(s) are not translated":
-            assert each in " ".join(text.replace("│", " ").split())
-        row, *_ = explain(v1.Compose([v1.Normalize([0.5] * 99, [0.5] * 99)])).rows
-        assert len(row.transform) == 120 and row.transform.endswith("0.5, 0...")
-
-    def test_says_that_an_object_calls_its_transforms_itself_and_that_there_is_no_transform(self) -> None:
-        text = str(explain(TwoViews(training(v1))))
-        assert "TwoViews calls its transforms itself; each call gives an image." in " ".join(text.split())
-        without = "No transform: DataLoader loads such a dataset as torch.utils.data.DataLoader does."
-        assert str(explain(None)).endswith(without)
+    def test_of_a_folder_and_of_arrays(self, photos: Path) -> None:
+        assert explain(ImageFolder(str(photos), TRAINING)).output == "(float32 (3, 224, 224) on cuda, int)"
+        assert explain([np.zeros((3, 32, 32), np.uint8)] * 3).pixels == NO_JPEG
 
 
 MODULE = """
-import argparse
 import functools
+import numpy
 from torchvision import models, transforms
-
 transform = transforms.Compose([transforms.Resize(32), transforms.ToTensor()])
-refused = transforms.Compose([transforms.Lambda(len), transforms.ToTensor()])
+pixels = transforms.Compose([transforms.Resize(32), numpy.asarray])
 weights = models.ResNet18_Weights.DEFAULT
-
-def make(size=32):
-    return transforms.Compose([transforms.Resize(size), transforms.ToTensor()])
-
-def needs(size):
-    return make(size)
-
-partial = functools.partial(needs, 32)
-
-class Preset:
-    def __init__(self):
-        self.transforms = transform
-    def __call__(self, image):
-        return self.transforms(image)
-
 class Holder:
-    inner = Preset()
-
-def broken():
-    raise KeyError("inside")
-
-def command_line():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--size", type=int, default=32)
-    return make(parser.parse_args().size)
-
-def ends():
-    raise SystemExit(3)
-
+    inner = transform
+def make(size=32):
+    return transform
+def function(image):
+    return transform(image)
+def fails(image):
+    return image.nothing
+partial = functools.partial(make, 32)
 if __name__ == "__main__":
     guarded = transform
 """
 
 
-@pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A module `explained` in the current directory."""
     (tmp_path / "explained.py").write_text(MODULE)
-    (tmp_path / "explained_fails.py").write_text("1 / 0")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("explained", "explained_fails"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    return "explained"
+    monkeypatch.delitem(sys.modules, "explained", raising=False)
 
 
-class TestNames:
-    @pytest.mark.parametrize("name", ["transform", "make", "partial", "Preset", "Holder.inner", "command_line"])
-    def test_of_a_transform_in_a_module_or_of_what_makes_one(self, module: str, name: str) -> None:
-        expected = plan_for(v1.Compose([v1.Resize(32), v1.ToTensor()]))
-        for spelled in (f"{module}:{name}", f"{module}.py:{name}", f"{Path.cwd()}/{module}.py:{name}"):
-            assert [each.plan for each in find_compiled(compile_transforms(find(spelled)))] == [expected]
+FAILURES = {
+    "resnet51": "torchvision has no model or weights 'resnet51'. Did you mean resnet50 or ",
+    "explaind:transform": "importing 'explaind' failed with ModuleNotFoundError: No module named 'explaind'",
+    "explained:guarded": 'It must be at module level, not below `if __name__ == "__main__":`',
+    "os:path": "os:path is a module, not a transform or a dataset. Name one in it, such as os:path.transform",
+    "explained:fails": "running explained:fails failed with AttributeError: 'Image' object has no attribute 'nothing'",
+}
 
-    @pytest.mark.parametrize(
-        "name", ["resnet18", "ResNet18_Weights.IMAGENET1K_V1", "ResNet18_Weights.DEFAULT", "explained:weights"]
-    )
-    def test_of_weights(self, module: str, name: str) -> None:
-        assert plan_for(find(name)) == plan_for(models.ResNet18_Weights.IMAGENET1K_V1.transforms())
 
-    @pytest.mark.parametrize(
-        ("name", "message"),
-        [
-            ("resnet51", "torchvision has no model or weights 'resnet51'. Did you mean resnet50 or "),
-            ("ResNet50_Weights.V2", "no model or weights 'ResNet50_Weights.V2'. Did you mean ResNet50_Weights."),
-            ("???", "no model or weights '???'. Name your own as module:attribute"),
-            ("explaind:transform", "importing 'explaind' failed with ModuleNotFoundError: No module named 'explaind'"),
-            (
-                "explained_fails:transform",
-                "importing 'explained_fails' failed with ZeroDivisionError: division by zero",
-            ),
-            ("explained:transfrom", "'explained' has no attribute 'transfrom'. Did you mean transform"),
-            ("explained:guarded", 'It must be at module level, not below `if __name__ == "__main__":`'),
-            ("os:path", "os:path is a module, not a transform. Name one in it, such as os:path.transform"),
-            ("explained:", "name must be module:attribute, such as train:transform, got 'explained:'"),
-            (":transform", "name must be module:attribute, such as train:transform, got ':transform'"),
-            (
-                "explained:needs",
-                "calling needs() failed with TypeError: needs() missing 1 required positional argument",
-            ),
-            ("explained:ends", "calling ends() exited with 3. Code that runs a script"),
-            ("explained:broken", "calling broken() failed with KeyError: 'inside'"),
-        ],
-    )
-    def test_that_stand_for_nothing_say_so_in_one_line(
-        self, module: str, name: str, message: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+class TestCommand:
+    @pytest.mark.parametrize("spelled", ["explained", "explained.py", "./explained.py", "{}/explained.py"])
+    def test_names_of_a_transform_or_of_what_makes_one(self, spelled: str) -> None:
+        for name in "transform", "make", "function", "partial", "Holder.inner":
+            assert find(f"{spelled.format(Path.cwd())}:{name}")(Image.new("RGB", (40, 32))).shape == (3, 32, 40)
+
+    def test_names_of_weights(self) -> None:
+        for name in "resnet18", "ResNet18_Weights.DEFAULT", "explained:weights":
+            assert repr(find(name)) == repr(models.ResNet18_Weights.IMAGENET1K_V1.transforms())
+
+    @pytest.mark.parametrize(("name", "message"), FAILURES.items(), ids=FAILURES)
+    def test_failures_are_one_line(self, name: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explain", name]) == 1
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
         assert err.startswith("proxyloader: error: ") and message in err
 
-
-@pytest.mark.parametrize("name", ["transform", "refused"])
-def test_the_command_prints_the_table_and_its_status_says_whether_something_is_refused(
-    module: str, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    explanation = explain(find(f"explained:{name}"))
-    assert main(["explain", f"explained:{name}"]) == len(explanation.refused) == (name == "refused")
-    out, err = capsys.readouterr()
-    assert err == "" and all(row.position in out for row in explanation.rows)
-    assert ("It is translated." in out, "1 part(s) are not translated" in out) == (name != "refused", name == "refused")
+    def test_its_status_says_whether_pixels_are_used(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for status, name in enumerate(("transform", "pixels")):
+            assert main(["explain", f"explained:{name}"]) == status
+            out, err = capsys.readouterr()
+            assert err == "" and "Resize(size=32" in out and ("the workers" in out) == status
