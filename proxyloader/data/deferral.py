@@ -35,6 +35,7 @@ class Deferral:
         find_obstacle: returns why torchvision runs a plan; "" if DALI does.
         is_active: False once deferring has stopped.
         has_seen_images: whether the dataset has returned any undecoded image.
+        can_stop: whether it stops. The inputs of a server are always packed.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class Deferral:
         find_obstacle: Callable[[Plan], str],
         is_active: bool = True,
         has_seen_images: bool = False,
+        can_stop: bool = True,
     ) -> None:
         self.on_gpu, self.find_obstacle = on_gpu, find_obstacle
-        self.is_active, self.has_seen_images = is_active, has_seen_images
+        self.is_active, self.has_seen_images, self.can_stop = is_active, has_seen_images, can_stop
         self._unused = 0
         self._call_obstacles: dict[Branch, str] = {}
 
@@ -62,7 +64,7 @@ class Deferral:
         """Record whether a batch has images for DALI, and whether the dataset's code decoded any."""
         self.has_seen_images |= uses_dali or decoded
         self._unused = 0 if uses_dali else self._unused + samples
-        self.is_active &= self._unused < MAX_UNUSED_SAMPLES
+        self.is_active &= self._unused < MAX_UNUSED_SAMPLES or not self.can_stop
 
     def restart(self) -> None:
         """Defer again, because the transform has changed."""

@@ -390,10 +390,10 @@ class DataLoader(CheckpointedLoader[T]):
         elif self._passed_samples is None:
             self._passed_samples = PassedSamples(get_length(self.dataset) or 0)
         plans, deferral = self._find_plans()[0] | discovered, None
-        if options.server is None and not reason:  # continue as an earlier epoch with the same transforms has ended
-            has_fallen_back = counts.has_fallen_back
+        if not reason:  # continue as an earlier epoch with the same transforms has ended
+            has_fallen_back, can_stop = counts.has_fallen_back, options.server is None
             has_images = has_fallen_back and counts.has_images
-            deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images)
+            deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images, can_stop)
         self._pool = WorkerPool.build(self, plans, arena, self._passed_samples, loader_state, deferral)
         return self._pool
 

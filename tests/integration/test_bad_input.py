@@ -145,7 +145,7 @@ def test_a_file_without_permission_is_named(photos: Path, tmp_path: Path) -> Non
         (dict(num_threads=5000), "num_threads must be at most 1024, or 'auto', got 5000"),
         (dict(on_error="ignore"), "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         *((dict(seed=seed), f"seed must be an integer >= 0, got {seed!r}") for seed in (-1, 1.5, "x")),
-        (dict(translate="gpu"), "translate must be True, False or 'all', got 'gpu'"),
+        (dict(translate="gpu"), "translate must be True or False, got 'gpu'"),
         (dict(check_scans="no"), "check_scans must be True or False, got 'no'"),
         (dict(hw_decoder_load=2), r"hw_decoder_load must be in \[0, 1\] or 'auto', got 2"),
         (dict(device="meta"), "device must be a CUDA device .* or 'cpu', got 'meta'"),

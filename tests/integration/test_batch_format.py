@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import PIL
 import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
@@ -179,13 +178,10 @@ def test_a_hand_written_pipeline_that_fails_on_an_image(photos: Path, tmp_path: 
         assert {images.dtype for (images, _, _), _ in one_by_one} == {torch.float16}
 
 
-lazy_only = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        pytest.param({}, "dtype=torch.uint8, but the transform returns floats. Omit steps", marks=lazy_only),
+        ({}, "dtype=torch.uint8, but the transform returns floats. Omit steps"),
         ({"translate": False}, r"dtype=torch.uint8, but the batch has torch.float32 \[8, 3, 32, 32\]"),
     ],
     ids=["met", "not translated"],

@@ -111,8 +111,10 @@ def assert_told(error: Any, road: Road, number: int, fault: Any, path: str) -> N
         else:
             assert error.code == "failed"
             assert road.name == "produced" or (error.indices == batch and f"dataset indices {batch}" in str(error))
+    elif road.name == "compiled":
+        assert isinstance(error, TypeError)  # torchvision's
     else:
-        is_of_one_sample = road.name == "compiled" or type(fault) in (str, dict, type(None)) or fault is OBJECTS
+        is_of_one_sample = type(fault) in (str, dict, type(None)) or fault is OBJECTS
         assert isinstance(error, InputError) and error.code == ("wrong-input" if is_of_one_sample else "wrong-kind")
         assert error.index == (number if is_of_one_sample and road.name != "produced" else None)
 
