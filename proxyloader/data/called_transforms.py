@@ -28,7 +28,7 @@ from .encoded_image import EncodedImage
 from .lazy_image import create_lazy_image, defers_decoding, get_image_path, get_transformed
 from .lazy_tensor import (
     LazyTensor,
-    create_lazy_outputs,
+    create_lazy_output,
     get_sample,
     get_values,
     is_materialized,
@@ -94,7 +94,7 @@ def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) 
         return None
     start = START if transformed is None else transformed.chain
     chain = start.through(transform) if is_compose else start.then(transform)
-    if chain is None or (chain.state.images > 1 and chain.state.kind == "pil"):
+    if chain is None:
         if isinstance(image, LazyTensor) and not is_compose and not _deferral().on_gpu:
             # Its operations would be recorded, and without a GPU, the main process would do alone what workers share.
             pixel_uses.explain(f"{type(transform).__name__}: there is no rule for these arguments")
@@ -119,7 +119,7 @@ def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> An
         if transformed is None:  # decoded
             transformed = TransformedImage.start(EncodedImage.from_pil(image, get_image_path(image)))
         if chain.state.kind != "pil":
-            return create_lazy_outputs(transformed.apply(chain))
+            return create_lazy_output(transformed.apply(chain))
         if chain.last_steps or not isinstance(image, Image.Image):
             return create_lazy_image(transformed.apply(chain), image if isinstance(image, Image.Image) else None)
     except (ImageError, Untranslatable):  # too many pixels or too few
@@ -152,4 +152,4 @@ def _find_transformed(image: Any) -> TransformedImage | None:
         return get_transformed(image)
     sample = get_sample(image)
     call = sample.call if sample is not None else None
-    return call if isinstance(call, TransformedImage) and call.plan.output.images == 1 else None
+    return call if isinstance(call, TransformedImage) else None

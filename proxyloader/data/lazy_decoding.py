@@ -21,7 +21,7 @@ from torchvision.io import ImageReadMode
 from ..transforms.chain import START_AS_TENSOR
 from .encoded_image import EncodedImage
 from .lazy_image import create_lazy_image, defers_decoding
-from .lazy_tensor import create_lazy_outputs, wrap_values
+from .lazy_tensor import create_lazy_output, wrap_values
 from .pillow_calls import code_of, get_original, is_plain
 from .transformed import TransformedImage
 
@@ -56,7 +56,7 @@ def _patch(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
             return wrap_values(operator(data, mode, apply_exif_orientation))
         copied = data.clone()  # data may change before it is decoded
         transformed = TransformedImage(image, functools.partial(operator, copied, mode, False), START_AS_TENSOR)
-        return create_lazy_outputs(transformed)
+        return create_lazy_output(transformed)
 
     return hooked
 

@@ -246,18 +246,12 @@ class _Values(torch.autograd.Function):
         return grad
 
 
-def create_lazy_outputs(transformed: TransformedImage) -> LazyTensor | tuple[LazyTensor, ...]:
-    """Return the tensor or tensors that the transforms of an image return."""
-    images = transformed.plan.output.images
-    outputs = tuple(_create_output(transformed, output) for output in range(images))
-    return outputs[0] if images == 1 else outputs
-
-
-def _create_output(transformed: TransformedImage, output: int) -> LazyTensor:
+def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
+    """Return the tensor that the transforms of an image return."""
     state = transformed.plan.output
     like = _empty_meta(state.channels, *transformed.size, getattr(torch, state.dtype), state.order == "HWC")
     kind = LazyTensor if transformed.chain.state.pure else LazyImageTensor
-    tensor = kind.__new__(kind, like, ProxySample(transformed, output))
+    tensor = kind.__new__(kind, like, ProxySample(transformed))
     if state.order is None:
         tensor._has_known_strides = False
     if not LazyTensor.in_loader_worker and get_worker_info() is not None and not defers_decoding():

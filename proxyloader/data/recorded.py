@@ -112,9 +112,9 @@ def compute_value(node: Any) -> Any:
     if isinstance(node, Operation):
         return node.materialize()
     if isinstance(node, ProxySample):
-        return node.call.outputs()[node.output]  # type: ignore[attr-defined]
+        return node.call.materialize()  # type: ignore[attr-defined]
     if isinstance(node, ProxyBatch):
-        return torch.stack([call.outputs()[node.output] for call in node.run.calls])  # type: ignore[attr-defined]
+        return torch.stack([call.materialize() for call in node.run.calls])  # type: ignore[attr-defined]
     return node
 
 

@@ -234,7 +234,7 @@ class TransformedImage(ProxyInputs):
         return TransformedImage(self.image, self.decode, self.chain.then_steps(steps), calls, row, size)
 
     def materialize(self) -> Any:
-        """Return torchvision's result for the image that Pillow decodes: a PIL image, a tensor, or several tensors.
+        """Return torchvision's result for the image that Pillow decodes: a PIL image or a tensor.
 
         Raises:
             ImageError: Pillow cannot decode the image.
@@ -251,8 +251,3 @@ class TransformedImage(ProxyInputs):
                             image = transform(image)
             self._materialized = image
         return self._materialized
-
-    def outputs(self) -> Sequence[Any]:
-        """Return the tensors that ``materialize`` computes."""
-        result = self.materialize()
-        return result if isinstance(result, (list, tuple)) else (result,)

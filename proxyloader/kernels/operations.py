@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..transforms import augment, auto_augment, color, geometry, given, multi_crop, resize, type_conversion, warp
+from ..transforms import augment, auto_augment, color, geometry, given, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
 
@@ -203,7 +203,7 @@ def get_output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
 def get_output_kind(plan: Plan) -> tuple[Any, ...]:
     """Return a key that is equal for plans whose images may share a schedule."""
     output = plan.output
-    return output.dtype, output.channels, plan.key if output.images > 1 else ""
+    return output.dtype, output.channels
 
 
 def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channels_last: bool, *groups: Any) -> Schedule:
@@ -260,23 +260,6 @@ def one_of(state: State, step: OneOf) -> None:
             raise no_kernel(step, "of resizes of floats")
     state.column = column + step.num_params
     state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
-
-
-@operation(multi_crop.Views)
-def views(state: State, step: multi_crop.Views) -> None:
-    state.make_crop()
-    count, column = len(state.programs), state.column
-    if count > state.programs.num_outputs:
-        raise no_kernel(step, "after a mixture")
-    state.programs.split(len(step.branches))
-    for number, branch in enumerate(step.branches):
-        view = replace(state, images=np.arange(number * count, (number + 1) * count), column=column)
-        view.apply(branch)
-        view.make_crop()
-        if view.resized is not None:
-            raise no_kernel(step, "of resizes of floats")
-        column = view.column
-    state.images, state.column = np.arange(len(state.programs)), column
 
 
 @operation(auto_augment.Mixture)

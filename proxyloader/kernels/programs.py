@@ -251,15 +251,6 @@ class Programs:
         self.sources = np.concatenate([self.sources, self.sources[images]])
         return added
 
-    def split(self, views: int) -> None:
-        """Make ``views`` images of each: first one of every image, then another one of every image, and so on."""
-        count = self.num_outputs
-        self.num_outputs *= views
-        self._images = [(np.arange(views)[:, None] * count + images).reshape(-1) for images in self._images]
-        self._steps = [np.tile(steps, views) for steps in self._steps]
-        self._sizes = [(np.tile(a, (views, 1)), np.tile(b, (views, 1))) for a, b in self._sizes]
-        self.sizes, self.sources = np.tile(self.sizes, (views, 1)), np.tile(self.sources, views)
-
     def schedule(
         self,
         channels: int,
@@ -271,7 +262,7 @@ class Programs:
         """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last.
 
         Args:
-            counts: number of images in each output; by default, an output has all images, or all of a view.
+            counts: number of images in each output; by default, one output has all.
             files: the decoded image of each image; None: each has its own.
         """
         height, width = self.sizes[: self.num_outputs].T
@@ -279,7 +270,6 @@ class Programs:
         ends = (channels * height * width).cumsum()
         begins = dtype.itemsize * np.concatenate(([0], ends[:-1]))
         sizes = list(map(tuple, self.sizes[: self.num_outputs].tolist()))
-        count = len(self.decoded_sizes)
         schedule = self.jobs().schedule(begins, *strides)
         if files is not None:
             _, first = np.unique(files, return_index=True)
@@ -287,7 +277,7 @@ class Programs:
             schedule = replace(schedule, files=files, shapes=shapes, decoded_ends=_ends(self.decoded_sizes[first]))
         return replace(
             schedule,
-            outputs=_group(sizes, counts or [count] * (self.num_outputs // count)),
+            outputs=_group(sizes, counts or [self.num_outputs]),
             num_values=int(ends[-1]),
             channels=channels,
             dtype=dtype,

@@ -8,7 +8,6 @@ from . import auto_augment as auto_augment
 from . import color as color
 from . import container as container
 from . import geometry as geometry
-from . import multi_crop as multi_crop
 from . import random_color as random_color
 from . import random_warp as random_warp
 from . import resize as resize
@@ -22,7 +21,6 @@ __all__ = [
     "color",
     "geometry",
     "given",
-    "multi_crop",
     "plan",
     "random_numbers",
     "registry",

@@ -81,7 +81,7 @@ class Chain:
                 return None
             chain, transforms = after, (*transforms, *after.transforms)
             beside |= chain.draws and chain.draws_beside_torch
-        if chain is self or (chain.state.images > 1 and chain.state.kind == "pil"):
+        if chain is self:
             return None
         last_steps = chain.steps[len(self.steps) :]
         whole = Chain(chain.steps, last_steps, chain.state, beside, transforms, self.num_recorded)

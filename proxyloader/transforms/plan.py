@@ -39,7 +39,6 @@ class ImageState:
         dtype: dtype of the values; uint8 for a PIL image.
         channels: 3 (RGB) or 1 (grayscale).
         size: (height, width) if it is the same for every image; otherwise None.
-        images: number of images; FiveCrop returns five for one.
         order: memory order of a tensor if known; torch generates noise in this order.
         pure: whether a tensor is plain rather than a ``tv_tensors.Image``. v2 transforms only the first of several
             plain tensors.
@@ -49,7 +48,6 @@ class ImageState:
     dtype: Literal["uint8", "float32"] = "uint8"
     channels: int = 3
     size: Size | None = None
-    images: int = 1
     order: MemoryOrder | None = field(default=None, compare=False)
     pure: bool = field(default=True, compare=False)
 
@@ -177,8 +175,8 @@ class OneOf(Step):
     def output_state(self, state: ImageState) -> ImageState:
         found = [output_state(branch, state) for branch in self.branches]
         alike = {replace(each, size=None) for each in found}
-        if any(each.images > state.images for each in found) or len(alike) > 1:
-            raise Untranslatable  # the number, kind, dtype or channels of its output are random
+        if len(alike) > 1:
+            raise Untranslatable  # the kind, dtype or channels of its output are random
         size = found[0].size if len({each.size for each in found}) == 1 else None
         return replace(found[0], size=size)
 

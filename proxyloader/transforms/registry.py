@@ -11,7 +11,7 @@ from typing import Any
 from torchvision.transforms import Compose as ComposeV1
 from torchvision.transforms import v2
 
-from .plan import Branch, ImageState, Step, Untranslatable, iter_steps, output_state
+from .plan import Branch, ImageState, Step, Untranslatable, output_state
 
 Rule = Callable[[Any, ImageState], Branch]
 """Function that takes a transform and the state of the image before it, and returns its steps. It raises
@@ -76,21 +76,12 @@ def _translate(transform: Any, state: ImageState) -> Branch:
         return sum(_inside(transform, state), ())
     if kind.__module__.startswith("timm."):
         load_timm_rules()
-    if state.images > 1 and not isinstance(transform, v2.Transform):
-        raise Untranslatable  # v1 classes and functions accept only one image
     if kind in CONTAINERS:
         make, in_sequence = CONTAINERS[kind]
-        steps: Branch = (make(transform, _inside(transform, state, in_sequence)),)
-    elif kind in RULES:
-        steps = RULES[kind](transform, state)
-    else:
+        return (make(transform, _inside(transform, state, in_sequence)),)
+    if kind not in RULES:
         raise Untranslatable
-    if state.images > 1 and steps:
-        if state.kind == "tensor" and state.pure:
-            raise Untranslatable  # torchvision transforms only the first of several plain tensors
-        if any(step.draws for step in iter_steps(steps)):
-            raise Untranslatable  # each image has its own parameters
-    return steps
+    return RULES[kind](transform, state)
 
 
 def _inside(transform: Any, state: ImageState, in_sequence: bool = True) -> list[Branch]:

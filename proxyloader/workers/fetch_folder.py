@@ -28,7 +28,7 @@ from torchvision.datasets.folder import default_loader, pil_loader
 from .._random_state import get_rng_states, set_rng_states
 from ..data.deferral import Deferral
 from ..data.encoded_image import EncodedImage
-from ..data.lazy_tensor import collate_tensors, create_lazy_outputs
+from ..data.lazy_tensor import collate_tensors, create_lazy_output
 from ..data.placeholders import ProxySample
 from ..data.transformed import TransformedImage
 from ..transforms.chain import START, Chain
@@ -94,7 +94,7 @@ class FolderFetcher:
         """Return a placeholder for each transformed image; None if the images cannot form a batch."""
         plan, sizes = chain.plan, set()
         outputs: list[Any] = []
-        only_draws = plan.key in self._plans and plan.output.images == 1 and _collates_like_torch()
+        only_draws = plan.key in self._plans and _collates_like_torch()
         draws_ahead = only_draws and derive_seed is None and self._can_draw_ahead and plan.takes_numbers_ahead
         draws_ahead &= len(images) >= MIN_ADVANCE_IMAGES
         with drawing_ahead() if draws_ahead else contextlib.nullcontext():
@@ -106,7 +106,7 @@ class FolderFetcher:
                     outputs.append(ProxySample(call))
                     sizes.add(call.size)
                 else:
-                    outputs.append(create_lazy_outputs(TransformedImage.start(image).apply(chain)))
+                    outputs.append(create_lazy_output(TransformedImage.start(image).apply(chain)))
         return outputs if len(sizes) <= 1 else None
 
 

@@ -11,7 +11,7 @@ import functools
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
@@ -203,7 +203,7 @@ class _Run(list[ProxyInputs]):
 
     Attributes:
         counts: number of calls in each output, one after the other. Without kernels, all are in one.
-        files: number of the decoded image, by the id of the undecoded one.
+        files: number of the decoded image, by ``_ContentPickler._get_file``.
     """
 
     def __init__(self) -> None:
@@ -211,12 +211,12 @@ class _Run(list[ProxyInputs]):
         self.counts: list[int] = []
         self.files: dict[int, int] = {}
 
-    def add(self, calls: Sequence[ProxyInputs], merges: bool) -> None:
-        """Append calls to the last output. ``merges``: whether those with the same image share its decoding."""
+    def add(self, calls: Sequence[ProxyInputs], files: Iterable[int]) -> None:
+        """Append calls of these files to the last output."""
         self.extend(calls)
         self.counts[-1] += len(calls)
-        for call in calls:
-            self.files.setdefault(id(call.image if merges else call), len(self.files))  # type: ignore[attr-defined]
+        for file in files:
+            self.files.setdefault(file, len(self.files))
 
 
 class _ContentPickler:
@@ -304,28 +304,26 @@ class _ContentPickler:
         if not is_new or len(kinds) > 1 or len(calls) > self._run_size:
             return [self._assign_row(call) for call in calls]
         kind = kinds.pop()
-        merges = self._merges(calls[0])
-        key = kind, tuple(id(call.image) if merges else id(call) for call in calls)  # type: ignore[attr-defined]
-        run = self._runs_of.get(key)
+        files = tuple(map(self._get_file, calls))
+        run = self._runs_of.get((kind, files))
         if run is None:
-            run = self._runs_of[key] = self._begin_run()
+            run = self._runs_of[kind, files] = self._begin_run()
         calls_of_run = self.runs[run]
         calls_of_run.counts.append(0)
         output = len(calls_of_run.counts) - 1
-        calls_of_run.add(calls, merges)
+        calls_of_run.add(calls, files)
         self._rows.update({id(call): (output, run, row) for row, call in enumerate(calls)})
         return output, run
 
     def _assign_row(self, call: ProxyInputs) -> tuple[int, int, int]:
         if id(call) not in self._rows:
-            kind, merges = self._get_kind(call), self._merges(call)
+            kind, file = self._get_kind(call), self._get_file(call)
             run = self._current_runs.get(kind)
-            image = id(call.image if merges else call)  # type: ignore[attr-defined]
-            if run is None or (len(self.runs[run].files) == self._run_size and image not in self.runs[run].files):
+            if run is None or (len(self.runs[run].files) == self._run_size and file not in self.runs[run].files):
                 run = self._current_runs[kind] = self._begin_run()
                 self.runs[run].counts.append(0)
             self._rows[id(call)] = 0, run, len(self.runs[run])
-            self.runs[run].add([call], merges)
+            self.runs[run].add([call], [file])
         return self._rows[id(call)]
 
     def _begin_run(self) -> int:
@@ -338,9 +336,9 @@ class _ContentPickler:
             return get_output_kind(call.plan)
         return call.server
 
-    def _merges(self, call: ProxyInputs) -> bool:
-        """Return whether calls of the same image share its decoding."""
-        return self._merges_plans and isinstance(call, TransformedImage) and call.plan.output.images == 1
+    def _get_file(self, call: ProxyInputs) -> int:
+        """Return the id of what is decoded for a call. With kernels, calls of the same image share its decoding."""
+        return id(call.image) if self._merges_plans and isinstance(call, TransformedImage) else id(call)
 
 
 def _is_transformed(call: ProxyInputs) -> bool:
@@ -452,8 +450,7 @@ def _pack_run(calls: _Run, layout: _Layout, kernel_output: KernelOutput | None) 
         numbers = np.array([calls.files[id(call.image)] for call in transformed])
         _, first = np.unique(numbers, return_index=True)
     decoded = [transformed[row] for row in first] if shares else transformed
-    has_views = transformed[0].plan.output.images > 1
-    schedule = build_schedule(images, *kernel_output, () if has_views else calls.counts, numbers if shares else None)
+    schedule = build_schedule(images, *kernel_output, calls.counts, numbers if shares else None)
     files, sources = _pack_input("", [call.file for call in decoded], layout), tuple(call.source for call in decoded)
     memory = PackedInput("|u1", np.array([layout.add(schedule.memory)]), np.array([[schedule.memory.size]]))
     return PackedRun(KERNELS, (files,), sources, (dataclasses.replace(schedule, memory=NO_BYTES), memory))

@@ -55,7 +55,7 @@ def replayed(content: Any) -> Any:
         """One tensor for all that refers to it."""
         calls = pickler.runs[run]
         begin = sum(calls.counts[:output])
-        images = [call.outputs()[0] for call in calls[begin : begin + calls.counts[output]]]  # type: ignore[attr-defined]
+        images = [call.materialize() for call in calls[begin : begin + calls.counts[output]]]  # type: ignore[attr-defined]
         return torch.stack(images) if row is None else images[row].clone()
 
     def resolve(place: Any) -> torch.Tensor:

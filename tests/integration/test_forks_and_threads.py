@@ -236,13 +236,13 @@ class Waits(Spelled):
     other: Callable[[], Any] = staticmethod(lambda: None)
 
     @property
-    def transforms(self) -> Any:
+    def transform(self) -> Any:
         self.other()
-        return self._transforms
+        return self._transform
 
-    @transforms.setter
-    def transforms(self, transforms: Any) -> None:
-        self._transforms = transforms
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self._transform = transform
 
 
 def test_a_loader_may_begin_while_another_one_begins(spelled_root: Path) -> None:

@@ -8,8 +8,6 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxyloader.kernels.programs import Programs
-
 from .emulation import run
 from .truth import EXACT, Done, Pixels, hard_images, program_of
 
@@ -36,21 +34,3 @@ def test_programs(batch: list[tuple[int, list[str]]], seed: int) -> None:
     done = [steps_of(names, rng, image) for image, (_, names) in zip(images, batch)]
     for image, steps, result in zip(images, done, run(images, program_of(images, done)), strict=True):
         assert np.array_equal(result.numpy(), steps[-1].result if steps else image)
-
-
-def test_programs_of_one_image() -> None:
-    """Views begin with the same steps, from the same image."""
-    rng = random.Random(3)
-    programs = Programs([image.shape[:2] for image in IMAGES])
-    programs.add("INVERT")
-    programs.split(2)
-    count = len(IMAGES)
-    programs.add("FLIP_X", images=np.arange(count))
-    factors = [rng.choice([0.4, 1.9]) for _ in IMAGES]
-    programs.add("BRIGHTNESS", [factors], np.arange(count, 2 * count))
-    programs.add("STORE", [3, 0, 0, 0, 0, 1, 1, 1])
-    results = run(IMAGES, programs)
-    for image, factor, flipped, brighter in zip(IMAGES, factors, results[:count], results[count:]):
-        assert np.array_equal(flipped.numpy(), (255 - image)[:, ::-1])
-        expected = np.clip(np.trunc((255 - image).astype(np.float32) * np.float32(factor)), 0, 255)
-        assert np.array_equal(brighter.numpy(), expected)

@@ -29,7 +29,6 @@ OBSTACLES: dict[str, tuple[list[Any], str, str]] = {
     "evaluation": ([v1.Resize(256), v1.CenterCrop(224), v1.PILToTensor()], "", ""),
     "colors": ([v1.ColorJitter(0.3), v1.ToTensor()], "", NO_KERNELS),
     "a choice": ([v1.RandomApply([v1.CenterCrop(9)]), v1.ToTensor()], "", NO_KERNELS),
-    "five crops": ([v2.FiveCrop(9), v2.ToImage()], "", NO_KERNELS),
     "nearest": ([v1.Resize(200, v1.InterpolationMode.NEAREST), v1.ToTensor()], "", NO_KERNELS),
     "a flip after erasing": ([v1.ToTensor(), v1.RandomErasing(), v1.RandomVerticalFlip()], NO_FLIP, NO_KERNELS),
 }
