@@ -59,6 +59,12 @@ def find_plans(dataset: Any, find_obstacle: Callable[[Plan], str]) -> tuple[dict
     return plans, obstacle
 
 
+def has_transform(dataset: Any) -> bool:
+    """Return whether a dataset has a transform, and so probably images."""
+    attributes = [getattr(source, "__dict__", {}) for source in get_sources(dataset)]
+    return any(own.get(name) is not None for own in attributes for name in ("transform", "transforms"))
+
+
 class WrappedDataset(Dataset[T]):
     """See ``wrap``."""
 

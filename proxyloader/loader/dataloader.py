@@ -20,7 +20,7 @@ from torch.utils.data import Sampler
 
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
-from ..data.dataset import describe_dataset, find_plans, get_length, get_sources
+from ..data.dataset import describe_dataset, find_plans, get_length, get_sources, has_transform
 from ..data.deferral import Deferral
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
@@ -306,7 +306,9 @@ class DataLoader(CheckpointedLoader[T]):
                 pool = self._prepare_pool(loader_state)
                 batches = self._start(pool, loader_state)
             options, feed, assembler = self._options, None, None
-            servers = self._servers.begin_epoch(pool.plans, options)
+            is_deferring = pool.fetcher.deferral is not None and pool.fetcher.deferral.is_active
+            expects_images = is_deferring and options.server is None and has_transform(self.dataset)
+            servers = self._servers.begin_epoch(pool.plans, options, expects_images)
             self._log_epoch()
             if not pool.uses_torch_batches:
                 discover = functools.partial(self._servers.discover, options=options)

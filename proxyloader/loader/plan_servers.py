@@ -31,15 +31,18 @@ class PlanServers:
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
-    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions) -> dict[str, PlanQueue]:
-        """Return the run queues of an epoch by key, including that of the user's server."""
+    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> dict[str, PlanQueue]:
+        """Return the run queues of an epoch by key, including that of the user's server.
+
+        ``expects_images``: whether to start decoding on a GPU before the first batch, although no plan is known.
+        """
         user_queue = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans and options.device is not None:
             cuda_ordinal(options.device)  # raises if the device does not exist
         self._idle &= plans.keys()
         active = {key for key in plans if key not in self._idle}
         if options.has_kernels:
-            active = {KERNELS} if plans else set()
+            active = {KERNELS} if plans or expects_images else set()
         if options != self._options:  # the user has changed one
             self.queues, self._options = {}, options
         # Drop pipelines before building others, as both may not fit into GPU memory.
