@@ -104,7 +104,8 @@ def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) 
     if chain.state.kind != "pil":
         result: Any = create_lazy_outputs(transformed.apply(chain))
     elif chain.last_steps or not isinstance(image, Image.Image):
-        result = create_lazy_image(transformed.apply(chain), image if isinstance(image, Image.Image) else None)
+        like = image if isinstance(image, Image.Image) else None
+        result = create_lazy_image(transformed.apply(chain), like, may_lose_info=like is not None)
     else:
         result = image  # preserves the class and attributes, like torchvision
     return (result, *others) if others else result

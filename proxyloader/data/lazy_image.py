@@ -61,6 +61,10 @@ _HEADER = "_proxyloader_header"
 """The header of the source file up to its first scan, until Pillow has parsed it."""
 
 
+_INFO = "_proxyloader_info"
+"""What ``info`` depends on, until it is accessed: a TransformedImage, and the keys of the image before its last call."""
+
+
 class DeferredPixels(NamedTuple):
     """The pixels of an image that is no file, such as one of a single color, computed on first use.
 
@@ -78,21 +82,30 @@ class DeferredPixels(NamedTuple):
 Undecoded = EncodedImage | TransformedImage | DeferredPixels
 
 
-def create_lazy_image(encoded: Undecoded, like: Image.Image | None = None, mode: str = "RGB") -> Image.Image:
-    """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``."""
+def create_lazy_image(
+    encoded: Undecoded, like: Image.Image | None = None, mode: str = "RGB", may_lose_info: bool = False
+) -> Image.Image:
+    """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``.
+
+    ``may_lose_info``: whether torchvision's result may have none, which is found out by Pillow if ``info`` is accessed.
+    """
     hook_pillow()
     image, size = Image.Image.__new__(Image.Image), encoded.size
     if isinstance(encoded, TransformedImage):
         mode, size = encoded.mode, size[::-1]
     state = vars(image)
     state.update(_ATTRIBUTES, _mode=mode, _size=size, _proxyloader_image=encoded)
-    if like is None:
-        image.info = {}
-    elif (info := vars(like).get("info")) is not None:
-        image.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
-    else:
-        state[_HEADER] = vars(like)[_HEADER]
+    before = {"info": {}} if like is None else _info_state(like)
+    state.update({_INFO: (encoded, before)} if may_lose_info else before)
     return image
+
+
+def _info_state(image: Image.Image) -> dict[str, Any]:
+    """Return a copy of the keys that ``info`` depends on."""
+    info = vars(image).get("info")
+    if info is None:
+        return {key: value for key, value in vars(image).items() if key in (_HEADER, _INFO)}
+    return {"info": {key: list(value) if isinstance(value, list) else value for key, value in info.items()}}
 
 
 def find_undecoded(image: Image.Image) -> Undecoded | None:
@@ -143,6 +156,12 @@ def hook_pillow() -> None:
         self.__dict__.pop(_IMAGE, None)  # last, because another thread may access pixels
 
     def get_missing(self: Image.Image, name: str) -> Any:
+        if name == "info" and _INFO in vars(self):
+            transformed, before = vars(self)[_INFO]
+            image = Image.Image.__new__(Image.Image)
+            vars(image).update(before)
+            vars(self).setdefault("info", image.info if transformed.materialize().info else {})
+            return vars(self)["info"]
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
             return object.__getattribute__(self, name)  # raises the proper error, also for properties

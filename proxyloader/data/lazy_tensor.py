@@ -183,6 +183,8 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _assign(*args)
+        if isinstance(function, torch._ops.OpOverloadPacket) and _is_undispatched(function._qualified_op_name):
+            return _run_eagerly(function, args, kwargs)
         if name in VALUE_METHODS or function == SET_DATA:
             return function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
@@ -341,6 +343,13 @@ def requires_gradient(*tensors: torch.Tensor) -> bool:
             if isinstance(each, LazyTensor) and isinstance(each._node, torch.Tensor) and each._node.requires_grad:
                 return True
     return False
+
+
+@functools.cache
+def _is_undispatched(name: str) -> bool:
+    """Return whether an operator of another library, such as "image::encode_jpeg", runs before it is dispatched."""
+    is_composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    return is_composite and not name.startswith("aten::")
 
 
 def _gather_grad(tensor: LazyTensor) -> None:
