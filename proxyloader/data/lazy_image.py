@@ -62,7 +62,7 @@ _HEADER = "_proxyloader_header"
 
 
 _INFO = "_proxyloader_info"
-"""What ``info`` depends on, until it is accessed: a TransformedImage, and the keys of the image before its last call."""
+"""What ``info`` depends on until it is accessed: a TransformedImage, and keys of the image before its last call."""
 
 
 class DeferredPixels(NamedTuple):
