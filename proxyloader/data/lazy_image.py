@@ -62,7 +62,7 @@ _HEADER = "_proxyloader_header"
 
 
 _INFO = "_proxyloader_info"
-"""What ``info`` depends on until it is accessed: a TransformedImage, and keys of the image before its last call."""
+"""What ``info`` depends on until it is accessed: a TransformedImage, and an image without pixels before its last call."""
 
 
 class DeferredPixels(NamedTuple):
@@ -87,7 +87,7 @@ def create_lazy_image(
 ) -> Image.Image:
     """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``.
 
-    ``may_lose_info``: whether torchvision's result may have none, which is found out by Pillow if ``info`` is accessed.
+    ``may_lose_info``: whether the last call may have lost it, which is found out if ``info`` is accessed.
     """
     hook_pillow()
     image, size = Image.Image.__new__(Image.Image), encoded.size
@@ -95,8 +95,14 @@ def create_lazy_image(
         mode, size = encoded.mode, size[::-1]
     state = vars(image)
     state.update(_ATTRIBUTES, _mode=mode, _size=size, _proxyloader_image=encoded)
-    before = {"info": {}} if like is None else _info_state(like)
-    state.update({_INFO: (encoded, before)} if may_lose_info else before)
+    if like is None:
+        image.info = {}
+    elif may_lose_info:
+        before = Image.Image.__new__(Image.Image)
+        vars(before).update(_info_state(like), _mode=like.mode, _size=like.size)
+        state[_INFO] = encoded, before
+    else:
+        state.update(_info_state(like))
     return image
 
 
@@ -158,10 +164,8 @@ def hook_pillow() -> None:
     def get_missing(self: Image.Image, name: str) -> Any:
         if name == "info" and _INFO in vars(self):
             transformed, before = vars(self)[_INFO]
-            image = Image.Image.__new__(Image.Image)
-            vars(image).update(before)
-            vars(self).setdefault("info", image.info if transformed.materialize().info else {})
-            return vars(self)["info"]
+            info = before.info if transformed.keeps_info(before.mode, before.size) else {}
+            return vars(self).setdefault("info", info)
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
             return object.__getattribute__(self, name)  # raises the proper error, also for properties
