@@ -194,6 +194,8 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
             return _assign(*args)
         if isinstance(function, torch._ops.OpOverloadPacket) and _is_undispatched(function._qualified_op_name):
             return _run_eagerly(function, args, kwargs)
+        if function is torch.Tensor.new_tensor:  # of the same dtype; its values do not matter
+            args = torch.empty(0, dtype=args[0].dtype), *args[1:]
         if name in VALUE_METHODS or function == SET_DATA:
             return function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
