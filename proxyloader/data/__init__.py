@@ -3,6 +3,7 @@
 __all__ = [
     "bad_samples",
     "batch_memory",
+    "canvas",
     "dataset",
     "deferral",
     "encoded_image",

@@ -121,7 +121,8 @@ def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> An
         if chain.state.kind != "pil":
             return create_lazy_output(transformed.apply(chain))
         if chain.last_steps or not isinstance(image, Image.Image):
-            return create_lazy_image(transformed.apply(chain), image if isinstance(image, Image.Image) else None)
+            like = image if isinstance(image, Image.Image) else None
+            return create_lazy_image(transformed.apply(chain), like, may_lose_info=like is not None)
     except (ImageError, Untranslatable):  # too many pixels or too few
         return None
     return image  # preserves the class and attributes, like torchvision

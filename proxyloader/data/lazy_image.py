@@ -57,6 +57,10 @@ _HEADER = "_proxyloader_header"
 """The header of the source file up to its first scan, until Pillow has parsed it."""
 
 
+_INFO = "_proxyloader_info"
+"""What ``info`` depends on until it is accessed: a TransformedImage, and the undecoded image before its last call."""
+
+
 class DeferredPixels(NamedTuple):
     """The pixels of an image that is no file, such as one of a single color, computed on first use.
 
@@ -74,8 +78,13 @@ class DeferredPixels(NamedTuple):
 Undecoded = EncodedImage | TransformedImage | DeferredPixels
 
 
-def create_lazy_image(encoded: Undecoded, like: Image.Image | None = None, mode: str = "RGB") -> Image.Image:
-    """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``."""
+def create_lazy_image(
+    encoded: Undecoded, like: Image.Image | None = None, mode: str = "RGB", may_lose_info: bool = False
+) -> Image.Image:
+    """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``.
+
+    ``may_lose_info``: whether the last call may have lost it, which is found out if ``info`` is accessed.
+    """
     hook_pillow()
     image, size = Image.Image.__new__(Image.Image), encoded.size
     if isinstance(encoded, TransformedImage):
@@ -84,11 +93,21 @@ def create_lazy_image(encoded: Undecoded, like: Image.Image | None = None, mode:
     state.update(_ATTRIBUTES, _mode=mode, _size=size, _proxyloader_image=encoded)
     if like is None:
         image.info = {}
-    elif (info := vars(like).get("info")) is not None:
-        image.info = {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
+    elif may_lose_info:
+        before = Image.Image.__new__(Image.Image)
+        vars(before).update(_info_state(like), _mode=like.mode, _size=like.size)
+        state[_INFO] = encoded, before
     else:
-        state[_HEADER] = vars(like)[_HEADER]
+        state.update(_info_state(like))
     return image
+
+
+def _info_state(image: Image.Image) -> dict[str, Any]:
+    """Return a copy of the keys that ``info`` depends on."""
+    info = vars(image).get("info")
+    if info is None:
+        return {key: value for key, value in vars(image).items() if key in (_HEADER, _INFO)}
+    return {"info": {key: list(value) if isinstance(value, list) else value for key, value in info.items()}}
 
 
 def find_undecoded(image: Image.Image) -> Undecoded | None:
@@ -141,6 +160,10 @@ def hook_pillow() -> None:
     def get_missing(self: Image.Image, name: str) -> Any:
         if name == "encoded" and (transformed := get_transformed(self)) is not None:
             return transformed.image.data
+        if name == "info" and _INFO in vars(self):
+            transformed, before = vars(self)[_INFO]
+            info = before.info if transformed.keeps_info(before.mode, before.size) else {}
+            return vars(self).setdefault("info", info)
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
             return object.__getattribute__(self, name)  # raises the proper error, also for properties

@@ -164,6 +164,15 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         self._node = values
         return values
 
+    def compute(self) -> None:
+        """Compute the values of all tensors that share its memory."""
+        root = self
+        while root._source is not None:
+            root = root._source[0]
+        _compute(root)
+        for each in _aliases(root):
+            _compute(each)
+
     def as_subclass(self, cls: Any) -> Any:  # bypasses the functions below
         stock = getattr(cls, "stock", cls)
         if stock in (torch.Tensor, tv_tensors.Image) and not requires_gradient(self):
@@ -185,6 +194,10 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _assign(*args)
+        if isinstance(function, torch._ops.OpOverloadPacket) and _is_undispatched(function._qualified_op_name):
+            return _run_eagerly(function, args, kwargs)
+        if function is torch.Tensor.new_tensor:  # of the same dtype; its values do not matter
+            args = torch.empty(0, dtype=args[0].dtype), *args[1:]
         if name in VALUE_METHODS or function == SET_DATA:
             return function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
@@ -310,12 +323,7 @@ def materialize(value: Any) -> Any:
     if not isinstance(value, LazyTensor):
         return value
     if not isinstance(value._node, torch.Tensor):
-        root = value
-        while root._source is not None:
-            root = root._source[0]
-        _compute(root)
-        for each in _aliases(root):
-            _compute(each)
+        value.compute()
     if _is_in_graph(value) and not _is_in_graph(get_values(value)):
         with torch._C.DisableTorchFunctionSubclass():
             is_leaf = value.is_leaf
@@ -337,6 +345,13 @@ def requires_gradient(*tensors: torch.Tensor) -> bool:
             if isinstance(each, LazyTensor) and isinstance(each._node, torch.Tensor) and each._node.requires_grad:
                 return True
     return False
+
+
+@functools.cache
+def _is_undispatched(name: str) -> bool:
+    """Return whether an operator of another library, such as "image::encode_jpeg", runs before it is dispatched."""
+    is_composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    return is_composite and not name.startswith("aten::")
 
 
 def _gather_grad(tensor: LazyTensor) -> None:
@@ -396,7 +411,7 @@ def _aliases(tensor: LazyTensor) -> Iterator[LazyTensor]:
             yield other
 
 
-def _to_node(value: Any) -> Any:
+def to_node(value: Any) -> Any:
     """Return the node or the copy that a recorded operation stores for an argument."""
     if isinstance(value, LazyTensor):
         return value._node if not isinstance(value._node, torch.Tensor) else value._node.clone()
@@ -441,7 +456,7 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))
     keeps_shape = bool(shape) and getattr(like, "shape", None) == shape
     keeps_dtype = keeps_shape and getattr(like, "dtype", None) == dtype
-    node = Operation(name, map_leaves(_to_node, args), map_leaves(_to_node, kwargs), keeps_shape, keeps_dtype)
+    node = Operation(name, map_leaves(to_node, args), map_leaves(to_node, kwargs), keeps_shape, keeps_dtype)
     if is_in_place:
         if _Tag.inplace_view in tags:
             with no_dispatch():
@@ -529,7 +544,7 @@ def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
             alone = False
     if alone:
         assert isinstance(tensor, LazyTensor)
-        args = tensor._node, map_leaves(_to_node, index), _to_node(value)
+        args = tensor._node, map_leaves(to_node, index), to_node(value)
         tensor._node = Operation("set", args, {}, keeps_dtype=True)
     else:
         materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
@@ -548,7 +563,7 @@ def stack_tensors(
     is_lazy = any(isinstance(each, LazyTensor) and not is_materialized(each) for each in tensors)
     if not is_lazy or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_gradient(*tensors):
         return wrap_values(stack([materialize(each) for each in tensors]))  # type: ignore[no-any-return]
-    nodes = [_to_node(each) for each in tensors]
+    nodes = [to_node(each) for each in tensors]
     if len(set(map(_get_kind, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # the common case, handled faster
         dtype = tensors[0].dtype
     else:

@@ -27,11 +27,13 @@ from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
 from torchvision.transforms import _functional_pil as functional_pil
 from torchvision.transforms import functional, v2
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.v2 import functional as functional_v2
+from torchvision.transforms.v2.functional import _color as functional_color
 
 from ..transforms import color, given
 from ..transforms.geometry import Crop
@@ -471,6 +473,11 @@ def to_grayscale(img: Image.Image, num_output_channels: int) -> Note | None:
     return _one(color.Grayscale(3), img) if num_output_channels == 3 else None  # converts to "L" otherwise
 
 
+def permute_channels(image: Image.Image, permutation: Any) -> Note | None:
+    order = torch.as_tensor(permutation).tolist()
+    return _one(color.ChannelOrder(), image, *order) if image.mode == "RGB" and sorted(order) == [0, 1, 2] else None
+
+
 FUNCTIONS: tuple[tuple[Any, Noter, bool], ...] = (
     (ImageOps.autocontrast, autocontrast, True),
     (ImageOps.equalize, equalize, True),
@@ -478,6 +485,7 @@ FUNCTIONS: tuple[tuple[Any, Noter, bool], ...] = (
     (Image.blend, blend, True),
     (functional_pil.adjust_hue, adjust_hue, False),
     (functional_pil.to_grayscale, to_grayscale, False),
+    (getattr(functional_color, "_permute_channels_image_pil", None), permute_channels, False),
 )
 """Functions that use pixels, other than by the methods above, and whether their result has the info of the image."""
 

@@ -33,8 +33,8 @@ class Operation:
     """An operation without a computed result. In its arguments, nodes stand for tensors.
 
     Attributes:
-        name: name of torch's operator, such as "aten.mul.Tensor"; "set" assigns to an index of a copy, and "take"
-            selects one of several results.
+        name: name of torch's operator, such as "aten.mul.Tensor"; "set" assigns to an index of a copy, "take" selects
+            one of several results, and "paint" copies several tensors into parts of a new one.
         keeps_shape: whether the result has the shape of the first argument, which is not a number.
         keeps_dtype: whether it has the same dtype as well.
         depth: length of the longest chain of operations that ends here.
@@ -72,8 +72,8 @@ class Operation:
     @property
     def owns_memory(self) -> bool:
         """Whether the result does not share memory with an argument."""
-        if self.name in ("set", "take"):
-            return self.name == "set"
+        if self.name in ("set", "take", "paint"):
+            return self.name != "take"
         return _is_pointwise_operator(self.name) or get_operator(self.name)._schema.is_mutable
 
 
@@ -148,6 +148,8 @@ def execute(name: str, args: Any, kwargs: Any, overwrite: bool = False) -> Any:
     """Execute a recorded operation on tensors with values, possibly overwriting the first argument."""
     if name == "take":
         return args[0][args[1]]
+    if name == "paint":
+        return _paint(*args)
     operator = None if name == "set" else get_operator(name)
     if operator is not None and not operator._schema.is_mutable:
         return ((overwrite and _get_in_place(name)) or operator)(*args, **kwargs)
@@ -157,6 +159,20 @@ def execute(name: str, args: Any, kwargs: Any, overwrite: bool = False) -> Any:
     else:
         operator(tensor, *args[1:], **kwargs)
     return tensor
+
+
+def _paint(base: Any, shape: Any, dtype: torch.dtype, places: Sequence[Any], values: Sequence[Any]) -> torch.Tensor:
+    """Return a copy of ``base``, or a tensor of that value, with parts set to tensors or numbers.
+
+    ``places``: size, stride and offset of each part in the memory of the result.
+    """
+    devices = [value.device for value in values if isinstance(value, torch.Tensor)]
+    is_tensor = isinstance(base, torch.Tensor)
+    painted: torch.Tensor = base.clone() if is_tensor else torch.full(shape, base, dtype=dtype, device=devices[0])
+    for place, value in zip(places, values):
+        part = painted.as_strided(*place)
+        _ = part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
+    return painted
 
 
 @functools.cache

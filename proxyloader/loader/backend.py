@@ -86,6 +86,8 @@ def describe_backend(
     parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
+    if not parts and counts._dali_images:
+        parts.append("different transforms for each image")
     if parts:
         exceptions = f"; the dataset's code decodes some images{first}" if first else ""
         return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent encoded{exceptions}"

@@ -6,6 +6,7 @@ decoded images.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import io
@@ -24,6 +25,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
+from ..data.canvas import Canvas, canvases
 from ..data.deferral import Deferral
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient, to_pure_tensor
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
@@ -100,7 +102,7 @@ class Packer:
             return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, has_fallen_back=True)
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
-        content = self.collate_fn(samples) if collates else samples
+        content = self._collate(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self.kernel_output is not None)
         if not self._has_images and not (
             has_placeholders or (LazyTensor.any_created and contains(content, (LazyTensor,)))
@@ -140,6 +142,12 @@ class Packer:
             plans=tuple(plan for key, plan in plans.items() if key in self._new_plans),
             **counts,
         )
+
+    def _collate(self, samples: Any) -> Any:
+        is_for_gpu = self.deferral is not None and self.deferral.on_gpu
+        may_copy = is_for_gpu and LazyTensor.any_created and self.collate_fn is not default_collate
+        with canvases() if may_copy else contextlib.nullcontext():
+            return self.collate_fn(samples)
 
     def pack_alone(self, sample: Any) -> PackedBatch:
         """Pack one sample, with its memory."""
@@ -364,6 +372,9 @@ class _Pickler(ForkingPickler):
         return self.owner.reference(obj) if by_reference else None
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Canvas) and not obj.has_images:
+            self.owner.is_computed = True  # the batch must not have the Canvas itself
+            return restore_canvas, (get_values(obj),)
         if isinstance(obj, LazyTensor) and requires_gradient(obj):
             materialize(obj)
             self.owner.is_computed = True
@@ -396,6 +407,11 @@ def _is_sent_by_value(obj: Any) -> bool:
 
 def computed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that was computed from images."""
+    return tensor
+
+
+def restore_canvas(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that a collate_fn made, without images."""
     return tensor
 
 
