@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
@@ -100,20 +99,6 @@ def test_the_transform_that_has_no_kernel_is_named_before_the_dataset_is_read(
     assert "Brightness" not in DataLoader(folder).backend and "DALI on" in DataLoader(folder).backend
     folder.transform = v1.Compose(OBSTACLES["a flip after erasing"][0])
     assert DataLoader(folder).backend == f"torch: RandomVerticalFlip: {NO_FLIP}"
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_intercepted_transform_is_torchvisions_to_the_bit(
-    folder: ImageFolder, workers: int, with_kernels: None
-) -> None:
-    """Here the loader takes the CPU for a GPU."""
-    folder.transform = v1.Compose([v1.RandomResizedCrop(40), *OBSTACLES["a flip after erasing"][0]])
-    batches: list[Any] = []
-    for kind in StockLoader, DataLoader:
-        torch.manual_seed(3)
-        batches.append(list(kind(folder, 8, True, num_workers=workers)))
-    for (images, labels), (stock, stock_labels) in zip(*batches, strict=True):
-        assert torch.equal(images, stock) and torch.equal(labels, stock_labels)
 
 
 def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
