@@ -62,7 +62,7 @@ _HEADER = "_proxyloader_header"
 
 
 _INFO = "_proxyloader_info"
-"""What ``info`` depends on until it is accessed: a TransformedImage, and an image without pixels before its last call."""
+"""What ``info`` depends on until it is accessed: a TransformedImage, and an image like that before its last call."""
 
 
 class DeferredPixels(NamedTuple):
