@@ -1,0 +1,368 @@
+"""Detection, segmentation, keypoints and code by hand: batches are the stock loader's, of images left undecoded."""
+
+from __future__ import annotations
+
+import functools
+import io
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL
+import pytest
+import torch
+from PIL import Image, ImageChops, ImageDraw, ImageOps, ImageStat
+from torch.nn import functional as F
+from torch.utils._pytree import tree_flatten
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional as TF
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+from torchvision.transforms.functional import to_tensor
+from torchvision.transforms.v2 import functional as F2
+
+from proxyloader import DataLoader
+
+from ..kernels.emulation import emulated_gpu
+from ..reference_presets import PRESETS
+from .scenes import CENTER, FLIP, PIPELINES, SHORTEST, ZOOM_OUT, Scene, voc
+from .test_kernels_road import assert_same_batches as assert_same_images
+
+__all__ = ["emulated_gpu"]
+
+pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
+NEAREST, LANCZOS = v2.InterpolationMode.NEAREST, v2.InterpolationMode.LANCZOS
+for_gpu = pytest.mark.usefixtures("emulated_gpu")
+
+USE_PIXELS = {
+    "SSD of tensors": "torchvision computes tensors with operations that need values",
+    "blurred label map": "torchvision blurs a PIL image as a tensor, by a convolution",
+    "mosaic": "a tensor that a dataset makes is no Canvas",
+    "NumPy": "arrays have pixels",
+}
+"""Why images are decoded in the workers."""
+
+IMAGES = {"DINO": 5, "mixed up": 2, "copied and pasted": 2}
+"""Number of images of a sample, unless it is one."""
+
+
+@pytest.fixture(scope="module")
+def scenes(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Scene]:
+    folder = tmp_path_factory.mktemp("scenes")
+    paths = [shutil.copy(path, folder / f"{k}.jpg") for k, path in enumerate(sorted(photos.rglob("*.jpg"))[:8])]
+    return [Scene(Path(path), folder, k).save_label_map() for k, path in enumerate(paths)]
+
+
+class Scenes(Dataset[Any]):
+    def __init__(self, scenes: list[Scene], change: Callable[[Scene], Any]) -> None:
+        self.scenes, self.change = scenes, change
+
+    def __len__(self) -> int:
+        return len(self.scenes)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.change(self.scenes[index]), torch.rand(1).item(), random.random(), np.random.rand()
+
+
+def together(batch: Any) -> Any:
+    return tuple(zip(*batch))
+
+
+def assert_equal(ours: Any, theirs: Any, bound: float = 0.0) -> None:
+    """Same structure and values, or of images a mean difference within the bound."""
+    (values, spec), (expected, expected_spec) = tree_flatten(ours), tree_flatten(theirs)
+    assert spec == expected_spec
+    for a, b in zip(values, expected, strict=True):
+        assert type(a) is type(b)
+        if not isinstance(b, torch.Tensor):
+            assert a == b
+            continue
+        a, b = (each.to_padded_tensor(-1) if each.is_nested else each for each in (a, b))
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        is_image = b.ndim >= 3 and b.shape[-3] == 3
+        assert torch.equal(a, b) or (
+            is_image and (a.float() - b.float()).abs().mean() <= bound * (1 + 254 * (b > 9).any())
+        )
+
+
+def assert_same_batches(dataset: Any, collate_fn: Any = together, bound: float = 0.0, batch_size: int = 4) -> Any:
+    """An epoch under the same seed is that of the stock loader. Return the other loader."""
+    found = []
+    for loader_class in (StockLoader, DataLoader):
+        for seed in (torch.manual_seed, random.seed, np.random.seed):
+            seed(3)  # type: ignore[operator]
+        loader = loader_class(dataset, batch_size, shuffle=True, num_workers=2, collate_fn=collate_fn)
+        found.append(list(loader))
+    assert_equal(found[1], found[0], bound)
+    return loader
+
+
+def assert_late(loader: Any, images: int) -> None:
+    """The device has made all images, and no code has used pixels."""
+    stats = loader.stats()
+    assert (stats.images_by_dali, stats.images_by_pillow, stats.images_by_workers) == (images, 0, 0), loader.backend
+    assert loader.backend.startswith("DALI on cuda: ") and list(loader._servers.queues) == ["kernels"]
+
+
+@for_gpu
+@pytest.mark.parametrize("name", PIPELINES)
+def test_pipeline(scenes: list[Scene], name: str) -> None:
+    loader = assert_same_batches(Scenes(scenes, PIPELINES[name]))
+    if name not in USE_PIXELS:
+        assert_late(loader, len(scenes) * IMAGES.get(name, 1))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (k % 4)) for k, name in enumerate(PIPELINES)]
+)
+def test_pipeline_without_a_gpu(scenes: list[Scene], name: str) -> None:
+    assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=0.02)
+
+
+@for_gpu
+def test_wrapped_dataset(scenes: list[Scene], tmp_path: Path) -> None:
+    assert_late(assert_same_batches(voc(scenes, tmp_path)), len(scenes))
+
+
+# --- any collate_fn ---------------------------------------------------------------------------------------------------
+
+
+def images_of(batch: Any) -> list[torch.Tensor]:
+    return [image for (image, _), *_ in batch]
+
+
+def room_for(batch: Any) -> list[int]:
+    return [len(batch), *(max(sides) for sides in zip(*(image.shape for image in images_of(batch))))]
+
+
+def padded(batch: Any) -> Any:
+    _, _, height, width = room_for(batch)
+    return torch.stack([F.pad(x, (0, width - x.shape[2], 0, height - x.shape[1])) for x in images_of(batch)])
+
+
+def copied(batch: Any) -> Any:
+    """As torchvision's references for segmentation do."""
+    collated = images_of(batch)[0].new(*room_for(batch)).fill_(0)
+    for image, place in zip(images_of(batch), collated):
+        place[..., : image.shape[-2], : image.shape[-1]].copy_(image)
+    return collated
+
+
+def nested(batch: Any) -> Any:
+    """As DETR does."""
+    shape = room_for(batch)
+    tensor, mask = torch.zeros(shape), torch.ones([shape[0], *shape[2:]], dtype=torch.bool)
+    for image, place, hidden in zip(images_of(batch), tensor, mask):
+        place[: image.shape[0], : image.shape[1], : image.shape[2]].copy_(image)
+        hidden[: image.shape[1], : image.shape[2]] = False
+    return {"images": tensor, "mask": mask, "targets": [target for (_, target), *_ in batch]}
+
+
+def assigned(batch: Any, value: float = 0.5, **how: Any) -> torch.Tensor:
+    canvas = torch.full(room_for(batch), value, **how)
+    for k, image in enumerate(images_of(batch)):
+        canvas[k, :, : image.shape[1], : image.shape[2]] = image
+    return canvas
+
+
+def read_before(batch: Any) -> Any:
+    """What is computed from it does not change with what is written later, but its views do."""
+    canvas = assigned(batch)
+    half, channel = canvas / 2, canvas[:, 1]
+    canvas[0, :, :9] = images_of(batch)[1][:, :9, :1]
+    canvas[:, 1, 3] = 0.25
+    return half, channel, canvas[:, :, ::3].permute(0, 2, 3, 1) + 1
+
+
+def exported(batch: Any) -> Any:
+    canvas, image = torch.zeros(3, 200, 200), images_of(batch)[0]
+    array = canvas.numpy()
+    canvas[:, : image.shape[1], : image.shape[2]] = image
+    return array.sum().item(), canvas
+
+
+def changed_after(batch: Any) -> Any:
+    canvas = assigned(batch)
+    canvas.mul_(2)
+    canvas[:, 0] -= 1
+    canvas[canvas > 1.5] = 0
+    return canvas
+
+
+def copied_to_another(batch: Any) -> Any:
+    canvas, other = assigned(batch), assigned(batch, 0.125)
+    other.copy_(canvas)
+    other[:, :, :10] = canvas[:, :, 10:20]
+    canvas[0].zero_()
+    return other, canvas, canvas.half(), torch.stack([canvas, other]), canvas.sum(1).shape
+
+
+def without_images(batch: Any) -> Any:
+    heat = torch.zeros(4, 20, 20)
+    heat[1, 3, 4] = 1
+    heat[2].fill_(3)
+    return (
+        heat,
+        heat * 2,
+        heat[2],
+        heat.max().item(),
+        torch.empty(1, 2, 2).fill_(2),
+        torch.zeros(0, 3, 3),
+        images_of(batch),
+    )
+
+
+def of_another_size(batch: Any) -> Any:
+    canvas, image = torch.zeros(3, 5, 5), images_of(batch)[0]
+    with pytest.raises(RuntimeError, match="must match"):
+        canvas.copy_(image)
+    canvas[:, :5, :5] = image[:, :5, :5]
+    return canvas
+
+
+COLLATES: dict[str, Callable[[Any], Any]] = {
+    "together": together, "list": list, "padded": padded, "copied": copied, "nested": nested, "assigned": assigned,
+    "sequences": lambda batch: torch.cat([image.flatten(1).T for image in images_of(batch)]),
+    "by key": lambda batch: {"images": images_of(batch), "boxes": [target["boxes"] for (_, target), *_ in batch]},
+    "cut": lambda batch: torch.stack([image[:, :60, :60] for image in images_of(batch)]) * 2 - 1,
+    "float16": functools.partial(assigned, dtype=torch.float16),
+    "levels": functools.partial(assigned, value=7, dtype=torch.uint8),
+    "read before": read_before, "copied to another": copied_to_another, "without images": without_images,
+}  # fmt: skip
+WITH_VALUES: dict[str, Callable[[Any], Any]] = {
+    "exported": exported, "changed after": changed_after, "of another size": of_another_size,
+    "torch.nested": lambda batch: torch.nested.nested_tensor(images_of(batch)),
+    "interpolated": lambda batch: torch.cat([F.interpolate(image[None], 40) for image in images_of(batch)]),
+    "NumPy": lambda batch: [image.numpy().tolist() for image in images_of(batch)],
+}  # fmt: skip
+
+
+@for_gpu
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", [*COLLATES, *WITH_VALUES])
+def test_collate_function(scenes: list[Scene], name: str) -> None:
+    collate_fn = (COLLATES | WITH_VALUES)[name]
+    loader = assert_same_batches(Scenes(scenes, PIPELINES["shortest size"]), collate_fn)
+    if name in COLLATES:
+        assert_late(loader, len(scenes))
+
+
+# --- calls on one image -----------------------------------------------------------------------------------------------
+
+
+def cut_out(image: Any) -> Any:
+    tensor, top, left = to_tensor(image), random.randrange(30), random.randrange(30)
+    tensor[:, top : top + 8, left : left + 8] = 0
+    return tensor
+
+
+def drawn_on(image: Any) -> Any:
+    copy = image.crop((3, 4, 60, 70))
+    before = to_tensor(copy)
+    ImageDraw.Draw(copy).rectangle((1, 2, 30, 40), outline=(255, 0, 0))
+    return before, to_tensor(copy)
+
+
+def stored(image: Any) -> Any:
+    image.resize((60, 50)).save(file := io.BytesIO(), "JPEG", quality=40)
+    return to_tensor(Image.open(file).convert("RGB"))
+
+
+def joint(transform: Any) -> Callable[[Any], Any]:
+    def change(image: Any) -> Any:
+        boxes, size = torch.tensor([[5.0, 6.0, 90.0, 80.0], [50.0, 50.0, 100.0, 99.0]]), image.size[::-1]
+        boxes = tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)  # type: ignore[call-overload]
+        changed, boxes = transform(image, boxes)
+        return TF.pil_to_tensor(changed), boxes
+
+    return change
+
+
+def of_tensor(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda image: function(to_tensor(image))
+
+
+JOINT = [
+    v2.RandomRotation(10, expand=True), v2.RandomAffine(10), v2.RandomPerspective(p=1), v2.Grayscale(3), CENTER,
+    v2.RandomPosterize(4, 1), v2.RandomSolarize(99, 1), v2.RandomEqualize(1), v2.RandomAutocontrast(1), FLIP, SHORTEST,
+    v2.RandomInvert(1), v2.RandomAdjustSharpness(2, 1), v2.ColorJitter(0.2, 0.2, 0.2, 0.1), v2.RandomIoUCrop(),
+    v2.RandomPhotometricDistort(p=1), v2.RandomChannelPermutation(), v2.RandomCrop(200, pad_if_needed=True), ZOOM_OUT,
+    v2.Resize(50, NEAREST), v2.Resize(90, LANCZOS), v2.Resize(60, max_size=70), v2.RandomResizedCrop(50), v2.Pad(3),
+]  # fmt: skip
+LATE_USES: list[Callable[[Any], Any]] = [
+    *map(joint, JOINT),
+    lambda i: to_tensor(functools.reduce(lambda j, _: ImageOps.mirror(j).crop((0, 0, j.width - 1, 99)), range(9), i)),
+    of_tensor(lambda x: ((x - x.new_tensor([0.5, 0.4, 0.3])[:, None, None]) / 0.2, x.flip(-1), x[[2, 1, 0]])),
+    of_tensor(lambda x: x.mul_(2).clamp_(0, 1)),
+    cut_out,
+    of_tensor(lambda x: (x[:, :64, :64].unfold(1, 16, 16).unfold(2, 16, 16).flatten(1, 2), x.chunk(4, 1))),
+    of_tensor(lambda x: (x.double(), x.int(), x * 255 // 2, x.half())),
+    lambda i: ({torch.Tensor: 1, tv_tensors.Image: 2}[type(F2.to_image(i))], F2.horizontal_flip(F2.to_image(i))),
+    lambda i: [*map(to_tensor, TF.five_crop(i, 40)), *map(to_tensor, TF.ten_crop(i, 30))],
+    lambda i: torch.lerp(to_tensor(i), to_tensor(ImageOps.flip(i)), random.random()),
+    lambda i: torch.stack([to_tensor(i.resize((32, 32)).rotate(k)) for k in range(3)]),
+    of_tensor(lambda x: TF.normalize(TF.erase(x, 1, 2, 5, 6, 0.5), [0.5] * 3, [0.5] * 3, inplace=True)),
+    lambda i: (i.load(), i.info.get("dpi"), i.getbands(), i.tell(), dict(i.getexif()), to_tensor(i))[1:],
+    lambda i: (j := TF.pad(v1.ColorJitter(0.2)(i), 5), j.info, to_tensor(j))[1:],
+]  # fmt: skip
+PIXEL_USES: list[Callable[[Any], Any]] = [
+    joint(v2.GaussianBlur(3)), joint(v2.ElasticTransform()), drawn_on, stored,
+    lambda i: to_tensor(Image.blend(i, ImageOps.mirror(i), 0.3)),
+    lambda i: (ImageStat.Stat(i).mean, i.histogram(), i.getextrema(), i.getpixel((1, 1)), to_tensor(i.convert("L"))),
+    lambda i: to_tensor(Image.fromarray(255 - np.asarray(i)).resize((40, 30))),
+    lambda i: (c := i.crop((0, 0, 9, 9)), int(np.asarray(c).sum()), to_tensor(c), to_tensor(ImageOps.invert(c)))[1:],
+    lambda i: (i.crop((0, 0, 9, 9)) == i.crop((0, 0, 9, 9)), to_tensor(i)),
+    lambda i: (to_tensor(i.convert("HSV")), to_tensor(i.convert("RGBA")), to_tensor(i.quantize(8).convert("RGB"))),
+    lambda i: to_tensor(Image.composite(i, ImageChops.offset(i, 5), i.convert("L"))),
+    lambda i: to_tensor(TF.to_pil_image(to_tensor(i)).rotate(9)),
+    lambda i: int(np.asarray(i)[0, 0, 0] > 100),
+    lambda i: F2.jpeg(F2.to_image(i), 50),
+    of_tensor(lambda x: x if x.max() > 0.5 else x * 2),
+    of_tensor(lambda x: (torch.from_numpy(x.numpy()[:, 1:]), x > x.mean())),
+    of_tensor(lambda x: (x + torch.randn_like(x), torch.rand(3), x.bernoulli())),
+    of_tensor(lambda x: F.grid_sample(x[None], torch.rand(1, 9, 9, 2), align_corners=False)),
+    of_tensor(lambda x: torch.mul(x, 2, out=torch.empty_like(x))),
+]  # fmt: skip
+
+
+class Uses(Dataset[Any]):
+    def __init__(self, path: Path, changes: list[Callable[[Any], Any]]) -> None:
+        self.path, self.changes = path, changes
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __getitem__(self, index: int) -> Any:
+        return index, self.changes[index](Image.open(self.path)), torch.rand(1).item(), random.random()
+
+
+@for_gpu
+@pytest.mark.filterwarnings("ignore:The image decoding and encoding capabilities")
+@pytest.mark.parametrize("uses", [LATE_USES, PIXEL_USES], ids=["late", "of pixels"])
+def test_calls_by_hand(scenes: list[Scene], uses: Any) -> None:
+    loader = assert_same_batches(Uses(scenes[0].path, uses), list, batch_size=1)
+    if uses is LATE_USES:
+        assert not loader.stats().images_by_workers, loader.backend
+
+
+# --- a script whose loader is exchanged -------------------------------------------------------------------------------
+
+TIMM = ["rand-m7-n3-mstd0.5-inc1", "original", "originalr", "v0r-mstd0.5", "3a", "augmix-m3-w3"]
+"""Policies of ``create_transform``."""
+
+
+@pytest.mark.exhaustive  # epochs of some are in test_kernels_road.py
+@for_gpu
+@pytest.mark.parametrize("name", [*map(str, PRESETS), *TIMM])
+def test_epochs_of_references(folder: ImageFolder, name: str) -> None:
+    folder.transform = next((preset for preset in PRESETS if str(preset) == name), None)
+    if folder.transform is None:
+        data = pytest.importorskip("timm.data")
+        folder.transform = data.create_transform(48, True, auto_augment=name, re_mode="pixel", use_prefetcher=False)
+    assert_late(assert_same_images(folder, num_workers=2), 2 * len(folder))
