@@ -7,6 +7,7 @@ not decoded to RGB, so that all images of a batch arrive on the same device.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,10 +27,11 @@ def operator_patches() -> Iterator[tuple[Any, str, Any]]:
     for name in ("decode_image", "decode_jpeg"):
         operator = getattr(torch.ops.image, name, None)  # None if torchvision was built without it
         if operator is not None:
-            yield torch.ops.image, name, _patch(operator)
+            yield torch.ops.image, name, _patch(name, operator)
 
 
-def _patch(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+@functools.cache  # the registration below is of its id
+def _patch(name: str, operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(operator, assigned=(), updated=())
     def hooked(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
         if not defers_decoding():
@@ -41,6 +43,8 @@ def _patch(operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
         transformed = TransformedImage(image, functools.partial(operator, copied, mode, False), START_AS_TENSOR)
         return create_lazy_outputs(transformed)
 
+    with contextlib.suppress(AttributeError):  # for ``torch.jit.script`` of functions that call it
+        torch.jit._builtins._register_builtin(hooked, f"image::{name}")
     return hooked
 
 

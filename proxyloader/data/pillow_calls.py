@@ -9,7 +9,7 @@ recorded as steps with the numbers of the call, and the result is an undecoded i
 A function returns a Note for a call, or None if the call needs pixels: it has no kernel, reads a second image, or is
 invalid. Pillow then decodes the image, and returns its own result or raises its own error.
 
-Other modules may have imported a function by its name. So its code is replaced, and it stays the same object.
+The code of functions is replaced, as other modules may have imported them by their names (``replaced_code.py``).
 
 ``ImageEnhance`` blends the image with another one that it computes first, and padding pastes it into a new one. These
 other images are DeferredPixels, which know what a blend or the first ``paste`` means.
@@ -23,19 +23,18 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
-from torchvision.transforms import _functional_pil as functional_pil
-from torchvision.transforms import functional, v2
+import torch
+from PIL import Image, ImageEnhance, ImageFilter
 from torchvision.transforms import transforms as v1
-from torchvision.transforms.v2 import functional as functional_v2
+from torchvision.transforms import v2
 
 from ..transforms import color, given
-from ..transforms.geometry import Crop
+from ..transforms.geometry import Crop, IndexSelect, as_ltrb
 from ..transforms.plan import Branch, Size, Step
+from ..transforms.resize import Line
 from ..transforms.warp import Affine
 from .called_transforms import apply_undecoded, wrap_result
 from .deferral import Deferral, current
@@ -51,6 +50,7 @@ from .lazy_image import (
     is_lazy,
     replace_undecoded,
 )
+from .replaced_code import find, original, replacements
 
 MAX_PIXELS = 1 << 26
 """Maximum size of the result of a recorded call. Pillow makes larger ones, or warns of them."""
@@ -66,12 +66,13 @@ WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
 class Note(NamedTuple):
-    """A call on an undecoded image.
+    """A call on an undecoded image, or on its tensor.
 
     Attributes:
         steps, numbers, size: see ``TransformedImage.note``. No steps: the result is a copy.
         again: makes the same call on a decoded image; None: the function with the same arguments does.
         image: the image that is changed; None: the first argument.
+        is_view, in_place: whether torchvision's result shares the memory of a tensor, or is the tensor.
     """
 
     steps: Branch
@@ -79,6 +80,8 @@ class Note(NamedTuple):
     size: Size
     again: Callable[[Any], Any] | None = None
     image: Image.Image | None = None
+    is_view: bool = False
+    in_place: bool = False
 
 
 Noter = Callable[..., Note | None]
@@ -106,36 +109,11 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     yield Image.Image, "paste", _record_paste(Image.Image.paste)
     for enhancer, (step, has_info) in ENHANCERS.items():
         yield enhancer, "__init__", _defer_degenerate(enhancer, step, has_info)
-    hooks = [(function, _record(_original(function), note, has_info)) for function, note, has_info in FUNCTIONS]
-    hooks += [(function, _convert(_original(function), conversion)) for function, conversion in CONVERSIONS]
-    for function, hook in (*hooks, (Image.new, _defer_new(_original(Image.new)))):
-        if _is_plain(function):
-            yield function, "__code__", _code_of(hook)
-
-
-def _code_of(hook: Callable[..., Any]) -> CodeType:
-    """Return the code of a function that calls ``hook``, which is one of its constants."""
-
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        hook = "hook"
-        return hook(*args, **kwargs)  # type: ignore[operator]
-
-    code = hooked.__code__
-    return code.replace(co_consts=tuple(hook if each == "hook" else each for each in code.co_consts))
-
-
-def _is_plain(function: Any) -> bool:
-    """Return whether the code of a function can be replaced. That of a wrapper by another library cannot."""
-    return isinstance(function, FunctionType) and not function.__closure__
-
-
-def _original(function: Any) -> Any:
-    """Return a function that keeps its code when that of the given one is replaced."""
-    if not _is_plain(function):
-        return function
-    kept = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
-    kept.__kwdefaults__ = function.__kwdefaults__
-    return functools.wraps(function)(kept)
+    yield from replacements(Image.new, _defer_new(original(Image.new)))
+    for name, function in find(*FUNCTIONS).items():
+        yield from replacements(function, _record(original(function), *FUNCTIONS[name]))
+    for name, function in find(*CONVERSIONS).items():
+        yield from replacements(function, _convert(original(function), CONVERSIONS[name]))
 
 
 def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Callable[..., Any]:
@@ -145,7 +123,7 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if args and is_lazy(args[0]) and (deferral := recording()) is not None:
             image, *others = args
-            others, named = [_frozen(each) for each in others], {name: _frozen(each) for name, each in kwargs.items()}
+            others, named = [frozen(each) for each in others], {name: frozen(each) for name, each in kwargs.items()}
             try:
                 found = note(image, *others, **named)
             except Exception:  # Pillow raises its own error
@@ -161,8 +139,10 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
     return hooked
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
     return copy.copy(value) if isinstance(value, (list, np.ndarray, ImageFilter.Filter)) else value
 
 
@@ -324,7 +304,7 @@ class Blank(NamedTuple):
     levels: tuple[float, ...]
 
 
-_new = _original(Image.new)
+_new = original(Image.new)
 
 
 def _defer_new(new: Callable[..., Image.Image]) -> Callable[..., Image.Image]:
@@ -446,6 +426,31 @@ def blend(im1: Image.Image, im2: Any, alpha: Any) -> Note | None:
     return Note((step,), (factor,), _size(im2), lambda image: enhance(image, alpha), im2)
 
 
+def pad_lines(size: Size, padding: Sequence[int], mode: str) -> tuple[Line, Line] | None:
+    """Return the rows and columns of a padded image whose border has pixels of the image; None if it is cropped.
+
+    ``padding``: left, top, right and bottom, in pixels.
+    """
+    left, top, right, bottom = padding
+    if min(padding) < 0:
+        return None
+    lines = [np.arange(count, dtype=np.float32) for count in size]
+    rows, columns = (np.pad(line, each, mode) for line, each in zip(lines, ((top, bottom), (left, right))))  # type: ignore[call-overload]
+    return rows, columns
+
+
+def pad(img: Image.Image, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
+    if padding_mode == "constant":
+        return None  # it calls ``ImageOps.expand``
+    lines = pad_lines(_size(img), as_ltrb(padding), padding_mode)
+    return None if lines is None else select(*lines)
+
+
+def select(rows: Line, columns: Line) -> Note:
+    size = len(rows), len(columns)
+    return Note((IndexSelect(),), (*size, np.concatenate((rows, columns))), size)
+
+
 # --- functions that read pixels ---------------------------------------------------------------------------------------
 
 
@@ -474,21 +479,24 @@ def to_grayscale(img: Image.Image, num_output_channels: int) -> Note | None:
     return _one(color.Grayscale(3), img) if num_output_channels == 3 else None  # converts to "L" otherwise
 
 
-FUNCTIONS: tuple[tuple[Any, Noter, bool], ...] = (
-    (ImageOps.autocontrast, autocontrast, True),
-    (ImageOps.equalize, equalize, True),
-    (ImageChops.invert, invert, True),
-    (Image.blend, blend, True),
-    (functional_pil.adjust_hue, adjust_hue, False),
-    (functional_pil.to_grayscale, to_grayscale, False),
-)
+TORCHVISION = "torchvision.transforms"
+
+FUNCTIONS: dict[str, tuple[Noter, bool]] = {
+    "PIL.ImageOps:autocontrast": (autocontrast, True),
+    "PIL.ImageOps:equalize": (equalize, True),
+    "PIL.ImageChops:invert": (invert, True),
+    "PIL.Image:blend": (blend, True),
+    f"{TORCHVISION}._functional_pil:pad": (pad, False),
+    f"{TORCHVISION}._functional_pil:adjust_hue": (adjust_hue, False),
+    f"{TORCHVISION}._functional_pil:to_grayscale": (to_grayscale, False),
+}
 """Functions that use pixels, other than by the methods above, and whether their result has the info of the image."""
 
-CONVERSIONS = (
-    (functional.to_tensor, v1.ToTensor()),
-    (functional.pil_to_tensor, v1.PILToTensor()),
-    (functional_v2.to_image, v2.ToImage()),
-)
+CONVERSIONS: dict[str, Any] = {
+    f"{TORCHVISION}.functional:to_tensor": v1.ToTensor(),
+    f"{TORCHVISION}.functional:pil_to_tensor": v1.PILToTensor(),
+    f"{TORCHVISION}.v2.functional:to_image": v2.ToImage(),
+}
 """Functions that convert an image to a tensor, and the equivalent transforms."""
 
 

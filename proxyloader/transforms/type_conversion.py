@@ -118,7 +118,11 @@ def normalize(transform: Any, state: ImageState) -> Branch:
     if state.dtype != "float32":
         before = "ToTensor()" if state.kind == "pil" else "ConvertImageDtype(torch.float32)"
         raise wrong_place(f"it works on float tensors; put {before} before it")
-    given = transform.mean, transform.std
+    return (normalization(transform.mean, transform.std, state),)
+
+
+def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
+    given = mean, std
     if any(isinstance(values, torch.Tensor) and values.requires_grad for values in given):
         raise unsupported("mean and std that require gradients are not supported", "mean")
     mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in given)
@@ -127,7 +131,7 @@ def normalize(transform: Any, state: ImageState) -> Branch:
             raise invalid(f"{name} has {len(values)} values for images with {state.channels} channels", name)
     if 0 in std:
         raise invalid(f"std must be non-zero, got {std}", "std")
-    return (Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std))),)
+    return Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std)))
 
 
 @rule(ImageClassification)
