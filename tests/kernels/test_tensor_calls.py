@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import pickle
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import PIL
 import pytest
 import torch
+from PIL import Image
+from PIL.ExifTags import Base
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as FT
@@ -24,7 +28,9 @@ from torchvision.transforms.v2.functional import horizontal_flip, horizontal_fli
 
 from proxyloader.data.lazy_tensor import get_values, is_materialized, materialize
 from proxyloader.data.transformed import pixel_uses
+from proxyloader.make_dataset import photograph
 
+from ..odd_formats import encoded
 from ..undecoded import image_calls_in, opened_late
 from .test_operations import seed_all
 from .test_pillow_calls import QUAD, assert_exact, in_kernels, of, opened, states
@@ -336,3 +342,47 @@ def test_missing_names_are_left_to_torchvision(monkeypatch: pytest.MonkeyPatch, 
         replayed = F2.horizontal_flip(STARTS["v2"]())
         assert not image_calls_in(replayed) and torch.equal(materialize(replayed), STARTS["v1"]().flip(-1))
     assert "horizontal_flip_image" in caplog.text
+
+
+def photo_turned_by(orientation: int, mode: str = "RGB") -> bytes:
+    exif = Image.Exif()
+    exif[Base.Orientation] = orientation
+    return encoded(photograph(3, size=(161, 123)).convert(mode), "JPEG", quality=90, exif=exif)
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_torchcodec_is_deferred(orientation: int, tmp_path: Path) -> None:
+    decoders = pytest.importorskip("torchcodec.decoders")
+    content, path = photo_turned_by(orientation), tmp_path / "a.jpg"
+    path.write_bytes(content)
+    for source in (content, path, str(path), torch.frombuffer(bytearray(content), dtype=torch.uint8)):
+        for decode in (decoders.decode_image, functools.partial(decoders.decode_jpeg, mode="unchanged")):
+            stock = F2.hflip(decode(source))
+            with opened_late():
+                late = F2.hflip(decode(source))
+                if orientation in (0, 9):
+                    assert is_materialized(late) and torch.equal(materialize(late), stock)
+                else:
+                    assert_recorded(late, stock)
+
+
+def test_torchcodec_decodes_what_is_no_rgb() -> None:
+    decoders = pytest.importorskip("torchcodec.decoders")
+    calls: list[Callable[[], Any]] = [
+        lambda: decoders.decode_image(photo_turned_by(1), mode="GRAY"),
+        lambda: decoders.decode_image(photo_turned_by(1, "L"), mode="UNCHANGED"),
+        lambda: decoders.decode_image(photo_turned_by(1), output_dtype=torch.uint16),
+        lambda: decoders.decode_image(encoded(photograph(3), "PNG")),
+        lambda: decoders.decode_jpeg([photo_turned_by(1)])[0],
+    ]
+    for call in calls:
+        stock = call()
+        with opened_late():
+            late = call()
+            assert is_materialized(late) and torch.equal(materialize(late), stock)
+    with opened_late():
+        for wrong in ({"mode": "no mode"}, {"output_dtype": torch.float32}):
+            with pytest.raises(ValueError, match="Invalid"):
+                decoders.decode_image(photo_turned_by(1), **wrong)
+        with pytest.raises(TypeError):
+            decoders.decode_jpeg(3)
