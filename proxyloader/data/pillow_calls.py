@@ -23,6 +23,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,9 +49,11 @@ from .lazy_image import (
     get_transformed,
     hook_pillow,
     is_lazy,
+    is_unread,
     replace_undecoded,
 )
 from .replaced_code import find, original, replacements
+from .transformed import TransformedImage
 
 MAX_PIXELS = 1 << 26
 """Maximum size of the result of a recorded call. Pillow makes larger ones, or warns of them."""
@@ -104,12 +107,15 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     if not PILLOW_SUPPORTS_LAZY:
         return
     hook_pillow()  # first, because it replaces some of the same methods, permanently
-    for note in (crop, resize, transpose, transform, convert, filter, point):
+    for note in (crop, resize, transpose, transform, convert, filter, point, getchannel):
         yield Image.Image, note.__name__, _record(getattr(Image.Image, note.__name__), note)
     yield Image.Image, "paste", _record_paste(Image.Image.paste)
+    yield Image.Image, "split", _record_split(Image.Image.split)
+    yield Image.Image, "thumbnail", _record_thumbnail(Image.Image.thumbnail)
     for enhancer, (step, has_info) in ENHANCERS.items():
         yield enhancer, "__init__", _defer_degenerate(enhancer, step, has_info)
     yield from replacements(Image.new, _defer_new(original(Image.new)))
+    yield from replacements(Image.merge, _record_merge(original(Image.merge)))
     for name, function in find(*FUNCTIONS).items():
         yield from replacements(function, _record(original(function), *FUNCTIONS[name]))
     for name, function in find(*CONVERSIONS).items():
@@ -287,6 +293,102 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
         return None
     array = np.frombuffer(table * (3 // bands), np.uint8).view(np.float32)
     return _one(given.Table(), image, array)._replace(again=operator.methodcaller("point", table))
+
+
+class Band(NamedTuple):
+    """A call that returns a channel of an image."""
+
+    of: TransformedImage
+    channel: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.getchannel(self.channel)
+
+
+def getchannel(image: Image.Image, channel: Any) -> Note | None:
+    number, of = operator.index(image.getbands().index(channel) if isinstance(channel, str) else channel), None
+    if image.mode == "L" and number == 0:
+        return Note((), (), _size(image))
+    if image.mode != "RGB" or not 0 <= number < 3 or (of := get_transformed(image)) is None:
+        return None
+    weights = [float(number == each) for each in range(3)]
+    return _one(given.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
+
+
+def _record_split(split: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(split)
+    def hooked(self: Image.Image) -> Any:
+        if not is_lazy(self) or recording() is None or get_transformed(self) is None:
+            return split(self)
+        return tuple(map(self.getchannel, range(len(self.getbands()))))
+
+    return hooked
+
+
+def _record_merge(merge: Callable[..., Any]) -> Callable[..., Any]:
+    """Record the order of the channels of one image."""
+
+    @functools.wraps(merge)
+    def hooked(mode: Any, bands: Any) -> Any:
+        if recording() is None or mode != "RGB" or len(bands) != 3 or not all(map(is_lazy, bands)):
+            return merge(mode, bands)
+        transformed = [get_transformed(each) for each in bands]
+        calls = [each.calls[-1][0][0] for each in transformed if each is not None and each.calls]
+        of = calls[0].of if len(calls) == 3 and all(type(call) is Band for call in calls) else None
+        if of is None or any(call.of.image is not of.image or call.of.calls is not of.calls for call in calls):
+            return merge(mode, bands)
+        numbers = [call.channel for call in calls]
+
+        def again(image: Image.Image) -> Image.Image:
+            return merge("RGB", [image.getchannel(number) for number in numbers])  # type: ignore[no-any-return]
+
+        return create_lazy_image(of.note((color.ChannelOrder(),), numbers, of.size, again), bands[0])
+
+    return hooked
+
+
+class _Thumbnail:
+    """Stand-in for an image, which Pillow resizes in its place.
+
+    Attributes:
+        resized: the image after it; None: it keeps its size.
+    """
+
+    resized: Image.Image | None = None
+
+    def __init__(self, image: Image.Image) -> None:
+        self._image, self.size = image, image.size
+        self.width, self.height = image.size
+
+    def draft(self, _: Any, size: Any) -> None:
+        if is_unread(self._image) and min(self.width // size[0], self.height // size[1]) > 1:
+            raise ValueError("Pillow decodes the file at a smaller size")
+
+    def load(self) -> None:
+        """Do nothing."""
+
+    def resize(self, *args: Any, **kwargs: Any) -> Any:
+        self.resized = self._image.resize(*args, **kwargs)
+        return SimpleNamespace(im=SimpleNamespace(mode=""))
+
+
+def _record_thumbnail(thumbnail: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(thumbnail)
+    def hooked(self: Image.Image, *args: Any, **kwargs: Any) -> None:
+        if is_lazy(self) and recording() is not None:
+            stand_in = _Thumbnail(self)
+            try:
+                thumbnail(stand_in, *args, **kwargs)
+            except Exception:  # Pillow raises its own error
+                stand_in.resized = None
+            transformed = None if stand_in.resized is None else get_transformed(stand_in.resized)
+            if transformed is not None:
+                replace_undecoded(self, transformed)
+                self.readonly = 0
+                return
+        thumbnail(self, *args, **kwargs)
+
+    return hooked
 
 
 # --- a new image, and the first paste into it -------------------------------------------------------------------------
