@@ -124,7 +124,7 @@ an image that was changed is handed on as its file
     data/test_lazy_image.py
 # tensors and transforms that are met late
 a list that changes after a recorded call changes what is repeated
-    data/pillow_calls.py:_frozen | isinstance(value, (list, np.ndarray, ImageFilter.Filter)) => False
+    data/pillow_calls.py:frozen | isinstance(value, (list, np.ndarray, ImageFilter.Filter)) => False
     kernels/test_pillow_calls.py
 an image pasted through a mask is recorded as a whole
     data/pillow_calls.py:_record_paste | mask is None => True
@@ -132,6 +132,18 @@ an image pasted through a mask is recorded as a whole
 a blend with another image is taken for that of an enhancer
     data/pillow_calls.py:blend | find_undecoded(im2) is not of => False
     kernels/test_pillow_calls.py
+channels of two images are merged as those of one
+    data/pillow_calls.py:_record_merge | call.of.image is not of.image or => False and
+    kernels/test_pillow_calls.py
+a crop of a recorded tensor is recorded as a copy
+    data/tensor_calls.py:_apply | if found.is_view else => if False else
+    kernels/test_tensor_calls.py
+a tensor that others share is changed alone
+    data/tensor_calls.py:_apply | not is_unshared(image) => False
+    kernels/test_tensor_calls.py
+an array that was changed is handed on as its file
+    data/decoded_arrays.py:_find | np.array_equal(decoded, known.pixels) => True
+    kernels/test_decoded_arrays.py
 values that are asked for are drawn anew
     data/transformed.py:TransformedImage.materialize | states is None => True
     integration/test_random_programs.py

@@ -22,6 +22,7 @@ from types import FunctionType
 from typing import Any
 
 from .called_transforms import call_patches
+from .decoded_arrays import array_patches
 from .deferral import Deferral
 from .lazy_decoding import decoder_patches
 from .lazy_image import patch_opener
@@ -39,7 +40,7 @@ def hold(deferral: Deferral) -> None:
         if not _is_held():
             _undo.append(patch_opener())
             # Before installing any, because classes inherit from each other.
-            patches = [*decoder_patches(), *pillow_patches(), *tensor_patches(), *call_patches()]
+            patches = [*decoder_patches(), *pillow_patches(), *tensor_patches(), *array_patches(), *call_patches()]
             _undo.extend(_patch(*each) for each in patches)
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
