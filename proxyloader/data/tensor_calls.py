@@ -26,7 +26,6 @@ from torchvision.transforms import functional as F
 
 from ..transforms import augment, color, given, resize, warp
 from ..transforms.geometry import Box, CenterRegion, Crop, Flip, as_fill, as_ltrb, as_pair
-from ..transforms.params import Version
 from ..transforms.plan import Branch, ImageState, Plan, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
 from .lazy_image import create_lazy_image
@@ -35,6 +34,9 @@ from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, pad_line
 from .placeholders import ProxySample
 from .replaced_code import find, original, replacements
 from .transformed import TransformedImage
+
+
+Version = Literal["v1", "v2"]
 
 
 class Input(NamedTuple):
