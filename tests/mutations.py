@@ -181,7 +181,7 @@ an operation writes over an image that something else uses, too
     workers/packing.py:_ContentPickler._is_used_once | self._use_counts[output.output, run] == 1 => True
     data/test_lazy_tensor.py
 a change in place does not reach the views of a tensor
-    data/lazy_tensor.py:_is_unshared | all((other is first for other in _aliases(first))) => True
+    data/lazy_tensor.py:is_unshared | all((other is tensor for other in _aliases(tensor))) => True
     data/test_lazy_tensor.py integration/test_random_programs.py
 a transform that was changed is taken for what it was
     transforms/chain.py:settings_of | (kind, _attribute_keys(transform)) if kind in RULES and (not has_tensors) else =>

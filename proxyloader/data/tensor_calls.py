@@ -35,7 +35,6 @@ from .placeholders import ProxySample
 from .replaced_code import find, original, replacements
 from .transformed import TransformedImage
 
-
 Version = Literal["v1", "v2"]
 
 
