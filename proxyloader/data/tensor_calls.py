@@ -23,6 +23,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
+from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms import augment, color, given, resize, warp
 from ..transforms.geometry import Box, CenterRegion, Crop, Flip, as_fill, as_ltrb, as_pair
@@ -101,11 +102,11 @@ def _apply(
         return None
     if found is None or min(found.size) < 1 or math.prod(found.size) > MAX_PIXELS:
         return None
-    if is_pure and type(image) is not LazyTensor and (found.in_place or _clones(found.steps)):
+    if is_pure and type(image) is not LazyTensor and (found.in_place or _returns_image(found.steps)):
         return None
     steps = found.steps
     if state.pure is not is_pure:
-        steps = ToTensor(state.order or "CHW", is_pure), *steps
+        steps = ToTensor(state.order, is_pure), *steps  # type: ignore[arg-type]
     if deferral.find_obstacle(_plan_with(transformed.chain, steps)):
         return None
     args, kwargs = tuple(map(frozen, args)), {name: frozen(value) for name, value in kwargs.items()}
@@ -126,11 +127,12 @@ def _apply(
     return share(image, cast(LazyTensor, result), again) if found.is_view else result
 
 
-def _clones(steps: Branch) -> bool:
-    """Return whether torchvision copies the tensor, which for an image is an image."""
+def _returns_image(steps: Branch) -> bool:
+    """Return whether a function of plain tensors returns an image for an image, for example because it clones it."""
     *_, last = None, *steps
     is_cast = isinstance(last, ToFloat) and not last.scale
-    return last is None or is_cast or isinstance(last, (augment.EraseByColor, augment.EraseWithNoise))
+    is_clone = last is None or isinstance(last, (augment.EraseByColor, augment.EraseWithNoise))
+    return is_cast or is_clone or _must_return_subclass()
 
 
 def _is_lazy_or_in_graph(tensor: torch.Tensor) -> bool:
