@@ -1,7 +1,8 @@
 """Recognize arrays that simplejpeg and OpenCV have decoded. Runs where the dataset runs.
 
 An array is memory that any code may read, so decoding it cannot be deferred. But ``Image.fromarray`` of an unchanged
-array returns an undecoded image, so that calls on it are recorded. The worker then decodes, but does not transform.
+array returns an undecoded image, and ``to_tensor`` an undecoded tensor (``pillow_calls.py``), so that calls on them are
+recorded. The worker then decodes, but does not transform.
 
 A copy of the pixels shows whether the array has been changed in the meantime. It is used if pixels are needed.
 """
@@ -21,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from .called_transforms import recording
 from .encoded_image import EncodedImage
 from .lazy_decoding import find_orientation
 from .lazy_image import create_lazy_image
-from .pillow_calls import recording
 from .replaced_code import original, replacements
 from .transformed import TransformedImage
 
@@ -109,17 +110,19 @@ def _remember(array: NDArray[np.uint8], image: EncodedImage | None, is_bgr: bool
 def _hook_fromarray(fromarray: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fromarray)
     def hooked(obj: Any, mode: Any = None) -> Any:
-        transformed = _find(obj) if type(obj) is np.ndarray and mode in (None, "RGB") and recording() else None
+        transformed = find_decoded(obj) if mode in (None, "RGB") else None
         return fromarray(obj, mode) if transformed is None else create_lazy_image(transformed)
 
     return hooked
 
 
-def _find(array: NDArray[np.uint8]) -> TransformedImage | None:
+def find_decoded(array: Any) -> TransformedImage | None:
     """Return the image of an array, or of a view of one, with RGB pixels; None if it is not known, or has changed."""
+    if type(array) is not np.ndarray or not _recent.arrays or recording() is None:
+        return None
     for known in _recent.arrays:
-        decoded = known.array()
-        if decoded is not None and (decoded is array or decoded is array.base):
+        decoded: Any = known.array()
+        if decoded is not None and any(decoded is each for each in (array, array.base)):
             order = slice(None, None, -1 if known.is_bgr else 1)
             is_rgb = decoded[..., order].__array_interface__ == array.__array_interface__
             if is_rgb and np.array_equal(decoded, known.pixels):

@@ -24,10 +24,10 @@ from torchvision.io import ImageReadMode
 
 from ..transforms import given
 from ..transforms.chain import START_AS_TENSOR
+from .called_transforms import recording
 from .encoded_image import EncodedImage
 from .lazy_image import APP1_MARKER, defers_decoding
 from .lazy_tensor import create_lazy_outputs, wrap_values
-from .pillow_calls import recording
 from .recorded import map_leaves
 from .replaced_code import find, original, replacements
 from .transformed import TransformedImage

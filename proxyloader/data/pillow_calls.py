@@ -36,9 +36,11 @@ from ..transforms import color, given
 from ..transforms.geometry import Crop, IndexSelect, as_ltrb
 from ..transforms.plan import Branch, Size, Step
 from ..transforms.resize import Line
+from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine
-from .called_transforms import apply_undecoded, wrap_result
-from .deferral import Deferral, current
+from .called_transforms import apply_undecoded, recording, wrap_result
+from .decoded_arrays import find_decoded
+from .deferral import Deferral
 from .lazy_image import (
     PILLOW_SUPPORTS_LAZY,
     DeferredPixels,
@@ -52,6 +54,7 @@ from .lazy_image import (
     is_unread,
     replace_undecoded,
 )
+from .lazy_tensor import create_lazy_outputs
 from .replaced_code import find, original, replacements
 from .transformed import TransformedImage
 
@@ -90,18 +93,6 @@ class Note(NamedTuple):
 Noter = Callable[..., Note | None]
 
 
-ANY_CALL: Branch = (color.Invert(),)
-"""Steps of a call. If there are no kernels, all calls have the same obstacle."""
-
-
-def recording() -> Deferral | None:
-    """Return the deferral of this thread if it records calls, because there are kernels."""
-    deferral = current()
-    if deferral is None or not defers_decoding() or deferral.find_call_obstacle(ANY_CALL):
-        return None
-    return deferral
-
-
 def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each function to record."""
     if not PILLOW_SUPPORTS_LAZY:
@@ -119,7 +110,7 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     for name, function in find(*FUNCTIONS).items():
         yield from replacements(function, _record(original(function), *FUNCTIONS[name]))
     for name, function in find(*CONVERSIONS).items():
-        yield from replacements(function, _convert(original(function), CONVERSIONS[name]))
+        yield from replacements(function, _convert(original(function), *CONVERSIONS[name]))
 
 
 def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Callable[..., Any]:
@@ -594,19 +585,23 @@ FUNCTIONS: dict[str, tuple[Noter, bool]] = {
 }
 """Functions that use pixels, other than by the methods above, and whether their result has the info of the image."""
 
-CONVERSIONS: dict[str, Any] = {
-    f"{TORCHVISION}.functional:to_tensor": v1.ToTensor(),
-    f"{TORCHVISION}.functional:pil_to_tensor": v1.PILToTensor(),
-    f"{TORCHVISION}.v2.functional:to_image": v2.ToImage(),
+CONVERSIONS: dict[str, tuple[Any, Branch]] = {
+    f"{TORCHVISION}.functional:to_tensor": (v1.ToTensor(), (ToTensor("CHW"), ToFloat(scale=True))),
+    f"{TORCHVISION}.functional:pil_to_tensor": (v1.PILToTensor(), ()),
+    f"{TORCHVISION}.v2.functional:to_image": (v2.ToImage(), (ToTensor("CHW", pure=False),)),
 }
-"""Functions that convert an image to a tensor, and the equivalent transforms."""
+"""Functions that convert an image to a tensor, the equivalent transforms, and the steps for an array."""
 
 
-def _convert(call: Callable[..., Any], conversion: Any) -> Callable[..., Any]:
+def _convert(call: Callable[..., Any], conversion: Any, array_steps: Branch) -> Callable[..., Any]:
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if not defers_decoding() or not args or not isinstance(args[0], Image.Image):
-            return call(*args, **kwargs)
+            is_array = len(args) == 1 and type(args[0]) is np.ndarray and args[0].flags.c_contiguous
+            of = find_decoded(args[0]) if is_array and array_steps else None
+            if of is None or torch.get_default_dtype() is not torch.float32:
+                return call(*args, **kwargs)
+            return create_lazy_outputs(of.note(array_steps, (), of.size, lambda image: call(np.array(image))))
         result = apply_undecoded(conversion, False, args[0]) if len(args) == 1 and not kwargs else None
         if result is None:
             result = call(*args, **kwargs)

@@ -29,9 +29,10 @@ from ..transforms import augment, color, given, resize, warp
 from ..transforms.geometry import Box, CenterRegion, Crop, Flip, as_fill, as_ltrb, as_pair
 from ..transforms.plan import Branch, ImageState, Plan, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
+from .called_transforms import recording
 from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_outputs, is_unshared, requires_gradient, share
-from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, pad_lines, recording, select
+from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, pad_lines, select
 from .placeholders import ProxySample
 from .replaced_code import find, original, replacements
 from .transformed import TransformedImage

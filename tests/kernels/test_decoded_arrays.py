@@ -9,10 +9,15 @@ from typing import Any
 import numpy as np
 import PIL
 import pytest
+import torch
 from PIL import Image
 from PIL.ExifTags import Base
+from torchvision.transforms import functional as TF
+from torchvision.transforms.functional import to_tensor
+from torchvision.transforms.v2.functional import to_image
 
 from proxyloader.data.lazy_image import get_transformed
+from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.make_dataset import photograph
 
 from ..odd_formats import encoded
@@ -30,6 +35,11 @@ def by_simplejpeg(path: Path) -> Any:
 
 def by_opencv(path: Path, *flags: int) -> Any:
     return cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), *flags or (1,))
+
+
+def tensors_of(array: Any) -> list[Any]:
+    """torchvision rejects reversed arrays."""
+    return [to_image(array), to_tensor(array)] if min(array.strides) > 0 else []
 
 
 READ_ARRAYS: dict[str, tuple[Callable[[Path], Any], bool]] = {
@@ -58,16 +68,21 @@ def test_image_of_an_array_that_a_decoder_made(name: str, orientation: int, tmp_
     exif[Base.Orientation] = orientation
     path.write_bytes(encoded(photograph(3, size=(161, 123)), "JPEG", exif=exif))
     read, is_recorded = READ_ARRAYS[name]
-    stock = Image.fromarray(read(path)).resize((50, 60))
+    stock, tensors = Image.fromarray(read(path)).resize((50, 60)), tensors_of(read(path))
     with opened_late():
         array = read(path)
         assert type(array) is np.ndarray
-        image = Image.fromarray(array)
+        image, late_tensors = Image.fromarray(array), tensors_of(array)
         late = image.resize((50, 60))
         if is_recorded and (orientation == 1 or "OpenCV" not in name or "reversed" in name):
             if array.flags.writeable:
                 array[:] = 0
             assert image.info == {} and image.readonly == 0
             assert_exact(late, stock)
+            for tensor, expected in zip(late_tensors, tensors, strict=True):
+                assert type(tensor) == type(expected) and tensor.stride() == expected.stride()  # noqa: E721
+                assert_exact(TF.hflip(tensor), TF.hflip(expected))
         else:
             assert get_transformed(late) is None and late.tobytes() == stock.tobytes()
+            assert all(map(torch.equal, late_tensors, tensors))
+            assert not any(isinstance(each, LazyTensor) for each in late_tensors)
