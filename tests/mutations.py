@@ -124,7 +124,7 @@ an image that was changed is handed on as its file
     data/test_lazy_image.py
 # tensors and transforms that are met late
 a list that changes after a recorded call changes what is repeated
-    data/pillow_calls.py:_frozen | isinstance(value, (list, np.ndarray, ImageFilter.Filter)) => False
+    data/pillow_calls.py:frozen | isinstance(value, (list, np.ndarray, ImageFilter.Filter)) => False
     kernels/test_pillow_calls.py
 an image pasted through a mask is recorded as a whole
     data/pillow_calls.py:_record_paste | mask is None => True
@@ -132,6 +132,18 @@ an image pasted through a mask is recorded as a whole
 a blend with another image is taken for that of an enhancer
     data/pillow_calls.py:blend | find_undecoded(im2) is not of => False
     kernels/test_pillow_calls.py
+channels of two images are merged as those of one
+    data/pillow_calls.py:_record_merge | call.of.image is not of.image or => False and
+    kernels/test_pillow_calls.py
+a crop of a recorded tensor is recorded as a copy
+    data/tensor_calls.py:_apply | if found.is_view else => if False else
+    kernels/test_tensor_calls.py
+a tensor that others share is changed alone
+    data/tensor_calls.py:_apply | not is_unshared(image) => False
+    kernels/test_tensor_calls.py
+an array that was changed is handed on as its file
+    data/decoded_arrays.py:find_decoded | np.array_equal(decoded, known.pixels) => True
+    kernels/test_decoded_arrays.py
 values that are asked for are drawn anew
     data/transformed.py:TransformedImage.materialize | states is None => True
     integration/test_random_programs.py
@@ -169,7 +181,7 @@ an operation writes over an image that something else uses, too
     workers/packing.py:_ContentPickler._is_used_once | self._use_counts[place[0] + output.output, place[1]] == 1 => True
     data/test_lazy_tensor.py
 a change in place does not reach the views of a tensor
-    data/lazy_tensor.py:_is_unshared | all((other is first for other in _aliases(first))) => True
+    data/lazy_tensor.py:is_unshared | all((other is tensor for other in _aliases(tensor))) => True
     data/test_lazy_tensor.py integration/test_random_programs.py
 a transform that was changed is taken for what it was
     transforms/chain.py:settings_of | (kind, _attribute_keys(transform)) if kind in RULES and (not has_tensors) else =>
@@ -246,7 +258,7 @@ behind a small first batch the engines decode a few images of each batch, and CU
     dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_plan_server.py
 the images of a batch are turned round, and its labels are not
-    workers/packing.py:_ContentPickler._assign_batch | calls_of_run.add(calls, files) => calls_of_run.add(calls[::-1], files[::-1])
+    workers/packing.py:_ContentPickler._assign_batch | .add(calls, files) => .add(calls[::-1], files[::-1])
     integration/test_same_batches.py integration/test_faults_structure.py
 an image that is used twice takes the next one's place
     workers/packing.py:_ContentPickler._assign_row | (0, run, len(self.runs[run])) => (0, run, len(self.runs[run]) - 1)

@@ -20,8 +20,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from ..errors import ImageError
+from ..transforms import color
 from ..transforms.chain import START, Chain, classes_with_rules
-from ..transforms.plan import Untranslatable
+from ..transforms.plan import Branch, Untranslatable
 from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
 from .deferral import Deferral, current
 from .encoded_image import EncodedImage
@@ -72,6 +73,18 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(map(wrap_result, inputs, result)) if is_per_input else result
 
     return hooked
+
+
+ANY_CALL: Branch = (color.Invert(),)
+"""Steps of a call. If there are no kernels, all calls have the same obstacle."""
+
+
+def recording() -> Deferral | None:
+    """Return the deferral of this thread if it records calls, because there are kernels."""
+    deferral = current()
+    if deferral is None or not defers_decoding() or deferral.find_call_obstacle(ANY_CALL):
+        return None
+    return deferral
 
 
 def wrap_result(image: Any, result: Any) -> Any:

@@ -23,10 +23,12 @@ from types import FunctionType
 from typing import Any
 
 from .called_transforms import call_patches
+from .decoded_arrays import array_patches
 from .deferral import Deferral, deferring
-from .lazy_decoding import loader_patches, operator_patches
+from .lazy_decoding import decoder_patches, loader_patches
 from .lazy_image import patch_opener
 from .pillow_calls import pillow_patches
+from .tensor_calls import tensor_patches
 
 _lock = threading.RLock()
 _holders: weakref.WeakSet[Deferral] = weakref.WeakSet()  # process-wide, because the hooks are set on classes
@@ -39,7 +41,14 @@ def hold(deferral: Deferral) -> None:
         if not _is_held():
             _undo.append(patch_opener())
             # Before installing any, because classes inherit from each other.
-            patches = [*operator_patches(), *loader_patches(), *pillow_patches(), *call_patches()]
+            patches = [
+                *decoder_patches(),
+                *loader_patches(),
+                *pillow_patches(),
+                *tensor_patches(),
+                *array_patches(),
+                *call_patches(),
+            ]
             _undo.extend(_patch(*each) for each in patches)
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
@@ -69,9 +78,13 @@ def _is_held() -> bool:
 
 
 def _patch(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
-    """Set an attribute. Return a function that restores it, unless other code has replaced it since."""
+    """Set an attribute, or an item. Return a function that restores it, unless other code has replaced it since."""
+    if isinstance(owner, dict):
+        item, owner[name] = owner[name], replacement
+        return lambda: None if owner.get(name) is not replacement else owner.update({name: item})
     # The code of a function is not in its ``__dict__``.
-    attributes = {name: getattr(owner, name)} if isinstance(owner, FunctionType) else vars(owner)
+    is_code = isinstance(owner, FunctionType) and name == "__code__"
+    attributes = {name: getattr(owner, name)} if is_code else vars(owner)
     is_inherited, previous = name not in attributes, attributes.get(name)
     setattr(owner, name, replacement)
 

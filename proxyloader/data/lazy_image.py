@@ -207,9 +207,11 @@ def hook_pillow() -> None:
 
     @functools.wraps(draft)
     def hooked_draft(self: JpegImageFile, mode: str | None, size: Any) -> Any:
-        if vars(self).pop(_FILE, None) is not None:  # changes how Pillow decodes
+        before = self.mode, self.size
+        result = draft(self, mode, size)
+        if (self.mode, self.size) != before and vars(self).pop(_FILE, None) is not None:  # it is decoded differently
             pixel_uses.explain()
-        return draft(self, mode, size)
+        return result
 
     for hooked in (hooked_copy, hooked_convert, hooked_close, hooked_getexif):
         setattr(cls, hooked.__name__, hooked)
@@ -275,9 +277,15 @@ def is_lazy(value: Any) -> bool:
     return isinstance(value, Image.Image) and (_IMAGE in value.__dict__ or _FILE in value.__dict__)
 
 
+def is_unread(image: Image.Image) -> bool:
+    """Return whether an image is a file before ``load``."""
+    return _FILE in vars(image)
+
+
 def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
     """Set the content of an undecoded image in place."""
-    vars(image)[_IMAGE] = encoded
+    find_undecoded(image)
+    vars(image).update(_proxyloader_image=encoded, _mode=encoded.mode, _size=encoded.size[::-1])
 
 
 def defers_decoding() -> bool:

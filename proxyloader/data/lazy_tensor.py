@@ -389,7 +389,7 @@ def _alias(tensor: LazyTensor, kind: type[LazyTensor]) -> LazyTensor:
     """Return a tensor of another class that shares all of its memory."""
     alias = kind.__new__(kind, tensor, tensor._node)
     alias._has_known_strides = tensor._has_known_strides
-    return _share(tensor, alias, lambda values: values)
+    return share(tensor, alias, lambda values: values)
 
 
 def _compute(tensor: LazyTensor) -> torch.Tensor:
@@ -494,7 +494,12 @@ def _is_unshared(operator: Any, args: Any) -> bool:
     first = args[0] if args else None
     if written != [0] or not isinstance(first, LazyTensor) or is_materialized(first):
         return False
-    return all(other is first for other in _aliases(first))
+    return is_unshared(first)
+
+
+def is_unshared(tensor: LazyTensor) -> bool:
+    """Return whether no other tensor shares the memory of a tensor."""
+    return all(other is tensor for other in _aliases(tensor))
 
 
 def _is_first_dim(dim: int = 0) -> bool:
@@ -511,10 +516,11 @@ def _track_sharing(result: LazyTensor, operator: Any, args: Any, kwargs: Any, pa
         values = operator(source, *map_leaves(materialize, args[1:]), **map_leaves(materialize, kwargs))
         return values if part is None else values[part]  # type: ignore[no-any-return]
 
-    return _share(args[0], result, compute)
+    return share(args[0], result, compute)
 
 
-def _share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+def share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
+    """Record that a tensor shares memory with its source. ``compute`` returns the shared part. Return the tensor."""
     alias._source = source, compute
     references = source._alias_refs or [weakref.ref(source)]
     references.append(weakref.ref(alias))

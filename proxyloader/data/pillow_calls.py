@@ -9,7 +9,7 @@ recorded as steps with the numbers of the call, and the result is an undecoded i
 A function returns a Note for a call, or None if the call needs pixels: it has no kernel, reads a second image, or is
 invalid. Pillow then decodes the image, and returns its own result or raises its own error.
 
-Other modules may have imported a function by its name. So its code is replaced, and it stays the same object.
+The code of functions is replaced, as other modules may have imported them by their names (``replaced_code.py``).
 
 ``ImageEnhance`` blends the image with another one that it computes first, and padding pastes it into a new one. These
 other images are DeferredPixels, which know what a blend or the first ``paste`` means.
@@ -23,24 +23,24 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from types import CodeType, FunctionType
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageChops, ImageEnhance, ImageFilter, ImageOps
-from torchvision.transforms import _functional_pil as functional_pil
-from torchvision.transforms import functional, v2
+from PIL import Image, ImageEnhance, ImageFilter
 from torchvision.transforms import transforms as v1
-from torchvision.transforms.v2 import functional as functional_v2
-from torchvision.transforms.v2.functional import _color as functional_color
+from torchvision.transforms import v2
 
 from ..transforms import color, given
-from ..transforms.geometry import Crop
+from ..transforms.geometry import Crop, IndexSelect, as_ltrb
 from ..transforms.plan import Branch, Size, Step
+from ..transforms.resize import Line
+from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine
-from .called_transforms import apply_undecoded, wrap_result
-from .deferral import Deferral, current
+from .called_transforms import apply_undecoded, recording, wrap_result
+from .decoded_arrays import find_decoded
+from .deferral import Deferral
 from .lazy_image import (
     DeferredPixels,
     can_read_as,
@@ -50,8 +50,12 @@ from .lazy_image import (
     get_transformed,
     hook_pillow,
     is_lazy,
+    is_unread,
     replace_undecoded,
 )
+from .lazy_tensor import create_lazy_output
+from .replaced_code import find, original, replacements
+from .transformed import TransformedImage
 
 MAX_PIXELS = 1 << 26
 """Maximum size of the result of a recorded call. Pillow makes larger ones, or warns of them."""
@@ -67,12 +71,13 @@ WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
 class Note(NamedTuple):
-    """A call on an undecoded image.
+    """A call on an undecoded image, or on its tensor.
 
     Attributes:
         steps, numbers, size: see ``TransformedImage.note``. No steps: the result is a copy.
         again: makes the same call on a decoded image; None: the function with the same arguments does.
         image: the image that is changed; None: the first argument.
+        is_view, in_place: whether torchvision's result shares the memory of a tensor, or is the tensor.
     """
 
     steps: Branch
@@ -80,61 +85,29 @@ class Note(NamedTuple):
     size: Size
     again: Callable[[Any], Any] | None = None
     image: Image.Image | None = None
+    is_view: bool = False
+    in_place: bool = False
 
 
 Noter = Callable[..., Note | None]
 
 
-ANY_CALL: Branch = (color.Invert(),)
-"""Steps of a call. If there are no kernels, all calls have the same obstacle."""
-
-
-def recording() -> Deferral | None:
-    """Return the deferral of this thread if it records calls, because there are kernels."""
-    deferral = current()
-    if deferral is None or not defers_decoding() or deferral.find_call_obstacle(ANY_CALL):
-        return None
-    return deferral
-
-
 def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each function to record."""
     hook_pillow()  # first, because it replaces some of the same methods, permanently
-    for note in (crop, resize, transpose, transform, convert, filter, point):
+    for note in (crop, resize, transpose, transform, convert, filter, point, getchannel):
         yield Image.Image, note.__name__, _record(getattr(Image.Image, note.__name__), note)
     yield Image.Image, "paste", _record_paste(Image.Image.paste)
+    yield Image.Image, "split", _record_split(Image.Image.split)
+    yield Image.Image, "thumbnail", _record_thumbnail(Image.Image.thumbnail)
     for enhancer, (step, has_info) in ENHANCERS.items():
         yield enhancer, "__init__", _defer_degenerate(enhancer, step, has_info)
-    hooks = [(function, _record(get_original(function), note, has_info)) for function, note, has_info in FUNCTIONS]
-    hooks += [(function, _convert(get_original(function), conversion)) for function, conversion in CONVERSIONS]
-    for function, hook in (*hooks, (Image.new, _defer_new(get_original(Image.new)))):
-        if is_plain(function):
-            yield function, "__code__", code_of(hook)
-
-
-def code_of(hook: Callable[..., Any]) -> CodeType:
-    """Return the code of a function that calls ``hook``, which is one of its constants."""
-
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        hook = "hook"
-        return hook(*args, **kwargs)  # type: ignore[operator]
-
-    code = hooked.__code__
-    return code.replace(co_consts=tuple(hook if each == "hook" else each for each in code.co_consts))
-
-
-def is_plain(function: Any) -> bool:
-    """Return whether the code of a function can be replaced. That of a wrapper by another library cannot."""
-    return isinstance(function, FunctionType) and not function.__closure__
-
-
-def get_original(function: Any) -> Any:
-    """Return a function that keeps its code when that of the given one is replaced."""
-    if not is_plain(function):
-        return function
-    kept = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
-    kept.__kwdefaults__ = function.__kwdefaults__
-    return functools.wraps(function)(kept)
+    yield from replacements(Image.new, _defer_new(original(Image.new)))
+    yield from replacements(Image.merge, _record_merge(original(Image.merge)))
+    for name, function in find(*FUNCTIONS).items():
+        yield from replacements(function, _record(original(function), *FUNCTIONS[name]))
+    for name, function in find(*CONVERSIONS).items():
+        yield from replacements(function, _convert(original(function), *CONVERSIONS[name]))
 
 
 def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Callable[..., Any]:
@@ -144,7 +117,7 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if args and is_lazy(args[0]) and (deferral := recording()) is not None:
             image, *others = args
-            others, named = [_frozen(each) for each in others], {name: _frozen(each) for name, each in kwargs.items()}
+            others, named = [frozen(each) for each in others], {name: frozen(each) for name, each in kwargs.items()}
             try:
                 found = note(image, *others, **named)
             except Exception:  # Pillow raises its own error
@@ -160,8 +133,10 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
     return hooked
 
 
-def _frozen(value: Any) -> Any:
+def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
     return copy.copy(value) if isinstance(value, (list, np.ndarray, ImageFilter.Filter)) else value
 
 
@@ -308,6 +283,102 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
     return _one(given.Table(), image, array)._replace(again=operator.methodcaller("point", table))
 
 
+class Band(NamedTuple):
+    """A call that returns a channel of an image."""
+
+    of: TransformedImage
+    channel: int
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return image.getchannel(self.channel)
+
+
+def getchannel(image: Image.Image, channel: Any) -> Note | None:
+    number, of = operator.index(image.getbands().index(channel) if isinstance(channel, str) else channel), None
+    if image.mode == "L" and number == 0:
+        return Note((), (), _size(image))
+    if image.mode != "RGB" or not 0 <= number < 3 or (of := get_transformed(image)) is None:
+        return None
+    weights = [float(number == each) for each in range(3)]
+    return _one(given.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
+
+
+def _record_split(split: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(split)
+    def hooked(self: Image.Image) -> Any:
+        if not is_lazy(self) or recording() is None or get_transformed(self) is None:
+            return split(self)
+        return tuple(map(self.getchannel, range(len(self.getbands()))))
+
+    return hooked
+
+
+def _record_merge(merge: Callable[..., Any]) -> Callable[..., Any]:
+    """Record the order of the channels of one image."""
+
+    @functools.wraps(merge)
+    def hooked(mode: Any, bands: Any) -> Any:
+        if recording() is None or mode != "RGB" or len(bands) != 3 or not all(map(is_lazy, bands)):
+            return merge(mode, bands)
+        transformed = [get_transformed(each) for each in bands]
+        calls = [each.calls[-1][0][0] for each in transformed if each is not None and each.calls]
+        of = calls[0].of if len(calls) == 3 and all(type(call) is Band for call in calls) else None
+        if of is None or any(call.of.image is not of.image or call.of.calls is not of.calls for call in calls):
+            return merge(mode, bands)
+        numbers = [call.channel for call in calls]
+
+        def again(image: Image.Image) -> Image.Image:
+            return merge("RGB", [image.getchannel(number) for number in numbers])  # type: ignore[no-any-return]
+
+        return create_lazy_image(of.note((color.ChannelOrder(),), numbers, of.size, again), bands[0])
+
+    return hooked
+
+
+class _Thumbnail:
+    """Stand-in for an image, which Pillow resizes in its place.
+
+    Attributes:
+        resized: the image after it; None: it keeps its size.
+    """
+
+    resized: Image.Image | None = None
+
+    def __init__(self, image: Image.Image) -> None:
+        self._image, self.size = image, image.size
+        self.width, self.height = image.size
+
+    def draft(self, _: Any, size: Any) -> None:
+        if is_unread(self._image) and min(self.width // size[0], self.height // size[1]) > 1:
+            raise ValueError("Pillow decodes the file at a smaller size")
+
+    def load(self) -> None:
+        """Do nothing."""
+
+    def resize(self, *args: Any, **kwargs: Any) -> Any:
+        self.resized = self._image.resize(*args, **kwargs)
+        return SimpleNamespace(im=SimpleNamespace(mode=""))
+
+
+def _record_thumbnail(thumbnail: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(thumbnail)
+    def hooked(self: Image.Image, *args: Any, **kwargs: Any) -> None:
+        if is_lazy(self) and recording() is not None:
+            stand_in = _Thumbnail(self)
+            try:
+                thumbnail(stand_in, *args, **kwargs)
+            except Exception:  # Pillow raises its own error
+                stand_in.resized = None
+            transformed = None if stand_in.resized is None else get_transformed(stand_in.resized)
+            if transformed is not None:
+                replace_undecoded(self, transformed)
+                self.readonly = 0
+                return
+        thumbnail(self, *args, **kwargs)
+
+    return hooked
+
+
 # --- a new image, and the first paste into it -------------------------------------------------------------------------
 
 
@@ -323,7 +394,7 @@ class Blank(NamedTuple):
     levels: tuple[float, ...]
 
 
-_new = get_original(Image.new)
+_new = original(Image.new)
 
 
 def _defer_new(new: Callable[..., Image.Image]) -> Callable[..., Image.Image]:
@@ -445,6 +516,31 @@ def blend(im1: Image.Image, im2: Any, alpha: Any) -> Note | None:
     return Note((step,), (factor,), _size(im2), lambda image: enhance(image, alpha), im2)
 
 
+def pad_lines(size: Size, padding: Sequence[int], mode: str) -> tuple[Line, Line] | None:
+    """Return the rows and columns of a padded image whose border has pixels of the image; None if it is cropped.
+
+    ``padding``: left, top, right and bottom, in pixels.
+    """
+    left, top, right, bottom = padding
+    if min(padding) < 0:
+        return None
+    lines = [np.arange(count, dtype=np.float32) for count in size]
+    rows, columns = (np.pad(line, each, mode) for line, each in zip(lines, ((top, bottom), (left, right))))  # type: ignore[call-overload]
+    return rows, columns
+
+
+def pad(img: Image.Image, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
+    if padding_mode == "constant":
+        return None  # it calls ``ImageOps.expand``
+    lines = pad_lines(_size(img), as_ltrb(padding), padding_mode)
+    return None if lines is None else select(*lines)
+
+
+def select(rows: Line, columns: Line) -> Note:
+    size = len(rows), len(columns)
+    return Note((IndexSelect(),), (*size, np.concatenate((rows, columns))), size)
+
+
 # --- functions that read pixels ---------------------------------------------------------------------------------------
 
 
@@ -478,30 +574,37 @@ def permute_channels(image: Image.Image, permutation: Any) -> Note | None:
     return _one(color.ChannelOrder(), image, *order) if image.mode == "RGB" and sorted(order) == [0, 1, 2] else None
 
 
-FUNCTIONS: tuple[tuple[Any, Noter, bool], ...] = (
-    (ImageOps.autocontrast, autocontrast, True),
-    (ImageOps.equalize, equalize, True),
-    (ImageChops.invert, invert, True),
-    (Image.blend, blend, True),
-    (functional_pil.adjust_hue, adjust_hue, False),
-    (functional_pil.to_grayscale, to_grayscale, False),
-    (getattr(functional_color, "_permute_channels_image_pil", None), permute_channels, False),
-)
+TORCHVISION = "torchvision.transforms"
+
+FUNCTIONS: dict[str, tuple[Noter, bool]] = {
+    "PIL.ImageOps:autocontrast": (autocontrast, True),
+    "PIL.ImageOps:equalize": (equalize, True),
+    "PIL.ImageChops:invert": (invert, True),
+    "PIL.Image:blend": (blend, True),
+    f"{TORCHVISION}._functional_pil:pad": (pad, False),
+    f"{TORCHVISION}._functional_pil:adjust_hue": (adjust_hue, False),
+    f"{TORCHVISION}._functional_pil:to_grayscale": (to_grayscale, False),
+    f"{TORCHVISION}.v2.functional._color:_permute_channels_image_pil": (permute_channels, False),
+}
 """Functions that use pixels, other than by the methods above, and whether their result has the info of the image."""
 
-CONVERSIONS = (
-    (functional.to_tensor, v1.ToTensor()),
-    (functional.pil_to_tensor, v1.PILToTensor()),
-    (functional_v2.to_image, v2.ToImage()),
-)
-"""Functions that convert an image to a tensor, and the equivalent transforms."""
+CONVERSIONS: dict[str, tuple[Any, Branch]] = {
+    f"{TORCHVISION}.functional:to_tensor": (v1.ToTensor(), (ToTensor("CHW"), ToFloat(scale=True))),
+    f"{TORCHVISION}.functional:pil_to_tensor": (v1.PILToTensor(), ()),
+    f"{TORCHVISION}.v2.functional:to_image": (v2.ToImage(), (ToTensor("CHW", pure=False),)),
+}
+"""Functions that convert an image to a tensor, the equivalent transforms, and the steps for an array."""
 
 
-def _convert(call: Callable[..., Any], conversion: Any) -> Callable[..., Any]:
+def _convert(call: Callable[..., Any], conversion: Any, array_steps: Branch) -> Callable[..., Any]:
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if not defers_decoding() or not args or not isinstance(args[0], Image.Image):
-            return call(*args, **kwargs)
+            is_array = len(args) == 1 and type(args[0]) is np.ndarray and args[0].flags.c_contiguous
+            of = find_decoded(args[0]) if is_array and array_steps else None
+            if of is None or torch.get_default_dtype() is not torch.float32:
+                return call(*args, **kwargs)
+            return create_lazy_output(of.note(array_steps, (), of.size, lambda image: call(np.array(image))))
         result = apply_undecoded(conversion, False, args[0]) if len(args) == 1 and not kwargs else None
         if result is None:
             result = call(*args, **kwargs)

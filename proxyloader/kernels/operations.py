@@ -317,7 +317,7 @@ def flip(state: State, step: geometry.Flip) -> None:
 
 @operation(given.Transpose)
 def transpose(state: State, step: given.Transpose) -> None:
-    state.require_levels(step)
+    state.require_moves(step)
     quarters, axis = given.TURNS[step.method]
     state.make_crop()
     if quarters:
@@ -600,6 +600,11 @@ def _erase(state: State, box: Columns, values: Any) -> None:
 @operation(type_conversion.ToTensor)
 def to_tensor(state: State, step: type_conversion.ToTensor) -> None:
     """Nothing changes but the layout, which is that of the output."""
+
+
+@operation(given.ToPIL)
+def to_pil(state: State, step: given.ToPIL) -> None:
+    state.require_levels(step)
 
 
 @operation(type_conversion.ToFloat)

@@ -140,7 +140,7 @@ class Chain:
 @functools.lru_cache(maxsize=4 * MAX_CHAINS)
 def _then_steps(chain: Chain, steps: Branch) -> Chain:
     whole, state = chain.steps + steps, replace(output_state(steps, chain.state), size=None)
-    return Chain(whole, steps, state, num_recorded=len(whole))
+    return Chain(whole, steps, state, num_recorded=len(whole) if state.kind == "pil" else chain.num_recorded)
 
 
 def draws_beside_torch(transform: Any) -> bool:

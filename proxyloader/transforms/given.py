@@ -1,4 +1,4 @@
-"""Steps of Pillow's calls on an image, whose parameters are given instead of sampled.
+"""Steps of calls on an image, whose parameters are given instead of sampled.
 
 A worker records them only for kernels, so no DALI graph has them. Steps that classes of transforms share, such as
 ``color.Brightness``, are in the other modules.
@@ -20,7 +20,20 @@ from .warp import Warp
 class GivenRegion(Region):
     """A given box."""
 
+    inside: bool = False
     needs_kernels = True
+
+
+@dataclass(frozen=True)
+class GivenSize:
+    """A given target size of a resize."""
+
+    fixed: ClassVar[None] = None
+    min_edge: ClassVar[int] = 0
+    draws: ClassVar[bool] = False
+
+    def resolve(self, size: Size) -> Size:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -78,6 +91,13 @@ class Matrix(Step):
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, channels=self.channels)
+
+
+class ToPIL(Step):
+    """``functional.to_pil_image`` of a uint8 tensor."""
+
+    def output_state(self, state: ImageState) -> ImageState:
+        return replace(state, kind="pil")
 
 
 TURNS: dict[Image.Transpose, tuple[int, Literal["", "horizontal", "vertical"]]] = {

@@ -112,13 +112,17 @@ def _to_dtype(dtype: Any, scale: bool, state: ImageState, version: Version = "v1
 def normalize(transform: Any, state: ImageState) -> Branch:
     if state.dtype != "float32":
         raise Untranslatable
-    given = transform.mean, transform.std
+    return (normalization(transform.mean, transform.std, state),)
+
+
+def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
+    given = mean, std
     if any(isinstance(values, torch.Tensor) and values.requires_grad for values in given):
         raise Untranslatable
     mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in given)
     if not {len(mean), len(std)} <= {1, state.channels} or 0 in std:
         raise Untranslatable
-    return (Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std))),)
+    return Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std)))
 
 
 @rule(ImageClassification)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,10 @@ from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as TF
 from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
 from torchvision.transforms.functional import to_tensor
+from torchvision.transforms.v2 import functional as F2
+from torchvision.transforms.v2.functional import to_image
 
 from proxyloader import DataLoader
 from proxyloader.loader.options import LoaderOptions
@@ -66,6 +71,29 @@ def letterboxed(image: Any) -> Any:
     return to_tensor(canvas)
 
 
+def by_functionals_of_tensors(image: Any) -> Any:
+    image = to_image(image)
+    image = F2.resized_crop(image, *v1.RandomResizedCrop.get_params(image, [0.1, 1.0], [0.75, 1.33]), [48, 48])
+    image = F2.rotate(image, random.choice([0, 90, 180]))
+    image = F2.to_dtype(F2.adjust_brightness(image, random.uniform(0.5, 1.5)), torch.float32, scale=True)
+    return F2.normalize(image, [0.5] * 3, [0.25] * 3, inplace=True)
+
+
+def by_functionals_of_tensors_of_v1(image: Any) -> Any:
+    image = TF.crop(TF.pad(TF.pil_to_tensor(image), [8]), random.randrange(60), random.randrange(60), 48, 48)
+    image = TF.vflip(image) if random.random() < 0.5 else TF.solarize(image, random.randrange(256))
+    return TF.normalize(TF.convert_image_dtype(image), [0.5] * 3, [0.25] * 3)
+
+
+WITHOUT_RULES = v2.Compose(
+    [
+        *(v2.ToImage(), v2.Lambda(F2.vflip), v2.RandomPhotometricDistort(), v2.Pad(3, padding_mode="edge")),
+        *(v2.RandomCrop(48), v2.ToDtype(torch.float32, scale=True), v2.Normalize([0.5] * 3, [0.25] * 3)),
+        v2.ToPureTensor(),
+    ]
+)
+
+
 class ByHand(Dataset[Any]):
     def __init__(self, folder: ImageFolder, change: Callable[[Any], Any]) -> None:
         self.folder, self.change = folder, change
@@ -78,8 +106,12 @@ class ByHand(Dataset[Any]):
         return self.change(Image.open(path).convert("RGB")), label
 
 
+CHANGES: list[Any] = [by_functionals, by_pillow, SIMCLR, letterboxed, by_functionals_of_tensors]
+CHANGES += [by_functionals_of_tensors_of_v1, WITHOUT_RULES]
+
+
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("change", [by_functionals, by_pillow, SIMCLR, letterboxed])
+@pytest.mark.parametrize("change", CHANGES)
 def test_batches_are_the_stock_loaders(folder: ImageFolder, change: Any, workers: int) -> None:
     loader = assert_same_batches(ByHand(folder, change), num_workers=workers, persistent_workers=workers > 0)
     assert list(loader._servers.queues) == ["kernels"]
@@ -114,6 +146,30 @@ class WithMask(ByHand):
 
 def test_image_and_mask(folder: ImageFolder) -> None:
     assert_same_batches(WithMask(folder, to_tensor), num_workers=2)
+
+
+DECODERS = "cv2", "simplejpeg", "torchcodec.decoders"
+
+
+class FromFiles(ByHand):
+    """Decoded by simplejpeg, OpenCV and torchcodec in turn."""
+
+    def __getitem__(self, index: int) -> Any:
+        cv2, simplejpeg, decoders = (sys.modules[name] for name in DECODERS)
+        path = self.folder.samples[index][0]
+        content = Path(path).read_bytes()
+        if index % 3 == 0:
+            return self.change(Image.fromarray(simplejpeg.decode_jpeg(content))), index
+        if index % 3 == 1:
+            return self.change(Image.fromarray(cv2.cvtColor(cv2.imread(path), cv2.COLOR_BGR2RGB))), index
+        return self.change(TF.to_pil_image(decoders.decode_image(content))), index
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_other_decoders(folder: ImageFolder, workers: int) -> None:
+    for name in DECODERS:
+        pytest.importorskip(name)
+    assert_same_batches(FromFiles(folder, by_pillow), num_workers=workers)
 
 
 def test_pixels_that_are_used_come_from_pillow(folder: ImageFolder) -> None:

@@ -1,0 +1,72 @@
+"""Replace the code of functions of other packages. Runs where the dataset runs.
+
+Other modules may have imported a function by its name. So its code is replaced, and it stays the same object.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import pkgutil
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+def find(*names: str) -> dict[str, Any]:
+    """Return the objects with these names, such as "PIL.Image:new". Log the names that the installed versions lack."""
+    found, missing = {}, []
+    for name in names:
+        try:
+            found[name] = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError):
+            missing.append(name)
+    if missing:
+        _log_missing(tuple(missing))
+    return found
+
+
+@functools.cache
+def _log_missing(names: tuple[str, ...]) -> None:
+    log.info("the installed packages have no %s, so what needs these functions is decoded in the workers", list(names))
+
+
+def replacements(function: Any, hook: Callable[..., Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the owner, name and replacement of each attribute with which a function calls ``hook``.
+
+    ``hook`` wraps what ``original`` returns for the function, which ``torch.jit.script`` compiles in its place.
+    """
+    if is_plain(function):
+        yield function, "__code__", _code_of(hook)
+        if function.__module__.startswith("torchvision."):
+            yield function, "__script_if_tracing_wrapper", True
+            yield function, "__original_fn", hook.__wrapped__  # type: ignore[attr-defined]
+
+
+def is_plain(function: Any) -> bool:
+    """Return whether the code of a function can be replaced. That of a wrapper by another library cannot."""
+    return isinstance(function, FunctionType) and not function.__closure__
+
+
+def original(function: Any) -> Any:
+    """Return a function that keeps its code when that of the given one is replaced."""
+    if not is_plain(function):
+        return function
+    kept = FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+    functools.update_wrapper(kept, function)
+    del kept.__wrapped__  # type: ignore[attr-defined]  # ``torch.jit.script`` would read the replaced code
+    kept.__kwdefaults__ = function.__kwdefaults__
+    return kept
+
+
+def _code_of(hook: Callable[..., Any]) -> CodeType:
+    """Return the code of a function that calls ``hook``, which is one of its constants."""
+
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        hook = "hook"
+        return hook(*args, **kwargs)  # type: ignore[operator]
+
+    code = hooked.__code__
+    return code.replace(co_consts=tuple(hook if each == "hook" else each for each in code.co_consts))

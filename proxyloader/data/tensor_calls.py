@@ -1,0 +1,527 @@
+"""Record calls of torchvision's functions on the tensors of undecoded images. Runs where the dataset runs.
+
+As NOTE [ Recorded calls ] in ``pillow_calls.py`` describes for Pillow, a call is recorded as steps with its numbers if
+there are kernels for them. Otherwise, torchvision's function runs, and its torch operations are recorded or get values:
+see NOTE [ Lazy tensors ].
+
+The functions of v1 and v2, and the transforms without rules, end in a few kernels: those of v1 are in
+``_functional_tensor``; those of v2 are named ``*_image``. Their code is replaced. v2's registry has wrappers of them
+for ``tv_tensors.Image``, which are replaced, too, because what they return would share memory with another tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Iterator
+from numbers import Real
+from typing import Any, Literal, NamedTuple, cast
+
+import numpy as np
+import torch
+from PIL import Image
+from torchvision import tv_tensors
+from torchvision.transforms import functional as F
+from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
+
+from ..transforms import augment, color, given, resize, warp
+from ..transforms.geometry import Box, CenterRegion, Crop, Flip, as_fill, as_ltrb, as_pair
+from ..transforms.plan import Branch, ImageState, Plan, Size, Step
+from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
+from .called_transforms import recording
+from .lazy_image import create_lazy_image
+from .lazy_tensor import LazyTensor, create_lazy_output, is_unshared, requires_gradient, share
+from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, pad_lines, select
+from .placeholders import ProxySample
+from .replaced_code import find, original, replacements
+from .transformed import TransformedImage
+
+Version = Literal["v1", "v2"]
+
+
+class Input(NamedTuple):
+    """The tensor that a function is called with.
+
+    Attributes:
+        state, size: the image, and its (height, width).
+        version: version of the function.
+    """
+
+    state: ImageState
+    size: Size
+    version: Version
+
+
+def tensor_patches() -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the owner, name and replacement of each function to record."""
+    tables = ("v1", f"{TORCHVISION}._functional_tensor:{{}}", V1), ("v2", f"{TORCHVISION}.v2.functional:{{}}_image", V2)
+    notes: dict[Any, Noter] = {}
+    for version, place, table in tables:
+        named = {place.format(name): note for name, note in table.items()}
+        for name, function in find(*named).items():
+            notes[function] = named[name]
+            yield from replacements(function, _record(original(function), named[name], cast("Version", version)))
+    (to_pil,) = find(f"{TORCHVISION}.functional:to_pil_image").values() or (None,)
+    if to_pil is not None:
+        yield from replacements(to_pil, _record(original(to_pil), to_pil_image, "v1"))
+    for registry in find(f"{TORCHVISION}.v2.functional._utils:_KERNEL_REGISTRY").values():
+        for kernels in registry.values():
+            wrapper = kernels.get(tv_tensors.Image)
+            found = notes.get(getattr(wrapper, "__wrapped__", None))
+            if found is not None:
+                yield kernels, tv_tensors.Image, _record(wrapper, found, "v2", is_pure=False)
+
+
+def _record(call: Callable[..., Any], note: Noter, version: Version, is_pure: bool = True) -> Callable[..., Any]:
+    """Return a function that records calls. ``is_pure``: whether it returns a plain tensor, even for an image."""
+
+    @functools.wraps(call)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], LazyTensor):
+            result = _apply(call, note, version, is_pure, *args, **kwargs)
+            if result is not None:
+                return result
+        return call(*args, **kwargs)
+
+    return hooked
+
+
+def _apply(
+    call: Any, note: Noter, version: Version, is_pure: bool, image: LazyTensor, *args: Any, **kwargs: Any
+) -> Any:
+    """Return the result of a call without values; None if it needs values or has no kernel."""
+    transformed, deferral = _find_transformed(image), recording()
+    if transformed is None or deferral is None or torch.get_default_dtype() is not torch.float32:
+        return None
+    if any(isinstance(each, torch.Tensor) and _is_lazy_or_in_graph(each) for each in (*args, *kwargs.values())):
+        return None
+    state = transformed.chain.state
+    try:
+        found = note(Input(state, transformed.size, version), *args, **kwargs)
+    except Exception:  # torchvision raises its own error
+        return None
+    if found is None or min(found.size) < 1 or math.prod(found.size) > MAX_PIXELS:
+        return None
+    if is_pure and type(image) is not LazyTensor and (found.in_place or _returns_image(found.steps)):
+        return None
+    steps = found.steps
+    if state.pure is not is_pure:
+        steps = ToTensor(state.order, is_pure), *steps  # type: ignore[arg-type]
+    if deferral.find_obstacle(_plan_with(transformed.chain, steps)):
+        return None
+    args, kwargs = tuple(map(frozen, args)), {name: frozen(value) for name, value in kwargs.items()}
+    stock = type(image).stock
+
+    def again(values: torch.Tensor) -> Any:
+        return call(values.as_subclass(stock), *args, **kwargs)
+
+    if found.in_place and not is_unshared(image):
+        return None
+    after = transformed.note(steps, found.numbers, found.size, again) if steps else transformed
+    if after.chain.state.kind == "pil":
+        return create_lazy_image(after)
+    if found.in_place:
+        image._node = ProxySample(after)
+        return image
+    result = create_lazy_output(after)
+    return share(image, result, again) if found.is_view else result
+
+
+def _returns_image(steps: Branch) -> bool:
+    """Return whether a function of plain tensors returns an image for an image, for example because it clones it."""
+    *_, last = None, *steps
+    is_cast = isinstance(last, ToFloat) and not last.scale
+    is_clone = last is None or isinstance(last, (augment.EraseByColor, augment.EraseWithNoise))
+    return is_cast or is_clone or _must_return_subclass()
+
+
+def _is_lazy_or_in_graph(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, LazyTensor) or requires_gradient(tensor)
+
+
+def _find_transformed(image: LazyTensor) -> TransformedImage | None:
+    node = image._node
+    call = node.call if isinstance(node, ProxySample) else None
+    return call if isinstance(call, TransformedImage) else None
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan_with(chain: Any, steps: Branch) -> Plan:
+    """Return the plan of the last steps of a chain and of a call. The kernels of a step depend on those before it."""
+    return Plan(chain.steps[chain.num_recorded :] + steps, chain.then_steps(steps).state)
+
+
+def _one(step: Step, image: Input, *numbers: Any) -> Note:
+    """Return the note of a step that keeps the size."""
+    return Note((step,), numbers, image.size)
+
+
+def _number(value: Any) -> float:
+    """Return a finite number. Raise TypeError or ValueError for any other value."""
+    if not isinstance(value, Real) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+# --- geometry ---------------------------------------------------------------------------------------------------------
+
+
+def horizontal_flip(image: Input) -> Note:
+    return _one(Flip("horizontal", 1.0), image, 1.0)
+
+
+def vertical_flip(image: Input) -> Note:
+    return _one(Flip("vertical", 1.0), image, 1.0)
+
+
+def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | None:
+    top, left, height, width = map(operator.index, (top, left, height, width))
+    touches = top < image.size[0] and left < image.size[1] and top + height > 0 and left + width > 0
+    return _crop(image, (top, left, height, width)) if touches else None
+
+
+def _crop(image: Input, box: Box, fill: tuple[float, ...] = ()) -> Note:
+    top, left, height, width = box
+    inside = top >= 0 and left >= 0 and top + height <= image.size[0] and left + width <= image.size[1]
+    step = Crop(given.GivenRegion(inside), fill or (0.0,) * image.state.channels)
+    return Note((step,), box, box[2:], is_view=inside and not fill)
+
+
+def center_crop(image: Input, output_size: Any) -> Note:
+    return _crop(image, CenterRegion(as_pair(output_size)).box(*image.size))
+
+
+def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
+    left, top, right, bottom = as_ltrb(padding)
+    if padding_mode != "constant":
+        lines = pad_lines(image.size, (left, top, right, bottom), padding_mode)
+        if isinstance(fill, (list, tuple)) or lines is None or not _reflects_once(image.size, padding_mode, padding):
+            return None
+        return select(*lines)
+    levels = as_fill(fill, image.state)
+    if image.state.dtype == "uint8" and not all(level.is_integer() for level in levels):
+        return None
+    height, width = image.size
+    return _crop(image, (-top, -left, height + top + bottom, width + left + right), levels)
+
+
+def _reflects_once(size: Size, padding_mode: str, padding: Any) -> bool:
+    """Return whether torch accepts a padding."""
+    left, top, right, bottom = as_ltrb(padding)
+    most = {"edge": math.inf, "reflect": -1, "symmetric": 0}[padding_mode]
+    return padding_mode == "edge" or (max(left, right) <= size[1] + most and max(top, bottom) <= size[0] + most)
+
+
+def resize_v1(image: Input, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Note | None:
+    height, width = map(operator.index, size)
+    return _resize(image, (height, width), interpolation, antialias)
+
+
+def resize_v2(
+    image: Input, size: Any, interpolation: Any = "bilinear", max_size: Any = None, antialias: Any = True
+) -> Note | None:
+    new_size = resize.parse_size(size, max_size).resolve(image.size)
+    return _resize(image, new_size, interpolation, antialias)
+
+
+def _resize(image: Input, new_size: Size, interpolation: Any, antialias: Any) -> Note | None:
+    if new_size == image.size or min(new_size) < 1:
+        return None  # torchvision returns the same tensor, or raises
+    step = resize.resize_to(given.GivenSize(), interpolation, antialias, image.state, image.version)
+    if isinstance(step, resize.ResizeNearest):
+        return select(*resize.nearest_pixels(image.size, new_size, step.nearest))
+    return Note((step,), new_size, new_size)
+
+
+def resized_crop(
+    image: Input,
+    top: Any,
+    left: Any,
+    height: Any,
+    width: Any,
+    size: Any,
+    interpolation: Any = "bilinear",
+    antialias: Any = True,
+) -> Note | None:
+    first = crop(image, top, left, height, width)
+    if first is None:
+        return None
+    second = resize_v2(image._replace(size=first.size), size, interpolation, None, antialias)
+    if second is None:
+        return None
+    return Note(first.steps + second.steps, (*first.numbers, *second.numbers), second.size)
+
+
+# --- warps ------------------------------------------------------------------------------------------------------------
+
+
+QUARTERS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
+
+
+def _warp(cls: type[warp.W], image: Input, interpolation: Any, fill: Any) -> warp.W:
+    mode = resize.interpolation_value(interpolation)
+    if mode not in ("nearest", "bilinear"):
+        raise ValueError
+    levels = () if fill is None else as_fill(fill, image.state)
+    return cls(mode, levels, "tensor", image.version)  # type: ignore[arg-type]
+
+
+def rotate_v1(
+    image: Input, matrix: Any, interpolation: Any = "nearest", expand: Any = False, fill: Any = None
+) -> Note | None:
+    height, width = image.size
+    if expand:
+        width, height = warp.OUTPUT_SIZE["v1"](matrix, width, height)
+    return _affine(image, (height, width), matrix, interpolation, fill)
+
+
+def affine_v1(image: Input, matrix: Any, interpolation: Any = "nearest", fill: Any = None) -> Note | None:
+    return _affine(image, image.size, matrix, interpolation, fill)
+
+
+def _affine(image: Input, size: Size, matrix: Any, interpolation: Any, fill: Any) -> Note | None:
+    step = _warp(warp.Affine, image, interpolation, fill)
+    return Note((step,), (*size, *map(_number, matrix)), size) if len(matrix) == 6 else None
+
+
+def rotate_v2(
+    image: Input,
+    angle: Any,
+    interpolation: Any = "nearest",
+    expand: Any = False,
+    center: Any = None,
+    fill: Any = None,
+) -> Note:
+    angle = _number(angle) % 360
+    if center is None and angle == 0:
+        return Note((), (), image.size)
+    if center is None and angle in QUARTERS and (angle == 180 or expand or image.size[0] == image.size[1]):
+        method = QUARTERS[int(angle)]
+        return Note((given.Transpose(method),), (), given.transposed(image.size, method))
+    step = _warp(warp.Affine, image, interpolation, fill)
+    height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center, "v2")
+    return Note((step,), (height, width, *matrix), (int(height), int(width)))
+
+
+def affine_v2(
+    image: Input,
+    angle: Any,
+    translate: Any,
+    scale: Any,
+    shear: Any,
+    interpolation: Any = "nearest",
+    fill: Any = None,
+    center: Any = None,
+) -> Note | None:
+    shear = [shear, 0.0] if isinstance(shear, Real) else list(shear) * (3 - len(shear))
+    if len(translate) != 2 or len(shear) != 2 or not scale > 0:
+        return None
+    step = _warp(warp.Affine, image, interpolation, fill)
+    center = center and list(map(_number, center))
+    translate, shear = map(_number, translate), list(map(_number, shear))
+    numbers = warp.affine(image.size, step, _number(angle), list(translate), _number(scale), shear, center, "v2")
+    return Note((step,), numbers, image.size)
+
+
+def perspective_v1(
+    image: Input, perspective_coeffs: Any, interpolation: Any = "bilinear", fill: Any = None
+) -> Note | None:
+    step = _warp(warp.Perspective, image, interpolation, fill)
+    return _one(step, image, *map(_number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
+
+
+def perspective_v2(
+    image: Input,
+    startpoints: Any,
+    endpoints: Any,
+    interpolation: Any = "bilinear",
+    fill: Any = None,
+    coefficients: Any = None,
+) -> Note | None:
+    if coefficients is None:
+        coefficients = F._get_perspective_coeffs(startpoints, endpoints)
+    elif startpoints is not None and endpoints is not None:
+        return None
+    return perspective_v1(image, coefficients, interpolation, fill)
+
+
+# --- colors -----------------------------------------------------------------------------------------------------------
+
+
+def _adjust(kind: type[color.Adjustment], keeps_grey: bool = False) -> Noter:
+    """Return the function for adjustments by a factor. ``keeps_grey``: whether torchvision returns a grey tensor."""
+
+    def note(image: Input, *args: Any, **kwargs: Any) -> Note | None:
+        (factor,) = map(_number, (*args, *kwargs.values()))
+        if factor < 0 or (keeps_grey and image.state.channels == 1):
+            return None
+        return _one(kind("tensor", image.version), image, factor)
+
+    return note
+
+
+def adjust_hue(image: Input, hue_factor: Any) -> Note | None:
+    if image.state.channels == 1 or not -0.5 <= _number(hue_factor) <= 0.5:
+        return None
+    return _one(color.Hue("tensor", image.version), image, color.hue_shift(float(hue_factor), "tensor"))
+
+
+def adjust_sharpness(image: Input, sharpness_factor: Any) -> Note | None:
+    if min(image.size) <= 2 or _number(sharpness_factor) < 0:
+        return None
+    return _one(color.Sharpness("tensor", image.version), image, float(sharpness_factor))
+
+
+def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
+    """Note a table of levels, if torch's rounding, which depends on the position of a pixel, cannot change one."""
+    if image.state.dtype != "uint8" or _number(gamma) < 0:
+        return None
+    exact = np.minimum(_number(gain) * (np.arange(256) / 255) ** float(gamma), 1) * 255.999
+    if image.state.channels not in (1, 3) or gain < 0 or (abs(exact - exact.round())[exact > 0] < 1e-4).any():
+        return None
+    return _one(given.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
+
+
+def posterize(image: Input, bits: Any) -> Note | None:
+    if image.state.dtype != "uint8" or not 1 <= operator.index(bits) <= 7:
+        return None
+    return _one(color.Posterize("tensor", image.version), image, float(bits))
+
+
+def solarize(image: Input, threshold: Any) -> Note | None:
+    if _number(threshold) > (255 if image.state.dtype == "uint8" else 1):
+        return None
+    step = color.Solarize("tensor", image.version)
+    return _one(step, image, color.solarize_threshold(float(threshold), "tensor"))
+
+
+def autocontrast(image: Input) -> Note:
+    return _one(color.Autocontrast("tensor", image.version), image)
+
+
+def equalize(image: Input) -> Note | None:
+    return _one(color.Equalize("tensor", image.version), image) if image.state.dtype == "uint8" else None
+
+
+def invert(image: Input) -> Note:
+    return _one(color.Invert(), image)
+
+
+def permute_channels(image: Input, permutation: Any) -> Note | None:
+    if image.state.channels != 3 or sorted(permutation) != [0, 1, 2]:
+        return None
+    return _one(color.ChannelOrder(), image, *map(float, permutation))
+
+
+def rgb_to_grayscale(image: Input, num_output_channels: Any = 1) -> Note | None:
+    if num_output_channels not in (1, 3):
+        return None
+    if image.state.channels == 1 and (num_output_channels == 1 or image.version == "v1"):
+        return Note((), (), image.size)
+    return _one(color.Grayscale(int(num_output_channels), "tensor", image.version), image)
+
+
+def grayscale_to_rgb(image: Input) -> Note | None:
+    return rgb_to_grayscale(image, 3) if image.state.channels == 1 else None
+
+
+# --- blur and erasing -------------------------------------------------------------------------------------------------
+
+
+def gaussian_blur(image: Input, kernel_size: Any, sigma: Any = None) -> Note | None:
+    window = [kernel_size] * 2 if isinstance(kernel_size, int) else list(map(operator.index, kernel_size))
+    sigmas = [side * 0.15 + 0.35 for side in window] if sigma is None else sigma
+    sigmas = [*map(_number, sigmas if isinstance(sigmas, (list, tuple)) else [sigmas])]
+    if len(window) != 2 or len(sigmas) > 2 or len(set(sigmas)) != 1 or sigmas[0] <= 0:
+        return None
+    height, width = window[::-1]
+    is_small = height // 2 < image.size[0] and width // 2 < image.size[1]
+    return _one(augment.Blur((height, width)), image, sigmas[0]) if is_small and height % 2 and width % 2 else None
+
+
+def erase(image: Input, i: Any, j: Any, h: Any, w: Any, v: Any, inplace: Any = False) -> Note | None:
+    top, left, height, width = box = tuple(map(operator.index, (i, j, h, w)))
+    channels, is_levels = image.state.channels, image.state.dtype == "uint8"
+    if min(box) < 0 or top + height > image.size[0] or left + width > image.size[1] or not height * width:
+        return None
+    if v.ndim <= 3 and v.numel() in (1, channels) and v.shape[:-3] + v.shape[-2:] in ((), (1, 1)):
+        values = v.reshape(-1).tolist() * (channels // v.numel())
+        values = list(map(int, values)) if is_levels else values
+        if is_levels and not all(0 <= value <= 255 for value in values):
+            return None
+        return _one(augment.EraseByColor(channels), image, *box, *values)._replace(in_place=bool(inplace))
+    if is_levels or v.dtype is not torch.float32 or v.shape != (channels, height, width):
+        return None
+    noise = augment.to_hwc(v.detach().clone())
+    return _one(augment.EraseWithNoise(), image, *box, noise)._replace(in_place=bool(inplace))
+
+
+# --- conversions ------------------------------------------------------------------------------------------------------
+
+
+def to_dtype(image: Input, dtype: Any = torch.float, scale: Any = False) -> Note | None:
+    if dtype is not torch.float32 or image.state.dtype != "uint8":
+        return None
+    return _one(ToFloat(bool(scale), image.version), image)
+
+
+def convert_image_dtype(image: Input, dtype: Any = torch.float) -> Note | None:
+    return to_dtype(image, dtype, True)
+
+
+def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note | None:
+    if image.state.dtype != "float32":
+        return None
+    step: Normalize = normalization(mean, std, image.state)
+    return _one(step, image)._replace(in_place=bool(inplace))
+
+
+def to_pil_image(image: Input, mode: Any = None) -> Note | None:
+    expected: Literal["RGB", "L"] = "RGB" if image.state.channels == 3 else "L"
+    return _one(given.ToPIL(), image) if image.state.dtype == "uint8" and mode in (None, expected) else None
+
+
+V1: dict[str, Noter] = {
+    "hflip": horizontal_flip,
+    "vflip": vertical_flip,
+    "crop": crop,
+    "pad": pad,
+    "resize": resize_v1,
+    "rotate": rotate_v1,
+    "affine": affine_v1,
+    "perspective": perspective_v1,
+    "adjust_brightness": _adjust(color.Brightness),
+    "adjust_contrast": _adjust(color.Contrast),
+    "adjust_saturation": _adjust(color.Saturation, keeps_grey=True),
+    "adjust_hue": adjust_hue,
+    "adjust_gamma": adjust_gamma,
+    "adjust_sharpness": adjust_sharpness,
+    "posterize": posterize,
+    "solarize": solarize,
+    "autocontrast": autocontrast,
+    "equalize": equalize,
+    "invert": invert,
+    "rgb_to_grayscale": rgb_to_grayscale,
+    "gaussian_blur": gaussian_blur,
+    "erase": erase,
+    "convert_image_dtype": convert_image_dtype,
+    "normalize": normalize,
+}
+"""Functions of ``_functional_tensor``, in which the functions and classes of v1 end."""
+
+V2: dict[str, Noter] = {
+    **{name: V1[name] for name in V1 if name not in ("hflip", "vflip", "convert_image_dtype")},
+    "horizontal_flip": horizontal_flip,
+    "vertical_flip": vertical_flip,
+    "center_crop": center_crop,
+    "resized_crop": resized_crop,
+    "resize": resize_v2,
+    "rotate": rotate_v2,
+    "affine": affine_v2,
+    "perspective": perspective_v2,
+    "permute_channels": permute_channels,
+    "grayscale_to_rgb": grayscale_to_rgb,
+    "to_dtype": to_dtype,
+}
+"""Kernels of ``v2.functional``, without their suffix "_image"."""
