@@ -166,7 +166,7 @@ an image is made by the settings that its transform has later
     transforms/chain.py:Chain.then | _frozen_copy(transform) => transform
     integration/test_called_transforms.py
 an operation writes over an image that something else uses, too
-    workers/packing.py:_ContentPickler._is_used_once | self._use_counts[output.output, run] == 1 => True
+    workers/packing.py:_ContentPickler._is_used_once | self._use_counts[place[0] + output.output, place[1]] == 1 => True
     data/test_lazy_tensor.py
 a change in place does not reach the views of a tensor
     data/lazy_tensor.py:_is_unshared | all((other is first for other in _aliases(first))) => True
@@ -246,7 +246,7 @@ behind a small first batch the engines decode a few images of each batch, and CU
     dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_plan_server.py
 the images of a batch are turned round, and its labels are not
-    workers/packing.py:_ContentPickler._assign_batch | list(calls) => list(reversed(calls))
+    workers/packing.py:_ContentPickler._assign_batch | calls_of_run.add(calls, merges) => calls_of_run.add(calls[::-1], merges)
     integration/test_same_batches.py integration/test_faults_structure.py
 an image that is used twice takes the next one's place
     workers/packing.py:_ContentPickler._assign_row | (0, run, len(self.runs[run])) => (0, run, len(self.runs[run]) - 1)
