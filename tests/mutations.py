@@ -246,7 +246,7 @@ behind a small first batch the engines decode a few images of each batch, and CU
     dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_plan_server.py
 the images of a batch are turned round, and its labels are not
-    workers/packing.py:_ContentPickler._assign_batch | calls_of_run.add(calls, merges) => calls_of_run.add(calls[::-1], merges)
+    workers/packing.py:_ContentPickler._assign_batch | add(calls, merges) => add(calls[::-1], merges)
     integration/test_same_batches.py integration/test_faults_structure.py
 an image that is used twice takes the next one's place
     workers/packing.py:_ContentPickler._assign_row | (0, run, len(self.runs[run])) => (0, run, len(self.runs[run]) - 1)
