@@ -1,12 +1,12 @@
-"""What does a transform cost behind a random crop?
+"""How much does a transform cost after a random crop?
 
-    python benchmarks/transforms.py                # on a GPU where there is one
+    python benchmarks/transforms.py                # on a GPU if there is one
     python benchmarks/transforms.py --device cpu
 
-Each transform stands behind RandomResizedCrop(224) of JPEGs of about 500 x 375, and other sizes in its place. On a
-GPU: images a second of DALI's decoder and the kernels, fed as fast as they take them, and as a share of the same
-without the transform. On the CPU, where DALI resizes: CPU time for an image, with one thread, by DALI and by
-torchvision with Pillow. Rounds are interleaved; medians. Appends one JSON line to benchmarks/results/transforms.jsonl.
+Each transform follows RandomResizedCrop(224) of JPEGs of about 500 x 375 pixels; some replace it. On a GPU, measures
+the images per second of DALI's decoder and the kernels, whose inputs are packed in advance. On the CPU,
+measures CPU time per image of DALI with one thread, and of Pillow and torchvision. Rounds are interleaved, and medians
+reported. Appends one JSON line to benchmarks/results/transforms.jsonl.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import io
+import itertools
 import json
 import statistics
 import sys
@@ -31,94 +32,88 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from tqdm import tqdm
 
-from proxyloader import EncodedImage, compile_transforms
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.dali.program_server import ProgramServer, get_decoder
-from proxyloader.kernels.launcher import Launcher
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.transformed import TransformedImage
+from proxyloader.kernels.operations import build_schedule
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.config import machine
+from proxyloader.transforms.chain import START
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
+CROP = transforms.RandomResizedCrop(224)
 RESIZES: dict[str, list[Any]] = {
-    "plain": [],
+    "crop": [CROP],
     "crop of 64": [transforms.RandomResizedCrop(64)],
-    "crop of 127": [transforms.RandomResizedCrop(127)],
-    "crop of 128": [transforms.RandomResizedCrop(128)],
     "whole to a square": [transforms.Resize((224, 224))],
     "whole to a shorter side": [transforms.Resize(256), transforms.CenterCrop(224)],
     "crop of uint8 tensors": [v2.PILToTensor(), v2.RandomResizedCrop(224)],
-    "square of uint8 tensors": [v2.PILToTensor(), v2.Resize((224, 224))],
 }
-CASES: dict[str, list[Any]] = RESIZES | {
-    "brightness": [transforms.ColorJitter(0.4)],
-    "contrast": [transforms.ColorJitter(0, 0.4)],
-    "saturation": [transforms.ColorJitter(0, 0, 0.4)],
-    "hue": [transforms.ColorJitter(0, 0, 0, 0.1)],
-    "grey": [transforms.RandomGrayscale(1)],
-    "invert": [transforms.RandomInvert(1)],
-    "posterize": [transforms.RandomPosterize(3, 1)],
-    "solarize": [transforms.RandomSolarize(99, 1)],
-    "sharpness": [transforms.RandomAdjustSharpness(2, 1)],
-    "autocontrast": [transforms.RandomAutocontrast(1)],
-    "equalize": [transforms.RandomEqualize(1)],
-    "rotation": [transforms.RandomRotation(30)],
-    "rotation, bilinear": [transforms.RandomRotation(30, BILINEAR)],
-    "affine, bilinear": [transforms.RandomAffine(20, (0.1, 0.1), (0.9, 1.1), interpolation=BILINEAR)],
-    "perspective": [transforms.RandomPerspective(0.5, 1)],
-    "blur": [transforms.GaussianBlur(5)],
-    "ColorJitter": [transforms.ColorJitter(0.4, 0.4, 0.4, 0.1)],
-    "RandAugment": [transforms.RandAugment()],
-    "TrivialAugmentWide": [transforms.TrivialAugmentWide()],
-    "AutoAugment": [transforms.AutoAugment()],
-    "AugMix": [transforms.AugMix()],
+AUGMENTATIONS: dict[str, Any] = {
+    "ColorJitter": transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
+    "contrast": transforms.ColorJitter(0, 0.4),
+    "equalize": transforms.RandomEqualize(1),
+    "sharpness": transforms.RandomAdjustSharpness(2, 1),
+    "affine, bilinear": transforms.RandomAffine(20, (0.1, 0.1), (0.9, 1.1), interpolation=BILINEAR),
+    "perspective": transforms.RandomPerspective(0.5, 1),
+    "blur": transforms.GaussianBlur(5),
+    "RandAugment": transforms.RandAugment(),
+    "TrivialAugmentWide": transforms.TrivialAugmentWide(),
+    "AutoAugment": transforms.AutoAugment(),
+    "AugMix": transforms.AugMix(),
 }
-CROPS = transforms.RandomResizedCrop, v2.RandomResizedCrop
-MOST_BATCHES = 4
-"""Drawn in advance, and given in turn."""
+CASES = RESIZES | {name: [CROP, transform] for name, transform in AUGMENTATIONS.items()}
+"""On the CPU, only ``RESIZES``: torchvision runs the others in the workers."""
+
+BATCHES = 4
+"""Number of batches with different random parameters."""
 
 
 class Case:
-    """A transform, its pipeline, and batches that are drawn already."""
+    """A transform, the queue that runs it, and the arguments of ``submit`` for several batches."""
 
-    def __init__(self, added: list[Any], files: list[bytes], device_id: int | None) -> None:
-        has_size = any(isinstance(each, (transforms.Resize, v2.Resize, *CROPS)) for each in added)
-        is_tensor = any(isinstance(each, v2.PILToTensor) for each in added)
-        first = [] if has_size else [transforms.RandomResizedCrop(224)]
+    def __init__(self, parts: list[Any], files: list[bytes], on_gpu: bool) -> None:
+        is_tensor = any(isinstance(each, v2.PILToTensor) for each in parts)
         last = transforms.ConvertImageDtype(torch.float32) if is_tensor else transforms.ToTensor()
-        self.transform = transforms.Compose([*first, *added, last])
-        compiled = compile_transforms(self.transform)
-        self.server: PlanServer | ProgramServer
-        if device_id is None:
-            self.server = PlanServer(compiled.plan, PipelineOptions(len(files), num_threads=1), OutputFormat())
+        self.transform, self.files = transforms.Compose([*parts, last]), files
+        chain = START.through(self.transform)
+        assert chain is not None
+        self.batches: list[tuple[Any, ...]] = []
+        for _ in range(BATCHES):
+            calls = [TransformedImage.sample(EncodedImage.from_bytes(data), chain) for data in files]
+            inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
+            if on_gpu:
+                images = [(chain.plan, call.image.size[::-1], call.row.packed()) for call in calls]
+                self.batches.append((inputs[:1], build_schedule(images, None, False)))
+            else:
+                self.batches.append((inputs,))
+        self.server: Any
+        if on_gpu:
+            self.server = ProgramServer(get_decoder(PipelineOptions(len(files), device_id=0, num_threads=4)))
         else:
-            decoder = get_decoder(PipelineOptions(len(files), device_id=device_id, num_threads=4))
-            launcher = Launcher(device_id, torch.float32, channels_last=False)
-            self.server = ProgramServer(decoder, compiled.plan, launcher, OutputFormat())
-        self.files = files
-        self.batches = []
-        for _ in range(1 if device_id is None else MOST_BATCHES):
-            calls = [compiled.sample(EncodedImage.from_bytes(data)) for data in files]
-            self.batches.append([list(arrays) for arrays in zip(*(call.inputs for call in calls))])
-        self.server.collect(self.server.submit(self.batches[0]))
+            self.server = PlanServer(chain.plan, PipelineOptions(len(files), num_threads=1), OutputFormat())
+        self.server.collect(self.server.submit(*self.batches[0]))
 
-    def images_per_s(self, runs: int) -> float:
-        tickets = [self.server.submit(self.batches[k % MOST_BATCHES]) for k in range(2)]
+    def images_per_s(self, runs: int = 25) -> float:
+        batches = itertools.cycle(self.batches)
+        submitted = [self.server.submit(*next(batches)) for _ in range(2)]
         start = time.perf_counter()
-        for k in range(runs):
-            tickets.append(self.server.submit(self.batches[k % MOST_BATCHES]))
-            self.server.collect(tickets.pop(0))
+        for _ in range(runs):
+            submitted.append(self.server.submit(*next(batches)))
+            self.server.collect(submitted.pop(0))
         torch.cuda.synchronize()
-        took = time.perf_counter() - start
-        for ticket in tickets:
-            self.server.collect(ticket)
-        return runs * len(self.files) / took
+        spent = time.perf_counter() - start
+        for each in submitted:
+            self.server.collect(each)
+        return runs * len(self.files) / spent
 
     def cpu_ms(self) -> tuple[float, float]:
-        """(DALI's, torchvision's) CPU time for an image."""
+        """Return the CPU time per image of DALI and of torchvision in milliseconds."""
         start = time.process_time()
-        self.server.collect(self.server.submit(self.batches[0]))
+        self.server.collect(self.server.submit(*self.batches[0]))
         middle = time.process_time()
         for data in self.files:
             self.transform(Image.open(io.BytesIO(data)).convert("RGB"))
@@ -131,46 +126,38 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="in a batch (default: 256 on a GPU, 32 on the CPU)")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", nargs="*", help="cases whose names contain one of these; plain is always there")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases whose names contain one of these")
     parser.add_argument("--out", default=Path(__file__).parent / "results" / "transforms.jsonl", type=Path)
     args = parser.parse_args()
     on_gpu = args.device == "cuda"
-    args.images = args.images or (256 if on_gpu else 32)
+    images = args.images or (256 if on_gpu else 32)
     torch.set_num_threads(1)
-    root = make_dataset(Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{args.images}", images=args.images)
+    root = make_dataset(Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{images}", images=images)
     files = [Path(path).read_bytes() for path, _ in ImageFolder(str(root)).samples]
-    wanted = {
-        name: added
-        for name, added in (CASES if on_gpu else RESIZES).items()
-        if name == "plain" or not args.only or any(part in name for part in args.only)
-    }
-    if args.only and len(wanted) == 1:
-        parser.error(f"--only {' '.join(args.only)}: no case has that in its name; there are {', '.join(CASES)}")
-    cases = {
-        name: Case(added, files, 0 if on_gpu else None)
-        for name, added in tqdm(wanted.items(), desc="pipelines", disable=None)
-    }
+    known = CASES if on_gpu else RESIZES
+    wanted = {name: parts for name, parts in known.items() if any(part in name for part in args.only)}
+    if not wanted:
+        parser.error(f"--only {' '.join(args.only)}: no case has that in its name; there are {', '.join(known)}")
+    cases = {name: Case(parts, files, on_gpu) for name, parts in tqdm(wanted.items(), desc="pipelines", disable=None)}
     rounds: dict[str, list[Any]] = {name: [] for name in cases}
     for _ in tqdm(range(args.rounds), desc="rounds", disable=None):
         for name, case in cases.items():
-            rounds[name].append(case.images_per_s(25) if on_gpu else case.cpu_ms())
-    table = Table("transform", *(["images/s", "of plain"] if on_gpu else ["DALI, ms", "torchvision, ms"]))
+            rounds[name].append(case.images_per_s() if on_gpu else case.cpu_ms())
+    table = Table("transform", *(["images/s"] if on_gpu else ["DALI, ms", "torchvision, ms"]))
     found: dict[str, Any] = {}
     for name, values in rounds.items():
         if on_gpu:
             found[name] = {"images_per_s": round(statistics.median(values), 1)}
-            share = found[name]["images_per_s"] / found["plain"]["images_per_s"]
-            table.add_row(name, f"{found[name]['images_per_s']:,.0f}", f"{share:.2f}")
         else:
             dali, stock = (round(statistics.median(each), 3) for each in zip(*values))
             found[name] = {"dali_cpu_ms_per_image": dali, "torchvision_cpu_ms_per_image": stock}
-            table.add_row(name, f"{dali:.2f}", f"{stock:.2f}")
+        table.add_row(name, *(f"{value:,.2f}" for value in found[name].values()))
     record = {
         "date": datetime.date.today().isoformat(),
         "benchmark": "transforms",
         "command": " ".join(["python", *sys.argv]),
         "machine": machine(),
-        "images": args.images,
+        "images": images,
         "device": args.device,
         "cases": found,
     }

@@ -1,4 +1,4 @@
-"""The README and the pages of docs/ are true: messages, links, examples, and the table of transforms."""
+"""The README and the pages of docs/ are true: messages, links, examples, and the lists of classes."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import ast
 import builtins
 import json
 import re
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 import proxyloader
 from proxyloader import ProxyLoaderError, errors
+from proxyloader.transforms.chain import classes_with_rules
+from proxyloader.transforms.registry import load_timm_rules
 
 from . import scripts
 from .imports import PACKAGE
@@ -69,19 +69,12 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
     assert set(proxyloader.__all__) <= set(described)
 
 
-def test_the_page_of_transforms_has_the_tables_that_the_rules_make_with_a_row_for_each_class() -> None:
-    table = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "transform_table.py")))
-    rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \|", table.build_translated_table(), re.MULTILINE)
-    named = {
-        (cls.__name__, cls.__module__.startswith("timm."))
-        for group in table.group_translated_classes()
-        for cls in group
-    }
-    assert {(name, versions == "timm") for name, versions in rows} == named
-    assert ("RandomResizedCrop", False) in named and ("RandomResizedCropAndInterpolation", True) in named
-    assert "`MixUp`" in table.build_refused_table()
-    remake = "docs/transforms.md is not what the rules make: run python docs/transform_table.py --write"
-    assert table.update_tables(table.PAGE.read_text()) == table.PAGE.read_text(), remake
+def test_the_page_of_transforms_names_every_class_that_is_drawn_at_once() -> None:
+    load_timm_rules()
+    section = (ROOT / "docs" / "transforms.md").read_text().split("## Classes drawn at once")[1].split("\n## ")[0]
+    listed = {name for item in section.split("\n- ")[1:] for name in re.findall(r"`(\w+)`", item.split("\n\n")[0])}
+    known = {cls.__name__ for cls in classes_with_rules()} - {"ImageClassification"}  # the transforms() of weights
+    assert listed == known
 
 
 WHOLE_PROGRAM = """

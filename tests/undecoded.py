@@ -42,7 +42,7 @@ def in_worker() -> Iterator[None]:
 
 
 def image_calls_in(content: Any) -> list[Any]:
-    """The calls of compiled transforms in a sample or a batch, each once."""
+    """The undecoded images in a sample or a batch, each once."""
     nodes = [each._node if isinstance(each, LazyTensor) else each for each in tree_leaves(content)]
     calls = [each.call for each in nodes if isinstance(each, ProxySample)]
     calls += [call for each in nodes if isinstance(each, ProxyBatch) for call in each.run.calls]

@@ -2,7 +2,7 @@
 
 NOTE [ Deferred decoding ]
 ``Image.open`` looks up the opener of a format in Pillow's registry. The replacement reads the whole JPEG, but defers
-decoding until a pixel is accessed. So code that opens, converts and copies an image before it calls a compiled
+decoding until a pixel is accessed. So code that opens, converts and copies an image before it calls a
 transform passes the bytes of the file on to DALI. All other code gets Pillow's pixels.
 
 This applies to all threads of a worker of a loader whose images DALI decodes. Without workers, it applies to the thread

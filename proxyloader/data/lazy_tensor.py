@@ -1,8 +1,8 @@
 """LazyTensor: a tensor whose values are computed on first use. Runs where the dataset runs.
 
 NOTE [ Lazy tensors ]
-A compiled transform returns tensors without values, because DALI computes them later for the whole batch. Their shape
-and dtype are known. Torch operations on such a tensor are recorded and replayed on the loader's device. So a dataset
+A transform returns tensors without values, because DALI computes them later for the whole batch. Their shape and dtype
+are known. Torch operations on such a tensor are recorded and replayed on the loader's device. So a dataset
 may compute ``transform(image) * 2``, and a collate_fn may stack, mix and crop, and both draw random numbers in the same
 order as with the stock loader.
 

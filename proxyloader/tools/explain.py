@@ -33,7 +33,7 @@ from ..data.deferral import MAX_UNUSED_SAMPLES, Deferral, deferring
 from ..data.encoded_image import EncodedImage
 from ..data.lazy_image import is_lazy
 from ..data.lazy_tensor import LazyTensor, is_materialized
-from ..data.placeholders import ProxySample
+from ..data.placeholders import ProxyBatch, ProxySample
 from ..data.recorded import Operation, flatten
 from ..data.transformed import TransformedImage, find_caller, pixel_uses
 from ..kernels.support import find_obstacle
@@ -261,7 +261,9 @@ def _observe(get: Callable[[], Any], seed: int, on_gpu: bool) -> _Run:
     with _deferring(on_gpu), _watching() as (calls, opened):
         sample = get()
     nodes = list(_iter_nodes([each._node for each in _find_lazy(sample)]))
-    plans = [node.call.plan for node in nodes if isinstance(node, ProxySample)]  # type: ignore[attr-defined]
+    images = [node.call for node in nodes if isinstance(node, ProxySample)]
+    images += [call for node in nodes if isinstance(node, ProxyBatch) for call in node.run.calls]  # of a stack
+    plans = [call.plan for call in images]  # type: ignore[attr-defined]
     if pixel_uses.count > before:
         pixels = pixel_uses.why or "pixels are used"
     elif plans or any(map(is_lazy, tree_leaves(sample))):

@@ -1,4 +1,4 @@
-"""Plan: the frozen steps that a Compose compiles to. Steps sample parameters per image and do not depend on DALI.
+"""Plan: the frozen steps of all calls on an image. Steps sample parameters per image and do not depend on DALI.
 
 The parameters of an image are a row: each step owns some of its columns, and arrays such as noise follow them. The
 worker fills the row with the parameter code of torchvision or timm, using the default generators. On the GPU, kernels

@@ -63,8 +63,8 @@ class Packer:
         run_size: maximum number of samples in a pipeline run.
         batched: whether it packs lists of samples, not single samples.
         keep_samples: whether to also pickle each sample separately, so that samples can be removed from the batch.
-        has_images: whether the loader has plans or a server. If not, the dataset may still have compiled transforms
-            that the loader did not find.
+        has_images: whether the loader has plans or a server. If not, the dataset may still open JPEGs and call
+            transforms that the loader did not find.
         plans: keys of the plans that the loader knows.
         deferral: the dataset's Deferral, or None if its images are not deferred.
         kernel_output: the output format of the kernels; None: no kernels transform the images.
@@ -188,7 +188,7 @@ class Packer:
         unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
         for plan, images in unknown.items():
             if why := self._find_obstacle(plans[plan]):
-                pixel_uses.explain(why)  # a transform that the user has compiled
+                pixel_uses.explain(why)  # the calls were checked one by one, not all of them together
                 rejected.add(plan)
                 continue
             is_single = images == 1 and len(calls) > 1 and plan not in self._single

@@ -23,8 +23,8 @@ from .emulation import run, where
 RESIZE = plan_for(v2.Compose([v2.RandomApply([v2.Resize((30, 40))]), v2.PILToTensor()]))
 JITTER = plan_for(v2.Compose([v2.ColorJitter(0.5, 0.5, 0.5, 0.1), v2.PILToTensor()]))
 
-OTHERS = """OneOf Views Mixture Crop ReflectedCrop Flip IndexSelect Invert ChannelOrder Posterize Solarize SolarizeAdd
-            Blur Erase EraseByColor EraseWithNoise ToTensor ToFloat Normalize Transpose Table"""
+OTHERS = """OneOf Mixture Crop ReflectedCrop Flip IndexSelect Invert ChannelOrder Posterize Solarize SolarizeAdd
+            Blur Erase EraseByColor EraseWithNoise ToTensor ToFloat Normalize Transpose Table ToPIL"""
 """Steps that move pixels, map levels by a table, or have torch's arithmetic."""
 
 

@@ -42,13 +42,12 @@ for_gpu = pytest.mark.usefixtures("emulated_gpu")
 
 USE_PIXELS = {
     "SSD of tensors": "torchvision computes tensors with operations that need values",
-    "blurred label map": "torchvision blurs a PIL image as a tensor, by a convolution",
     "mosaic": "a tensor that a dataset makes is no Canvas",
     "NumPy": "arrays have pixels",
 }
 """Why images are decoded in the workers."""
 
-IMAGES = {"DINO": 5, "mixed up": 2, "copied and pasted": 2}
+IMAGES = {"mixed up": 2, "copied and pasted": 2}
 """Number of images of a sample, unless it is one."""
 
 
@@ -113,7 +112,8 @@ def assert_late(loader: Any, images: int) -> None:
 @for_gpu
 @pytest.mark.parametrize("name", PIPELINES)
 def test_pipeline(scenes: list[Scene], name: str) -> None:
-    loader = assert_same_batches(Scenes(scenes, PIPELINES[name]))
+    # The kernel sums a blur in another order than torch's convolution, so a few levels differ by 1.
+    loader = assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=1e-5 * (name == "blurred label map"))
     if name not in USE_PIXELS:
         assert_late(loader, len(scenes) * IMAGES.get(name, 1))
 

@@ -84,6 +84,11 @@ class TestTransforms:
         assert found.operations == ("mul", "sub")
         assert found.on_gpu == "CUDA kernels" and found.on_cpu.startswith("the workers: pixels are used at ")
 
+    def test_stacked_crops_use_no_pixels(self) -> None:
+        stack = v1.Lambda(lambda crops: torch.stack([v1.ToTensor()(crop) for crop in crops]))
+        found = explain(v1.Compose([v1.FiveCrop(32), stack]))
+        assert (found.pixels, found.on_gpu, found.output) == ("", "CUDA kernels", "float32 (5, 3, 32, 32) on cuda")
+
     def test_code_that_uses_pixels_is_named_after_what_was_recorded_before(self) -> None:
         found, line = explain(with_numpy), line_of(with_numpy, "asarray")
         assert found.steps == (f"{line}: Crop 0, 0, 9, 9",)
