@@ -179,9 +179,11 @@ def assert_recorded(late: Any, stock: Any) -> None:
         lambda F, t: (v := t[:, 3:], F.erase(t, 3, 4, 20, 30, torch.tensor(7), True), v)[2],
         lambda F, t: F.erase(F.convert_image_dtype(t), 3, 4, 20, 30, torch.rand(3, 20, 30)),
         lambda F, t: F.perspective(t, *QUAD, Mode.BILINEAR).float().mean(),
+        lambda F, t: F.hflip(F2.jpeg(F.vflip(t), 50)),
     ],
 )
 @pytest.mark.parametrize("start", ["v1", "v2"])
+@pytest.mark.filterwarnings("ignore:The image decoding")
 def test_result_is_torchvisions(change: Callable[[Any, Any], Any], F: Any, start: str) -> None:
     """Whether the call is recorded, replayed or computed."""
     found = []
