@@ -377,6 +377,9 @@ def test_torchcodec_is_deferred(orientation: int, tmp_path: Path) -> None:
                     assert is_materialized(late) and torch.equal(materialize(late), stock)
                 else:
                     assert_recorded(late, stock)
+            with opened_late(on_gpu=False):
+                late = decode(source)
+                assert is_materialized(late) == (orientation != 1) and torch.equal(materialize(late), decode(source))
 
 
 def test_torchcodec_decodes_what_is_no_rgb() -> None:
