@@ -322,6 +322,14 @@ def test_crop_shares_memory_with_its_image() -> None:
         assert isinstance(get_values(cropped), tv_tensors.Image)
 
 
+def test_change_in_place_reaches_the_views_of_an_image() -> None:
+    with opened_late():
+        image = STARTS["v1"]()
+        view = image[:, 3:]
+        F2.erase(image, 3, 4, 20, 30, torch.tensor(7), inplace=True)
+        assert is_materialized(view) and (view[:, :20, 4:34] == 7).all()  # its record would be of the image before
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.parametrize(
     "function",
