@@ -261,7 +261,7 @@ def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times
     server = server_of(plan_for(transform), device, len(files))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
-        calls = image_calls_in(undecoded(transform, files))
+        calls = image_calls_in(undecoded(transform, files, on_gpu=device != "dali"))
         (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
         outputs += output
     return outputs
@@ -274,10 +274,10 @@ def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tens
         return undecoded(transform, files)
 
 
-def undecoded(transform: Any, files: Images) -> list[Any]:
+def undecoded(transform: Any, files: Images, on_gpu: bool = True) -> list[Any]:
     """What the transform returns in a worker, where images are not decoded."""
     whole = transform if isinstance(transform, (v1.Compose, v2.Compose)) else v1.Compose([transform])
-    with opened_late():
+    with opened_late(on_gpu):
         return [whole(opened(data)) for data in files.values()]
 
 

@@ -31,7 +31,7 @@ from ..transforms.chain import START_AS_TENSOR
 from .called_transforms import recording
 from .encoded_image import EncodedImage
 from .lazy_image import APP1_MARKER, create_lazy_image, defers_decoding
-from .lazy_tensor import create_lazy_output, wrap_values
+from .lazy_tensor import create_lazy_output, materialize, wrap_values
 from .recorded import map_leaves
 from .replaced_code import find, original, replacements
 from .transformed import TransformedImage
@@ -66,6 +66,7 @@ def _patch(name: str, operator: Callable[..., torch.Tensor]) -> Callable[..., to
     def hooked(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
         if not defers_decoding():
             return operator(data, mode, apply_exif_orientation)
+        data = materialize(data)  # it may be encoded from an image, as by ``v2.JPEG``
         image = None if apply_exif_orientation else _encode(data, mode)
         if image is None:
             return wrap_values(operator(data, mode, apply_exif_orientation))

@@ -369,9 +369,13 @@ def _record_thumbnail(thumbnail: Callable[..., None]) -> Callable[..., None]:
                 thumbnail(stand_in, *args, **kwargs)
             except Exception:  # Pillow raises its own error
                 stand_in.resized = None
-            transformed = None if stand_in.resized is None else get_transformed(stand_in.resized)
-            if transformed is not None:
-                replace_undecoded(self, transformed)
+            if (resized := stand_in.resized) is not None:
+                transformed = get_transformed(resized)
+                if transformed is not None:
+                    replace_undecoded(self, transformed)
+                else:
+                    self.im = resized.im
+                    vars(self).update(_size=resized.size, _mode=resized.mode)
                 self.readonly = 0
                 return
         thumbnail(self, *args, **kwargs)

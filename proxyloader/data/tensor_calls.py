@@ -193,24 +193,17 @@ def center_crop(image: Input, output_size: Any) -> Note:
 
 
 def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
-    left, top, right, bottom = as_ltrb(padding)
+    height, width = image.size
+    left, top, right, bottom = sides = as_ltrb(padding)
     if padding_mode != "constant":
-        lines = pad_lines(image.size, (left, top, right, bottom), padding_mode)
-        if isinstance(fill, (list, tuple)) or lines is None or not _reflects_once(image.size, padding_mode, padding):
-            return None
-        return select(*lines)
+        most = {"edge": math.inf, "reflect": -1, "symmetric": 0}[padding_mode]  # more than the image; torch's limit
+        lines = pad_lines(image.size, sides, padding_mode)
+        is_valid = max(left, right) <= width + most and max(top, bottom) <= height + most
+        return select(*lines) if lines and is_valid and not isinstance(fill, (list, tuple)) else None
     levels = as_fill(fill, image.state)
     if image.state.dtype == "uint8" and not all(level.is_integer() for level in levels):
         return None
-    height, width = image.size
     return _crop(image, (-top, -left, height + top + bottom, width + left + right), levels)
-
-
-def _reflects_once(size: Size, padding_mode: str, padding: Any) -> bool:
-    """Return whether torch accepts a padding."""
-    left, top, right, bottom = as_ltrb(padding)
-    most = {"edge": math.inf, "reflect": -1, "symmetric": 0}[padding_mode]
-    return padding_mode == "edge" or (max(left, right) <= size[1] + most and max(top, bottom) <= size[0] + most)
 
 
 def resize_v1(image: Input, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Note | None:

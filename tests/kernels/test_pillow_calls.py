@@ -199,6 +199,8 @@ OF_PIXELS: dict[str, Callable[[Any], Any]] = {
     "HSV": lambda i: i.convert("RGB").convert("HSV"),
     "palette": lambda i: i.convert("P"),
     "merge of another image's": lambda i: Image.merge("RGB", [*i.convert("RGB").split()[:2], i.convert("L")]),
+    "merge of a mirrored one": lambda i: Image.merge("RGB", [
+        *i.convert("RGB").split()[:2], i.convert("RGB").transpose(0).getchannel(2)]),
     "composite": lambda i: Image.composite(i, i.transpose(0), i.convert("L")),
     "pasted twice": lambda i: (n := pasted((300, 300), 7, (0, 0))(i), n.paste(i, (99, 99)))[0],
     "pasted with a mask": lambda i: (n := Image.new("RGB", i.size), n.paste(i, None, i.convert("L")))[0],

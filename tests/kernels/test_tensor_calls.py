@@ -179,9 +179,11 @@ def assert_recorded(late: Any, stock: Any) -> None:
         lambda F, t: (v := t[:, 3:], F.erase(t, 3, 4, 20, 30, torch.tensor(7), True), v)[2],
         lambda F, t: F.erase(F.convert_image_dtype(t), 3, 4, 20, 30, torch.rand(3, 20, 30)),
         lambda F, t: F.perspective(t, *QUAD, Mode.BILINEAR).float().mean(),
+        lambda F, t: F.hflip(F2.jpeg(F.vflip(t), 50)),
     ],
 )
 @pytest.mark.parametrize("start", ["v1", "v2"])
+@pytest.mark.filterwarnings("ignore:The image decoding")
 def test_result_is_torchvisions(change: Callable[[Any, Any], Any], F: Any, start: str) -> None:
     """Whether the call is recorded, replayed or computed."""
     found = []
@@ -320,6 +322,14 @@ def test_crop_shares_memory_with_its_image() -> None:
         assert isinstance(get_values(cropped), tv_tensors.Image)
 
 
+def test_change_in_place_reaches_the_views_of_an_image() -> None:
+    with opened_late():
+        image = STARTS["v1"]()
+        view = image[:, 3:]
+        F2.erase(image, 3, 4, 20, 30, torch.tensor(7), inplace=True)
+        assert is_materialized(view) and (view[:, :20, 4:34] == 7).all()  # its record would be of the image before
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")
 @pytest.mark.parametrize(
     "function",
@@ -375,6 +385,9 @@ def test_torchcodec_is_deferred(orientation: int, tmp_path: Path) -> None:
                     assert is_materialized(late) and torch.equal(materialize(late), stock)
                 else:
                     assert_recorded(late, stock)
+            with opened_late(on_gpu=False):
+                late = decode(source)
+                assert is_materialized(late) == (orientation != 1) and torch.equal(materialize(late), decode(source))
 
 
 def test_torchcodec_decodes_what_is_no_rgb() -> None:
