@@ -130,7 +130,8 @@ class Canvas(LazyTensor):  # type: ignore[metaclass]
         if function is torch.Tensor.__setitem__ and isinstance(args[0], Canvas):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args)  # a view, and a copy into it
-        if getattr(function, "__name__", "") in VALUE_METHODS or function == SET_DATA:
+        is_value_method = getattr(function, "__name__", "") in VALUE_METHODS and function is not torch.Tensor.new_tensor
+        if is_value_method or function == SET_DATA:
             for each in flatten((args, kwargs or {})):
                 if isinstance(each, Canvas):
                     each.export()
