@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from .lazy_tensor import SET_DATA, VALUE_METHODS, LazyTensor, is_materialized, to_node
 from .recorded import Node, Operation, can_record, compute_value, flatten, map_leaves, to_meta
+from .transformed import is_materializing
 
 MAX_WRITES = 4096
 """Maximum number of noted writes. Further ones copy the images at once, because a collate_fn may keep its tensor."""
@@ -129,7 +130,8 @@ class Canvas(LazyTensor):  # type: ignore[metaclass]
         if function is torch.Tensor.__setitem__ and isinstance(args[0], Canvas):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args)  # a view, and a copy into it
-        if getattr(function, "__name__", "") in VALUE_METHODS or function == SET_DATA:
+        is_value_method = getattr(function, "__name__", "") in VALUE_METHODS and function is not torch.Tensor.new_tensor
+        if is_value_method or function == SET_DATA:
             for each in flatten((args, kwargs or {})):
                 if isinstance(each, Canvas):
                     each.export()
@@ -198,7 +200,8 @@ class _Canvases(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         is_uniform = function in _UNIFORM
-        if not (is_uniform or function in _UNDEFINED) or not _may_be_for_images(result):
+        is_new = (is_uniform or function in _UNDEFINED) and not is_materializing()
+        if not is_new or not _may_be_for_images(result):
             return result
         fill = result.view(-1)[0].item() if is_uniform else 0
         return Canvas.create(_Painting(result, fill), result)

@@ -107,7 +107,11 @@ def _info_state(image: Image.Image) -> dict[str, Any]:
     info = vars(image).get("info")
     if info is None:
         return {key: value for key, value in vars(image).items() if key in (_HEADER, _INFO)}
-    return {"info": {key: list(value) if isinstance(value, list) else value for key, value in info.items()}}
+    return {"info": _copy_info(info)}
+
+
+def _copy_info(info: dict[str | tuple[int, int], Any]) -> dict[str | tuple[int, int], Any]:
+    return {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
 
 def find_undecoded(image: Image.Image) -> Undecoded | None:
@@ -162,7 +166,7 @@ def hook_pillow() -> None:
             return transformed.image.data
         if name == "info" and _INFO in vars(self):
             transformed, before = vars(self)[_INFO]
-            info = before.info if transformed.keeps_info(before.mode, before.size) else {}
+            info = _copy_info(before.info) if transformed.keeps_info(before.mode, before.size) else {}
             return vars(self).setdefault("info", info)
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:

@@ -49,6 +49,9 @@ MAX_NEW_PLANS = 8
 """Maximum number of plans that are unknown to the loader. Without kernels, torchvision transforms the images of further
 plans, and the first single image of a plan, so that images with individual arguments do not each require a pipeline."""
 
+MAX_CHANNELS = 4
+"""Maximum number of channels of an image."""
+
 KERNELS = "kernels"
 """Key of the server of all images that kernels transform."""
 
@@ -299,8 +302,10 @@ class _ContentPickler:
 
     def recipe(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
         """Return a value or operation that restores a tensor that is not an output of DALI."""
+        if isinstance(value, ProxySample):
+            return compute_value(value)
         if not isinstance(value, ProxyBatch):
-            return compute_value(value) if isinstance(value, ProxySample) else value._node
+            return _contiguous(value) if value.ndim == 3 and value.shape[2] <= MAX_CHANNELS else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
         if not any(map(self._needs_dali, samples)):
             return collate_tensor_fn([compute_value(sample) for sample in samples])  # into shared memory
@@ -347,6 +352,12 @@ class _ContentPickler:
     def _get_file(self, call: ProxyInputs) -> int:
         """Return the id of what is decoded for a call. With kernels, calls of the same image share its decoding."""
         return id(call.image) if self._merges_plans and isinstance(call, TransformedImage) else id(call)
+
+
+def _contiguous(image: LazyTensor) -> Any:
+    """Return what restores an image (H, W, C), which is contiguous as with torch if it is a view of (C, H, W)."""
+    is_dense = isinstance(image._node, Operation) and image._has_known_strides and image.is_contiguous()
+    return Operation("aten.contiguous.default", (image._node,), {}) if is_dense else image._node
 
 
 def _is_transformed(call: ProxyInputs) -> bool:
