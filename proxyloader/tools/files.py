@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from pathlib import Path
@@ -39,6 +38,7 @@ def as_text(table: Any) -> str:
     """Render a rich table without colors, in lines of at most 120 characters."""
     from rich.console import Console
 
-    text = io.StringIO()
-    Console(file=text, width=120, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())
+    console = Console(width=120, color_system=None)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())

@@ -68,15 +68,12 @@ def verify(
     if sound is not None:
         check_can_be_written(sound)
     paths, console, bad = image_files(folder), Console(soft_wrap=True), list[Finding]()
-    with ProgressBar(total=len(paths), desc=folder.name, unit="image", disable=None) as bar:
-        for finding in in_processes(str(folder), check_file, paths, processes or usable_cores(), FILES_PER_TASK):
-            bar.update()
-            if finding.kind != "sound":
-                bad.append(finding)
-                with bar.external_write_mode():
-                    console.print(f"{finding.path}: {finding.kind}: {finding.reason}", markup=False, highlight=False)
-    bad_paths = {finding.path for finding in bad}
-    sound_paths = [path for path in paths if path not in bad_paths]
+    for finding in in_processes(folder.name, check_file, paths, processes or usable_cores(), FILES_PER_TASK):
+        if finding.kind != "sound":
+            bad.append(finding)
+            with ProgressBar.external_write_mode():
+                console.print(f"{finding.path}: {finding.kind}: {finding.reason}", markup=False, highlight=False)
+    sound_paths = sorted({*paths} - {finding.path for finding in bad})
     if sound is not None:
         sound.write_text("".join(f"{path}\n" for path in sound_paths))
     if copy is not None:
@@ -94,10 +91,9 @@ def image_files(folder: Path) -> list[str]:
     """Return the sorted paths of all files in a folder and its subfolders that ``ImageFolder`` would load."""
     from torchvision.datasets.folder import IMG_EXTENSIONS  # imports torch, which the child processes do not need
 
-    paths: list[str] = []
-    for root, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
-        folders.sort()
-        paths += [os.path.join(root, name) for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
+    walk = os.walk(folder, followlinks=True, onerror=_raise)
+    paths = sorted(os.path.join(root, name) for root, _, names in walk for name in names)
+    paths = [path for path in paths if path.lower().endswith(IMG_EXTENSIONS)]
     if not paths:
         raise ValueError(f"{folder} has no files with the suffix of an image, such as .jpg or .png")
     return paths
