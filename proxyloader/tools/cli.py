@@ -91,18 +91,17 @@ def _diagnose(parser: Parser) -> None:
     and the speed with each loader.
 
     Options precede the script; arguments after it are passed to the script. The script trains for several hundred
-    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil,
-    and matplotlib for plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil:
+    pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
     Example:
       proxyloader diagnose train.py --batch-size 256
-      proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90
+      proxyloader diagnose --seconds 120 --json report.json train.py --epochs 90
     """
     _option(parser, "--seconds", "S", _positive, "approximate duration of the measurement", 60)
     _option(parser, "--json", "FILE", Path, "write the report and all measurements to this file", dest="json_file")
-    _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
     _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
 
@@ -119,10 +118,7 @@ def _bench(parser: Parser) -> None:
     --first-epochs measures the start of a script: three epochs of each case in a new process, with the files in the
     page cache, without persistent workers, and with default settings.
 
-    --compare compares with the last record of a file that has the same settings. The speed of proxyloader relative to
-    each other case must be at least 0.9 times that of the record.
-
-    Exit status 1: proxyloader or all cases failed, or proxyloader is slower than in the record.
+    Exit status 1: proxyloader or all cases failed.
 
     Example:
       proxyloader bench
@@ -132,7 +128,6 @@ def _bench(parser: Parser) -> None:
       proxyloader bench --size web
       taskset -c 0-3 proxyloader bench --only torch proxyloader iterator
       proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl
-      proxyloader bench --compare results/bench.jsonl
     """
     _option(parser, "--data", "DIR", Path, DATA_HELP)
     size_help = "of synthetic photographs: 96x96, 500x375, the same with progressive JPEGs, or 3000x2000"
@@ -158,9 +153,7 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--rounds", "N", _positive, "number of rounds", 5)
     _option(parser, "--seconds", "S", float, "minimum duration of a case in a round", 3.0)
     _option(parser, "--only", "CASE", str, "cases to run; --list names all of them", nargs="+")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--first-epochs", action="store_true", help="measure only the first epochs")
-    _option(mode, "--compare", "JSONL", Path, "compare with the last record of this file")
+    parser.add_argument("--first-epochs", action="store_true", help="measure only the first epochs")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     _option(parser, "--out", "JSONL", Path, "results file", Path("bench.jsonl"))
 

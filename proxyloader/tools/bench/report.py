@@ -1,9 +1,8 @@
-"""Record of a benchmark, its table and plot, and the comparison with an earlier record."""
+"""Record of a benchmark, its table and its plot."""
 
 from __future__ import annotations
 
 import datetime
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,10 +18,7 @@ from .config import BenchConfig, Tuning, machine
 from .runner import Outcome, Ranges
 
 METHOD = 3  # version of the measurement; benchmarks/README.md describes the differences
-MIN_RATIO = 0.9  # of the relative speed to an earlier one. Repeated runs differ by up to 10 %
-
 UNRECORDED = ("root", "tuning", "use_defaults", "persistent_workers")  # omitted settings
-MAY_DIFFER = ("date", "benchmark", "command", "cases", "added")  # keys that may differ between compared records
 
 Record = dict[str, Any]
 
@@ -59,43 +55,6 @@ def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return summary
 
 
-def read_last(path: Path) -> Record:
-    """Return the last record of a file. Raise ValueError if there is none."""
-    try:
-        record: Record = json.loads(path.read_text().splitlines()[-1])
-        record["cases"]
-    except (IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: the last line must be a record of proxyloader bench") from error
-    return record
-
-
-def check_comparable(earlier: Record, record: Record, names: Sequence[str]) -> None:
-    """Raise ValueError if two records have different settings, or share too few of the cases ``names``."""
-    before = {"size": "imagenet", "method": 1} | earlier  # for old records
-    before["machine"], record = earlier["machine"]["gpu"], record | {"machine": record["machine"]["gpu"]}
-    if differing := [name for name in record if name not in MAY_DIFFER and before.get(name) != record[name]]:
-        pairs = "; ".join(f"{name} {before.get(name)}, now {record[name]}" for name in differing)
-        raise ValueError(f"the record to compare with has different settings: {pairs}. Use the same options")
-    common = {name for name, case in earlier["cases"].items() if "images_per_s" in case and name in names}
-    if OURS not in common or len(common) == 1:
-        raise ValueError(
-            f"both runs must have {OURS} and another case, as relative speeds are compared; "
-            f"they have in common: {', '.join(sorted(common)) or 'nothing'}"
-        )
-
-
-def find_slowdowns(earlier: Record, record: Record) -> list[str]:
-    """Return a sentence for each case relative to which proxyloader has slowed down."""
-    if "images_per_s" not in (ours := record["cases"].get(OURS, {})):
-        return [f"{OURS} failed: {ours.get('failure', 'it was not run')}"]
-    ratios = [(name, relative_speed(earlier, name), relative_speed(record, name)) for name in earlier["cases"]]
-    return [
-        f"{OURS} has {after:.2f} times the speed of {name}, and had {before:.2f} times"
-        for name, before, after in ratios
-        if before and after and after < MIN_RATIO * before
-    ]
-
-
 def relative_speed(record: Record, name: str) -> float | None:
     """Return our speed relative to another case, both tuned or both with defaults."""
     ours = OURS + DEFAULTS_SUFFIX if name.endswith(DEFAULTS_SUFFIX) else OURS
@@ -112,8 +71,8 @@ COLUMNS = {
 
 
 def make_table(record: Record) -> Table:
-    title = f"{record['machine']['gpu'] or 'CPU'}, {record['machine']['cores']} cores: {record['images']:,} images"
-    table = Table(title=f"{title}, batch {record['batch_size']}, model {record['model']}", box=SIMPLE_HEAD)
+    title = f"{_title(record)}: {record['images']:,} images, batch {record['batch_size']}, model {record['model']}"
+    table = Table(title=title, box=SIMPLE_HEAD)
     table.add_column("case", min_width=max(len(word) for name in record["cases"] for word in name.split()))
     for column in (*COLUMNS, "lowest - highest", "proxyloader is", "setting"):
         table.add_column(column, justify="right", overflow="fold")
@@ -139,6 +98,9 @@ def plot(record: Record, path: Path) -> None:
     colors = ["tab:green" if name.startswith(OURS) else "tab:blue" for name in cases]
     axes.barh(list(cases), speeds, xerr=spread, color=colors, capsize=3)
     axes.invert_yaxis()
-    title = f"{record['machine']['gpu'] or 'CPU'}, {record['machine']['cores']} cores"
-    axes.set(xlabel="images per second", title=title)
+    axes.set(xlabel="images per second", title=_title(record))
     figure.savefig(path, dpi=120)
+
+
+def _title(record: Record) -> str:
+    return f"{record['machine']['gpu'] or 'CPU'}, {record['machine']['cores']} cores"
