@@ -27,11 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argparse raises SystemExit for usage errors, ``--help`` and ``--version``.
     """
-    parsed, unknown = _parser().parse_known_args(argv)
-    options = vars(parsed)
-    (module, function), debug, command = options.pop("handler"), options.pop("debug"), options.pop("command")
-    if unknown:
-        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = vars(_parser().parse_args(argv))
+    (module, function), debug = options.pop("handler"), options.pop("debug")
     try:
         return int(bool(getattr(importlib.import_module(module, __package__), function)(**options)))
     except KeyboardInterrupt:
@@ -43,21 +40,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _pattern(pattern: str, message: str, convert: Callable[[str], Any] = str) -> Callable[[str], Any]:
-    """Return an argument type that accepts text matching a pattern."""
-
-    def parse(text: str) -> Any:
-        if not re.fullmatch(pattern, text):
-            raise argparse.ArgumentTypeError(message.format(text))
-        return convert(text)
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {minimum}, got {text!r}")
+        return int(text)
 
     return parse
 
 
-_size = _pattern(r"\d+x\d+", "must be a size such as 500x375, got {!r}", lambda text: (*map(int, text.split("x")),))
-_device = _pattern(r"cpu|cuda(:\d{1,2})?", "must be cuda, cuda:N or cpu, got {!r}")
-_non_negative = _pattern(r"\d+", "must be an integer >= 0, got {!r}", int)
-_positive = _pattern(r"\d*[1-9]\d*", "must be an integer >= 1, got {!r}", int)
+_non_negative, _positive = _at_least(0), _at_least(1)
+
+
+def _size(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"\d+x\d+", text):
+        raise argparse.ArgumentTypeError(f"must be a size such as 500x375, got {text!r}")
+    width, height = text.split("x")
+    return int(width), int(height)
 
 
 def _demo(parser: Parser) -> None:
@@ -77,7 +76,7 @@ def _demo(parser: Parser) -> None:
     _option(parser, "--images", "N", _positive, "number of images to create, or to use from DIR", 768)
     _option(parser, "--batch-size", "N", _positive, "images per batch (default: 256 with a GPU, 64 without)")
     _option(parser, "--workers", "N", _non_negative, "workers of each loader (default: one per core, at most 16)")
-    _option(parser, "--device", "DEVICE", _device, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
+    _option(parser, "--device", "DEVICE", str, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
     _option(parser, "--steps", "N", _non_negative, "training steps, 0 for none", 30)
     _option(parser, "--out", "PNG", Path, "contact sheet to write (default: demo.png in ~/.cache/proxyloader)")
 
@@ -124,8 +123,6 @@ def _bench(parser: Parser) -> None:
       proxyloader bench
       proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator
       proxyloader bench --model resnet50 --dtype float16 --channels-last
-      proxyloader bench --only torch proxyloader --augment RandAugment AutoAugment
-      proxyloader bench --size web
       taskset -c 0-3 proxyloader bench --only torch proxyloader iterator
       proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl
     """
@@ -291,7 +288,7 @@ def _parser() -> Parser:
             formatter_class=Paragraphs,
         )
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        command.set_defaults(handler=handler, command=command)
+        command.set_defaults(handler=handler)
         declare(command)
     return parser
 

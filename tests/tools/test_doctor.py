@@ -213,7 +213,7 @@ def found_on(
         **{f"pictures {engine} 0": ([pictures], decoder_failure) for engine in ("cpu", "engines", "cuda")},
     }
     machine = Machine(answers, WAIT_S, Path(root))
-    machine.packages = {"pillow": "12.0", **(builds or {})}
+    machine.packages = dict(builds or {})
     return {each.name: each for each in run_checks(machine)}
 
 
@@ -232,8 +232,6 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "two builds": ({"builds": {"nvidia-dali-cuda120": "2.4", "nvidia-dali-cuda130": "2.4"}}, "DALI", "fail",
                    "nvidia-dali-cuda120 2.4; nvidia-dali-cuda130 2.4; built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
-    "old Pillow": ({"builds": {"pillow": "10.4"}}, "Pillow", "warn", "10.4", "pillow>=11"),
-    "Pillow-SIMD": ({"builds": {"pillow": None, "pillow-simd": "9.5"}}, "Pillow", "warn", "9.5", "pillow>=11"),
     "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
     "a GPU without kernels": ({"gpu": {**SEEN, "error": "no image"}}, "GPU 0", "fail", "no image", "torch"),
     "engines": ({}, ENGINES, "ok", "correct pixels: JPEG", ""),
@@ -241,7 +239,6 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "no engines": ({"pictures": BY_CUDA, "engines": "no JPEG engines"}, ENGINES, "ok", "CUDA", ""),
     "wrong on a GPU": ({"pictures": {**PICTURE, "levels_off": 200}}, CUDA, "fail", "200", "cpu"),
     "no decoder": ({"pictures": NO_WEBP}, ON_CPU, "warn", "WebP: y", "Pillow"),
-    "cores near a GPU": ({}, "NUMA", "ok", "nvidia-smi topo -m", ""),
     "no /dev/shm": ({"root": "/nowhere"}, "/dev/shm", "warn", "0 of 0 MB free", "--shm-size"),
 }  # fmt: skip
 
