@@ -40,9 +40,6 @@ import numpy as np
 import pynvml
 import torch
 from numpy.typing import NDArray
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import IterableDataset
@@ -52,7 +49,7 @@ from ..data.dataset import get_length
 from ..data.sharded_sampler import World
 from ..loader.dataloader import DataLoader
 from .bench.config import machine
-from .files import as_text, check_can_be_written
+from .files import check_can_be_written
 from .processes import cpu_seconds
 
 Kind = Literal["stock", "proxyloader"]
@@ -135,25 +132,20 @@ class Diagnosis:
         estimated = {kind: self.figures.step_s(kind) for kind in self.figures.alone}
         return {**dataclasses.asdict(self), "estimated_step_s": estimated}
 
-    def __rich__(self) -> Group:
+    def __str__(self) -> str:
         figures = self.figures
         phases = {"loop as it is": figures.both, "step alone": figures.step}
         phases |= {f"{kind} alone": phase for kind, phase in figures.alone.items()}
-        table = Table("", "ms/step", "images/s", "cores", "GPU", box=None, pad_edge=False)
-        table.columns[0].no_wrap = True
+        rows = [("", "ms/step", "images/s", "cores", "GPU")]
         for name, phase in phases.items():
             gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f} %"
-            table.add_row(name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu)
+            rows.append((name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu))
         for kind in figures.alone:
             step_s = figures.step_s(kind)
-            table.add_row(f"with {kind}, estimated", ms(step_s), figures.speed(step_s))
-        sentences = Table.grid(padding=(0, 1))
-        for sentence in (*self.reasons, *self.suggestions):
-            sentences.add_row("-", Text(sentence))
-        return Group(Text(self.verdict, "bold"), "", table, "", sentences)
-
-    def __str__(self) -> str:
-        return as_text(self)
+            rows.append((f"with {kind}, estimated", ms(step_s), figures.speed(step_s), "", ""))
+        table = ("{:<27}  {:<7}  {:<8}  {:<5}  {}".format(*row).rstrip() for row in rows)
+        sentences = (f"- {sentence}" for sentence in (*self.reasons, *self.suggestions))
+        return "\n".join([self.verdict, "", *table, "", *sentences])
 
 
 def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
@@ -451,11 +443,8 @@ def diagnose_script(script: Path, arguments: Sequence[str], seconds: int, json_f
     importlib.import_module("psutil")  # before the script runs
     if json_file is not None:
         check_can_be_written(json_file)
-    with (
-        patch.object(sys, "argv", [str(script), *arguments]),
-        patch.object(sys, "path", [str(script.parent), *sys.path]),
-        _intercept_loops(seconds) as results,
-    ):
+    path = [str(script.parent), *sys.path]
+    with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:
             runpy.run_path(os.path.abspath(script), run_name="__main__")
         except SystemExit:
@@ -470,7 +459,7 @@ def diagnose_script(script: Path, arguments: Sequence[str], seconds: int, json_f
             f"{script} ended, or left the loop over its largest DataLoader, before it was measured. In a loop of "
             "your own, use proxyloader.diagnosis(loader)"
         )
-    Console().print("", *results, sep="\n", highlight=False)
+    print("", *results, sep="\n")
     if json_file is not None:
         report = {"script": " ".join([script.name, *arguments]), "machine": machine(), **results[0].as_dict()}
         json_file.write_text(json.dumps(report, indent=1) + "\n")

@@ -22,9 +22,6 @@ from typing import Any, NamedTuple
 import torch
 import torchvision.models
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, IterableDataset
 
@@ -41,7 +38,6 @@ from ..kernels.support import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
 from ..workers.packing import Packer
-from .files import as_text
 
 RUNS, ROUNDS = 8, 3
 """Number of runs, each with its own seed, because code may branch at random; and how often all of them are timed."""
@@ -52,7 +48,7 @@ NO_IMAGE = "no image is returned"
 
 @dataclass(frozen=True)
 class Explanation:
-    """What workers do for an image, observed in a few runs with different seeds. ``str()`` returns a table.
+    """What workers do for an image, observed in a few runs with different seeds. ``str()`` returns a report.
 
     Attributes:
         steps: the calls that a worker for a GPU records before any pixels are used, each with what it does to the image
@@ -75,27 +71,21 @@ class Explanation:
     worker_us: float
     stock_us: float
 
-    def __rich__(self) -> Table:
-        times = f"{self.worker_us:,.0f} µs in a worker, {self.stock_us:,.0f} µs in a worker of torch's DataLoader"
-        table = Table(show_header=False, show_lines=True)
-        for label, text in (
-            ("Recorded", "\n".join(self.steps)),
-            ("Replayed on the GPU", ", ".join(self.operations)),
-            ("Output", self.output),
-            ("With a GPU", self.on_gpu),
-            ("Without a GPU", self.on_cpu),
-            ("Time per image", times),
-        ):
-            if text:
-                table.add_row(Text(label, "bold"), Text(text, overflow="fold"))
-        return table
-
     def __str__(self) -> str:
-        return as_text(self)
+        times = f"{self.worker_us:,.0f} µs in a worker, {self.stock_us:,.0f} µs in a worker of torch's DataLoader"
+        sections = {
+            "Recorded": self.steps,
+            "Replayed on the GPU": self.operations,
+            "Output": [self.output],
+            "With a GPU": [self.on_gpu],
+            "Without a GPU": [self.on_cpu],
+            "Time per image": [times],
+        }
+        return "\n".join("\n  ".join([label, *lines]) for label, lines in sections.items() if lines)
 
 
 def explain(obj: Any) -> Explanation:
-    """Explain what a worker does with a transform or a dataset, by running it. ``print`` the result for a table.
+    """Explain what a worker does with a transform or a dataset, by running it. ``print`` the result for a report.
 
     This requires no GPU, and restores the generators of torch, NumPy and Python.
 
@@ -306,7 +296,7 @@ def explain_named(name: str) -> int:
     obj = find(name)
     with _running(name):
         explanation = explain(obj)
-    Console().print(explanation)
+    print(explanation)
     return 1 if explanation.pixels else 0
 
 

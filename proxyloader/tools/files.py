@@ -1,11 +1,10 @@
-"""Cache folder, output files, and tables as text."""
+"""Cache folder and output files."""
 
 from __future__ import annotations
 
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ..make_dataset import FORMAT
 
@@ -32,13 +31,3 @@ def check_can_be_written(file: Path) -> None:
     file.open("a").close()
     if not existed:
         file.unlink()
-
-
-def as_text(table: Any) -> str:
-    """Render a rich table without colors, in lines of at most 120 characters."""
-    from rich.console import Console
-
-    console = Console(width=120, color_system=None)
-    with console.capture() as capture:
-        console.print(table)
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
-from rich.console import Console
-from rich.table import Table
 
 from .._cores import usable_cores
 from ..data.bad_samples import is_system_fault
@@ -67,23 +65,22 @@ def verify(
         raise FileExistsError(f"{copy} is not empty: choose a new or empty folder")
     if sound is not None:
         check_can_be_written(sound)
-    paths, console, bad = image_files(folder), Console(soft_wrap=True), list[Finding]()
+    paths, bad = image_files(folder), list[Finding]()
     for finding in in_processes(folder.name, check_file, paths, processes or usable_cores(), FILES_PER_TASK):
         if finding.kind != "sound":
             bad.append(finding)
             with ProgressBar.external_write_mode():
-                console.print(f"{finding.path}: {finding.kind}: {finding.reason}", markup=False, highlight=False)
+                print(f"{finding.path}: {finding.kind}: {finding.reason}")
     sound_paths = sorted({*paths} - {finding.path for finding in bad})
     if sound is not None:
         sound.write_text("".join(f"{path}\n" for path in sound_paths))
     if copy is not None:
         for path in map(Path, sound_paths):
             _link(path, copy / path.relative_to(folder))
-    counts = Counter[Kind](finding.kind for finding in bad) + Counter(sound=len(sound_paths))
-    table = Table("", "files", "", box=None, show_header=False)
-    for kind in (kind for kind in MEANINGS if counts[kind]):
-        table.add_row(kind, f"{counts[kind]:,}", MEANINGS[kind])
-    console.print(table)
+    counts = Counter[Kind](finding.kind for finding in bad)
+    counts["sound"] = len(sound_paths)
+    for kind in counts:
+        print(f"{kind:<10}  {counts[kind]:>6,}  {MEANINGS[kind]}")
     return bad
 
 

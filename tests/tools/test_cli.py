@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -88,10 +89,8 @@ class TestUsageErrors:
         [
             ((), "the following arguments are required: COMMAND"),
             (("demo", "--images", "many"), "argument --images: must be an integer >= 1, got 'many'"),
-            (("demo", "--images", "0"), "argument --images: must be an integer >= 1, got '0'"),
             (("demo", "--workers", "-1"), "argument --workers: must be an integer >= 0, got '-1'"),
             (("doctor", "--limit", "0"), "argument --limit: must be an integer >= 1, got '0'"),
-            (("doctor", "--limit", "nan"), "argument --limit: must be an integer >= 1, got 'nan'"),
             *[
                 (("make-dataset", "/nowhere/set", f"--size={text}"), NO_SIZE.format(text))
                 for text in ("500", "500x", "500x375x3", "-500x375", "5e2x375")
@@ -161,12 +160,8 @@ class TestMakeDataset:
         root = tmp_path / "a [red] set"  # rich takes some brackets for markup
         assert main(["make-dataset", str(root), *self.SMALL, "--seed", "4"]) == 0
         out, err = capsys.readouterr()
-        assert out.startswith(f"{root}: 6 images, 0.")
-        assert out.endswith(" MB\n")
-        assert err == ""
-        manifest = (root / MANIFEST).read_text()
-        for said in ('"images": 6', '"classes": 3', '"seed": 4'):
-            assert said in manifest
+        assert out.startswith(f"{root}: 6 images, 0.") and out.endswith(" MB\n") and err == ""
+        assert {"images": 6, "classes": 3, "seed": 4}.items() <= json.loads((root / MANIFEST).read_text()).items()
 
     @pytest.mark.parametrize(
         ("options", "message"),

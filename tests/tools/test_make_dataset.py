@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -72,8 +71,7 @@ def test_any_number_of_processes_writes_the_same_bytes_and_larger_sets_begin_ali
 
 
 def test_the_same_arguments_again_write_nothing(tmp_path: Path) -> None:
-    made = json.loads((make_small(tmp_path / "a" / "set", seed=4) / MANIFEST).read_text())
-    assert {"images": 12, "size": [48, 36], "classes": 3, "seed": 4}.items() <= made.items()
+    make_small(tmp_path / "a" / "set", seed=4)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert make_small(tmp_path / "a" / "set", seed=4, processes=2) == tmp_path / "a" / "set"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
