@@ -45,20 +45,9 @@ class Finding(NamedTuple):
 
 
 def verify(
-    folder: Path, *, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
+    folder: Path, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
 ) -> list[Finding]:
-    """Check all image files of a folder and its subfolders. Print the bad ones and a summary; return the bad ones.
-
-    Args:
-        folder: root of the dataset.
-        processes: number of processes. None: one per usable core.
-        sound: file for the paths of the sound files, one per line.
-        copy: folder for a copy of the dataset without the bad files, made of hard links if possible.
-
-    Raises:
-        ValueError: the folder has no image files, or contains ``copy``.
-        OSError: the folder cannot be read, or a result cannot be written.
-    """
+    """Check all image files of a folder and its subfolders. Print the bad ones and a summary; return the bad ones."""
     if copy is not None and copy.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{copy}: the copy must be outside of {folder}")
     if copy is not None and copy.exists() and any(copy.iterdir()):

@@ -167,8 +167,6 @@ class TestMakeDataset:
         ("options", "message"),
         [
             (("--images", "0"), "images must be an integer >= 1, got 0"),
-            (("--classes", "0"), "classes must be an integer >= 1, got 0"),
-            (("--seed", "-1"), "seed must be an integer >= 0, got -1"),
             (("--size", "7x100"), "size must be (width, height) with sides >= 8, got (7, 100)"),
             (("--progressive", "2"), "progressive must be in [0, 1], got 2.0"),
             (("--processes", "0"), "processes must be an integer >= 1, or None, got 0"),
