@@ -71,7 +71,7 @@ def demo(
     finally:
         torch.set_num_threads(threads)
     _print("Next", "use `from proxyloader import DataLoader` in your own script; see README.md")
-    return 0 if is_close else 1
+    return int(not is_close)
 
 
 def _print(title: str, text: str, style: str = "") -> None:
@@ -163,15 +163,14 @@ def _train(root: Path, images: int, batch_size: int, device: torch.device, steps
     model = resnet18(num_classes=len(ImageFolder(str(root)).classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses: list[float] = []
-    with ProgressBar(total=steps, desc="training", unit="step", leave=False, disable=None) as bar:
-        for pixels, labels in islice(chain.from_iterable(repeat(loader)), steps):
-            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-                loss = cross_entropy(model(pixels.to(device)), labels.to(device))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
-            optimizer.step()
-            losses.append(loss.item())
-            bar.update()
+    batches = islice(chain.from_iterable(repeat(loader)), steps)
+    for pixels, labels in ProgressBar(batches, "training", steps, leave=False, unit="step", disable=None):
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = cross_entropy(model(pixels.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        optimizer.step()
+        losses.append(loss.item())
     count = min(5, (steps + 1) // 2)
     first, last = statistics.mean(losses[:count]), statistics.mean(losses[-count:])
     progress = f"loss {first:.2f} in the first {count}, {last:.2f} in the last {count}"

@@ -112,11 +112,10 @@ def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> No
         assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted(5 * 12 * [0, 1, 2, 3])
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_cases_are_the_same_on_each_device(device: str) -> None:
-    assert case_names(setting("", device=device)) == NAMES
+def test_cases_have_names() -> None:
+    assert case_names(setting("")) == NAMES
     added = ["torch + AugMix", "proxyloader + AugMix"]
-    trained = setting("", device=device, model="resnet18", added=("AugMix",))
+    trained = setting("", model="resnet18", added=("AugMix",))
     assert case_names(trained) == [*NAMES, "synthetic", *added]
     with_some = ["upstream-proxy", "nvidia-example", "iterator", "proxyloader", "proxyloader + AugMix"]
     assert default_names([*NAMES, "synthetic", *added]) == [f"{name}, by default" for name in with_some]
