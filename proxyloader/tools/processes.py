@@ -24,12 +24,7 @@ class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
 
 
 def in_processes(
-    name: str,
-    work: Callable[[Item], Result],
-    items: Sequence[Item],
-    processes: int,
-    chunk_size: int,
-    progress: bool = True,
+    name: str, work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int, progress: bool
 ) -> Iterator[Result]:
     """Yield ``work(item)`` for each item, in order. With ``processes=1``, run in this process.
 

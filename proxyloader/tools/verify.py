@@ -55,7 +55,8 @@ def verify(
     if sound is not None:
         check_can_be_written(sound)
     paths, bad = image_files(folder), list[Finding]()
-    for finding in in_processes(folder.name, check_file, paths, processes or usable_cores(), FILES_PER_TASK):
+    processes = processes or usable_cores()
+    for finding in in_processes(folder.name, check_file, paths, processes, FILES_PER_TASK, progress=True):
         if finding.kind != "sound":
             bad.append(finding)
             with ProgressBar.external_write_mode():
