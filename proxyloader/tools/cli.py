@@ -136,7 +136,7 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--device", None, str, "(default: the GPU if there is one)", choices=("cuda", "cpu"))
     _option(parser, "--dtype", None, str, "", "float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--channels-last", action="store_true", help="load channels-last batches")
-    augment_help = "also run torch and proxyloader with each of these augmentations after the flip"
+    augment_help = f"also run torch and proxyloader with these after the flip: {', '.join(AUGMENTATIONS)}"
     _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+", choices=AUGMENTATIONS)
     datasets_help = "also run torch and proxyloader with each of these datasets"
     _option(parser, "--datasets", None, str, datasets_help, [], nargs="+", choices=("OwnDataset", "HuggingFace"))
