@@ -7,6 +7,8 @@ import io
 import json
 import math
 import os
+from collections import deque
+from contextlib import suppress
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,12 @@ from PIL import Image, ImageDraw, ImageFilter
 
 from ._cores import usable_cores
 from ._validation import check_int
-from .tools.processes import ProgressBar, in_processes
+from .tools.processes import in_processes
 
 __all__ = ["make_dataset", "photograph"]
 
 FORMAT = 3  # incremented when the same arguments yield different files
-MANIFEST, PARTIAL_MANIFEST = "dataset.json", "dataset.json.part"
+MANIFEST = "dataset.json"
 MIN_SIDE_PX = 8
 
 
@@ -39,9 +41,9 @@ def make_dataset(
 ) -> Path:
     """Write a dataset for ``torchvision.datasets.ImageFolder``: ``root/class_000/img_000000.jpg`` and so on.
 
-    A complete dataset is left unchanged, and an interrupted one is completed. The same arguments and versions of NumPy
-    and Pillow produce the same bytes, for any number of processes. A dataset with more ``images`` starts with the same
-    files. A network can learn the classes in a few epochs.
+    Existing photos are kept, and missing ones are written, as after an interruption. The same arguments and versions of
+    NumPy and Pillow produce the same bytes, for any number of processes. A dataset with more ``images`` starts with the
+    same files. A network can learn the classes in a few epochs.
 
     With several processes, scripts need ``if __name__ == "__main__":``, as with ``multiprocessing``.
 
@@ -71,54 +73,44 @@ def make_dataset(
     if processes is not None:
         check_int("processes", processes, 1, ", or None")
     root = Path(root)
-    expected: dict[str, Any] = {"made_by": "proxyloader.make_dataset", "format": FORMAT, "images": images}
-    expected |= {"size": list(size), "classes": classes, "seed": seed, "progressive": progressive}
-    if _is_complete(root, expected):
-        return root
-    root.mkdir(parents=True, exist_ok=True)
-    manifest = json.dumps(expected, indent=2).encode() + b"\n"
-    _write(root / PARTIAL_MANIFEST, manifest)
+    settings: dict[str, Any] = {"made_by": "proxyloader.make_dataset", "format": FORMAT, "images": images}
+    settings |= {"size": list(size), "classes": classes, "seed": seed, "progressive": progressive}
+    _claim(root, settings)
     for label in range(min(classes, images)):  # ImageFolder rejects empty folders
         (root / f"class_{label:03d}").mkdir(exist_ok=True)
+    missing = [number for number in range(images) if not _path(root, number, classes).exists()]
     # Starting a process takes a second, as long as writing about 24 megapixels.
-    processes = processes or min(usable_cores(), math.ceil(images * max(math.prod(size), 180_000) / 24e6))
+    processes = processes or min(usable_cores(), 1 + int(len(missing) * max(math.prod(size), 180_000) / 24e6))
     write = partial(_write_photograph, root, size, classes, seed, progressive)
-    with ProgressBar(total=images, desc=root.name, unit="image", disable=None if progress else True) as bar:
-        for _ in in_processes(str(root), write, range(images), processes, chunk_size=8):
-            bar.update()
-    _write(root / MANIFEST, manifest)
-    (root / PARTIAL_MANIFEST).unlink(missing_ok=True)
+    deque(in_processes(root.name, write, missing, processes, chunk_size=8, progress=progress), maxlen=0)
     return root
 
 
-def _is_complete(root: Path, expected: dict[str, Any]) -> bool:
-    """Return whether the dataset is complete. Raise FileExistsError if ``root`` contains something else."""
-    if root.exists() and not root.is_dir():
-        raise FileExistsError(f"{root} is a file; choose another folder")
-    for name in (MANIFEST, PARTIAL_MANIFEST):
-        try:
-            actual = json.loads((root / name).read_bytes())
-        except (FileNotFoundError, ValueError):
-            continue
-        if actual == expected:
-            return name == MANIFEST
-        if isinstance(actual, dict) and actual.get("made_by") == expected["made_by"]:
-            keys = [key for key in expected if actual.get(key) != expected[key]]
-            old, new = (", ".join(f"{key}={dataset.get(key)}" for key in keys) for dataset in (actual, expected))
+def _claim(root: Path, settings: dict[str, Any]) -> None:
+    """Create the folder with a file of its settings. Raise FileExistsError if it contains something else."""
+    root.mkdir(parents=True, exist_ok=True)
+    # List the files before reading one, as another process may be writing this dataset. Its first file is temporary.
+    names = sorted(path.name for path in root.iterdir() if not path.name.startswith(f"{MANIFEST}."))
+    found = None
+    with suppress(FileNotFoundError, ValueError):
+        found = json.loads((root / MANIFEST).read_bytes())
+    if isinstance(found, dict) and found.get("made_by") == settings["made_by"]:
+        if keys := [key for key in settings if found.get(key) != settings[key]]:
+            old, new = (", ".join(f"{key}={dataset.get(key)}" for key in keys) for dataset in (found, settings))
             raise FileExistsError(f"{root} contains a dataset with {old}, not {new}; choose another folder")
-    # A concurrent process may have just written a temporary file.
-    names = sorted(path.name for path in root.iterdir() if PARTIAL_MANIFEST not in path.name) if root.exists() else []
-    if names:
+    elif names:
         raise FileExistsError(f"{root} contains other files ({', '.join(names[:3])}); choose another folder")
-    return False
+    else:
+        _write(root / MANIFEST, json.dumps(settings, indent=2).encode() + b"\n")
+
+
+def _path(root: Path, number: int, classes: int) -> Path:
+    return root / f"class_{number % classes:03d}" / f"img_{number:06d}.jpg"
 
 
 def _write_photograph(
     root: Path, size: tuple[int, int], classes: int, seed: int, progressive: float, number: int
 ) -> None:
-    path = root / f"class_{number % classes:03d}" / f"img_{number:06d}.jpg"
-    if path.exists():
-        return
     rng = np.random.default_rng((seed, number, 1))
     (width, height), kind = size, rng.random()
     if 0.6 <= kind < 0.75:
@@ -130,7 +122,7 @@ def _write_photograph(
     file = io.BytesIO()
     image = photograph(number, size=(width, height), classes=classes, seed=seed)
     image.save(file, "JPEG", quality=QUALITY, subsampling="4:2:0", progressive=rng.random() < progressive)
-    _write(path, file.getvalue())
+    _write(_path(root, number, classes), file.getvalue())
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -27,11 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     argparse raises SystemExit for usage errors, ``--help`` and ``--version``.
     """
-    parsed, unknown = _parser().parse_known_args(argv)
-    options = vars(parsed)
-    (module, function), debug, command = options.pop("handler"), options.pop("debug"), options.pop("command")
-    if unknown:
-        command.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = vars(_parser().parse_args(argv))
+    (module, function), debug = options.pop("handler"), options.pop("debug")
     try:
         return int(bool(getattr(importlib.import_module(module, __package__), function)(**options)))
     except KeyboardInterrupt:
@@ -43,21 +40,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _pattern(pattern: str, message: str, convert: Callable[[str], Any] = str) -> Callable[[str], Any]:
-    """Return an argument type that accepts text matching a pattern."""
-
-    def parse(text: str) -> Any:
-        if not re.fullmatch(pattern, text):
-            raise argparse.ArgumentTypeError(message.format(text))
-        return convert(text)
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {minimum}, got {text!r}")
+        return int(text)
 
     return parse
 
 
-_size = _pattern(r"\d+x\d+", "must be a size such as 500x375, got {!r}", lambda text: (*map(int, text.split("x")),))
-_device = _pattern(r"cpu|cuda(:\d{1,2})?", "must be cuda, cuda:N or cpu, got {!r}")
-_non_negative = _pattern(r"\d+", "must be an integer >= 0, got {!r}", int)
-_positive = _pattern(r"\d*[1-9]\d*", "must be an integer >= 1, got {!r}", int)
+_non_negative, _positive = _at_least(0), _at_least(1)
+
+
+def _size(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"\d+x\d+", text):
+        raise argparse.ArgumentTypeError(f"must be a size such as 500x375, got {text!r}")
+    width, height = text.split("x")
+    return int(width), int(height)
 
 
 def _demo(parser: Parser) -> None:
@@ -77,7 +76,7 @@ def _demo(parser: Parser) -> None:
     _option(parser, "--images", "N", _positive, "number of images to create, or to use from DIR", 768)
     _option(parser, "--batch-size", "N", _positive, "images per batch (default: 256 with a GPU, 64 without)")
     _option(parser, "--workers", "N", _non_negative, "workers of each loader (default: one per core, at most 16)")
-    _option(parser, "--device", "DEVICE", _device, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
+    _option(parser, "--device", "DEVICE", str, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
     _option(parser, "--steps", "N", _non_negative, "training steps, 0 for none", 30)
     _option(parser, "--out", "PNG", Path, "contact sheet to write (default: demo.png in ~/.cache/proxyloader)")
 
@@ -91,18 +90,17 @@ def _diagnose(parser: Parser) -> None:
     and the speed with each loader.
 
     Options precede the script; arguments after it are passed to the script. The script trains for several hundred
-    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil,
-    and matplotlib for plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil:
+    pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
     Example:
       proxyloader diagnose train.py --batch-size 256
-      proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90
+      proxyloader diagnose --seconds 120 --json report.json train.py --epochs 90
     """
     _option(parser, "--seconds", "S", _positive, "approximate duration of the measurement", 60)
     _option(parser, "--json", "FILE", Path, "write the report and all measurements to this file", dest="json_file")
-    _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
     _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
 
@@ -119,20 +117,14 @@ def _bench(parser: Parser) -> None:
     --first-epochs measures the start of a script: three epochs of each case in a new process, with the files in the
     page cache, without persistent workers, and with default settings.
 
-    --compare compares with the last record of a file that has the same settings. The speed of proxyloader relative to
-    each other case must be at least 0.9 times that of the record.
-
-    Exit status 1: proxyloader or all cases failed, or proxyloader is slower than in the record.
+    Exit status 1: proxyloader or all cases failed.
 
     Example:
       proxyloader bench
       proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator
       proxyloader bench --model resnet50 --dtype float16 --channels-last
-      proxyloader bench --only torch proxyloader --augment RandAugment AutoAugment
-      proxyloader bench --size web
       taskset -c 0-3 proxyloader bench --only torch proxyloader iterator
       proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl
-      proxyloader bench --compare results/bench.jsonl
     """
     _option(parser, "--data", "DIR", Path, DATA_HELP)
     size_help = "of synthetic photographs: 96x96, 500x375, the same with progressive JPEGs, or 3000x2000"
@@ -144,7 +136,7 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--device", None, str, "(default: the GPU if there is one)", choices=("cuda", "cpu"))
     _option(parser, "--dtype", None, str, "", "float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--channels-last", action="store_true", help="load channels-last batches")
-    augment_help = "also run torch and proxyloader with each of these augmentations after the flip"
+    augment_help = f"also run torch and proxyloader with these after the flip: {', '.join(AUGMENTATIONS)}"
     _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+", choices=AUGMENTATIONS)
     datasets_help = "also run torch and proxyloader with each of these datasets"
     _option(parser, "--datasets", None, str, datasets_help, [], nargs="+", choices=("OwnDataset", "HuggingFace"))
@@ -158,9 +150,7 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--rounds", "N", _positive, "number of rounds", 5)
     _option(parser, "--seconds", "S", float, "minimum duration of a case in a round", 3.0)
     _option(parser, "--only", "CASE", str, "cases to run; --list names all of them", nargs="+")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument("--first-epochs", action="store_true", help="measure only the first epochs")
-    _option(mode, "--compare", "JSONL", Path, "compare with the last record of this file")
+    parser.add_argument("--first-epochs", action="store_true", help="measure only the first epochs")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     _option(parser, "--out", "JSONL", Path, "results file", Path("bench.jsonl"))
 
@@ -298,7 +288,7 @@ def _parser() -> Parser:
             formatter_class=Paragraphs,
         )
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        command.set_defaults(handler=handler, command=command)
+        command.set_defaults(handler=handler)
         declare(command)
     return parser
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import statistics
 import time
 from collections import deque
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image
 from rich.console import Console
 from rich.text import Text
 from torch.nn.functional import cross_entropy
@@ -21,6 +19,7 @@ from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
 from torchvision.models import resnet18
+from torchvision.utils import make_grid, save_image
 
 from .._cores import usable_cores
 from ..loader.dataloader import DataLoader
@@ -38,14 +37,13 @@ GAIN = 32  # factor by which the contact sheet amplifies differences
 
 
 def demo(
-    *,
-    data: Path | None = None,
-    images: int = 768,
-    batch_size: int | None = None,
-    workers: int | None = None,
-    device: str | None = None,
-    steps: int = 30,
-    out: Path | None = None,
+    data: Path | None,
+    images: int,
+    batch_size: int | None,
+    workers: int | None,
+    device: str | None,
+    steps: int,
+    out: Path | None,
 ) -> int:
     """Run the demo. Return the exit status: 1 if the batches differ more than documented."""
     torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -58,35 +56,26 @@ def demo(
     workers = min(usable_cores(), 16) if workers is None else workers
     batch_size = batch_size or (256 if torch_device.type == "cuda" else 64)
     options = {"shuffle": True, "num_workers": workers, "persistent_workers": workers > 0}
-    _print("Decoded on", _decoder(torch_device))
+    cpu = f"CPU ({usable_cores()} cores); with a GPU, images decode there"
+    _print("Decoded on", torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else cpu)
     _print("Images", f"{images:,} of {root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
     persistent = ", persistent_workers=True" * (workers > 0)
     _print("Both loaders", f"batch_size={batch_size}, num_workers={workers}{persistent}, shuffle=True, the same seed")
-    threads, log = torch.get_num_threads(), logging.getLogger("proxyloader")
-    level = log.level
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in torch's workers
     try:
         is_close = _compare(_dataset(root, images), batch_size, torch_device, sheet, options)
         if steps:
-            log.setLevel(logging.ERROR)  # the backend is printed with the loss
             _train(root, images, batch_size, torch_device, steps, options)
     finally:
         torch.set_num_threads(threads)
-        log.setLevel(level)
     _print("Next", "use `from proxyloader import DataLoader` in your own script; see README.md")
-    return 0 if is_close else 1
+    return int(not is_close)
 
 
 def _print(title: str, text: str, style: str = "") -> None:
     Console(highlight=False, soft_wrap=True).print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
-
-
-def _decoder(device: torch.device) -> str:
-    cpu = f"CPU ({usable_cores()} cores)"
-    if not all(importlib.util.find_spec(name) for name in ("nvidia", "nvidia.dali")):
-        return f"{cpu}, by Pillow: NVIDIA DALI is not installed, so proxyloader.DataLoader is torch's own loader here"
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{cpu}; with a GPU, images decode there"
 
 
 def _dataset(root: Path, images: int, crop_px: int = CROP_PX) -> Any:
@@ -101,7 +90,8 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
     # Repeat the images, as a pass over few images would end before many workers are all busy.
     dataset: Any = ConcatDataset([subset] * min(max(options["num_workers"] // 2, 1), 8))
     arguments = {"batch_size": batch_size, "pin_memory": device.type == "cuda", **options}
-    loaders = [StockLoader(dataset, **arguments), DataLoader(dataset, device=device, **arguments)]
+    loaders: list[Any] = [StockLoader(dataset, **arguments), DataLoader(dataset, device=device, **arguments)]
+    _print("Backend", loaders[1].backend)
     bar = ProgressBar(total=2 * (1 + TIMED_EPOCHS) * len(dataset), desc="both loaders", leave=False, disable=None)
 
     def epoch(loader: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -135,9 +125,11 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
                 worst = torch.maximum(worst, torch.stack([difference.mean(), high, difference.max()]).cpu())
                 labels_equal, count = labels_equal and torch.equal(labels, reference[number][1]), count + len(labels)
                 if number == 0:
-                    _contact_sheet(reference[0][0][:SHEET_COLUMNS], levels[:SHEET_COLUMNS]).save(sheet, "PNG")
+                    old, new = (each[:SHEET_COLUMNS].float().cpu() for each in (reference[0][0], levels))
+                    rows = torch.cat([old, new, (new - old).abs() * GAIN]).round() / 255
+                    save_image(make_grid(rows, len(old), pad_value=1), sheet, "PNG")
         speeds = [[speed(loader, seed) for loader in loaders] for seed in range(TIMED_EPOCHS)]
-    stock, ours = map(sorted, zip(*speeds))
+    stock, ours = (sorted(each) for each in zip(*speeds))
     ratio = statistics.median(ours) / statistics.median(stock)
     names = ("torch.utils.data.DataLoader", f"proxyloader.DataLoader, {ratio:.1f} times as fast")
     for title, name, speed_rounds in zip(("Speed", ""), names, (stock, ours)):
@@ -152,7 +144,7 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
     if not is_close:
         bounds = f"equal labels, and at most {MAX_MEAN} on average and {MAX_PERCENTILE} at the 99.9th percentile"
         _print("FAILED", f"expected {bounds}. Please report this with the output above", "bold red")
-    _print("Contact sheet", str(sheet))
+    _print("Contact sheet", f"{sheet}: torch's images, proxyloader's, and their differences, {GAIN} times as bright")
     return is_close
 
 
@@ -162,49 +154,24 @@ def _levels(images: torch.Tensor) -> torch.Tensor:
     return (images * std + mean) * 255
 
 
-def _contact_sheet(theirs: torch.Tensor, ours: torch.Tensor) -> Image.Image:
-    """Draw three captioned rows: torch's images, ours, and the differences. (N, 3, H, W) in 0..255."""
-    theirs, ours = theirs.float().cpu(), ours.cpu()
-    difference = (ours - theirs).abs()
-    rows = {
-        "torch.utils.data.DataLoader": theirs,
-        "proxyloader.DataLoader: the same batch": ours,
-        f"Difference, {GAIN} times as bright (at most {difference.max():.0f} of 255 levels)": difference * GAIN,
-    }
-    margin, gap, caption, (count, _, height, width) = 24, 6, 44, theirs.shape
-    font = ImageFont.load_default(size=22)
-    content_width = max(count * (width + gap) - gap, *(int(font.getlength(title)) for title in rows))
-    sheet = Image.new("RGB", (content_width + 2 * margin, len(rows) * (caption + height) + margin), "white")
-    for row, (title, images) in enumerate(rows.items()):
-        top = row * (caption + height) + caption
-        ImageDraw.Draw(sheet).text((margin, top - 12), title, "black", font, anchor="ls")
-        for column, image in enumerate(images.round().clamp(0, 255).to(torch.uint8)):
-            sheet.paste(Image.fromarray(image.permute(1, 2, 0).numpy()), (margin + column * (width + gap), top))
-    return sheet
-
-
 def _train(root: Path, images: int, batch_size: int, device: torch.device, steps: int, options: dict[str, Any]) -> None:
-    """Train a ResNet-18 and print its loss. On a CPU, crops are small, so that this takes only seconds."""
+    """Train a ResNet-18 and print its loss. On a CPU, crops are smaller, so that this takes less time."""
     on_gpu = device.type == "cuda"
-    crop_px, batch_size = (CROP_PX, batch_size) if on_gpu else (64, min(batch_size, 32))
+    crop_px, batch_size = (CROP_PX, batch_size) if on_gpu else (128, min(batch_size, 16))
     torch.manual_seed(SEED)
     loader: Any = DataLoader(_dataset(root, images, crop_px), batch_size, device=device, **options)
-    backend = loader.backend
     model = resnet18(num_classes=len(ImageFolder(str(root)).classes)).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses: list[float] = []
-    with ProgressBar(total=steps, desc="training", unit="step", leave=False, disable=None) as bar:
-        for pixels, labels in islice(chain.from_iterable(repeat(loader)), steps):
-            with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-                loss = cross_entropy(model(pixels.to(device)), labels.to(device))
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
-            optimizer.step()
-            losses.append(loss.item())
-            bar.update()
+    batches = islice(chain.from_iterable(repeat(loader)), steps)
+    for pixels, labels in ProgressBar(batches, "training", steps, leave=False, unit="step", disable=None):
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = cross_entropy(model(pixels.to(device)), labels.to(device))
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
+        optimizer.step()
+        losses.append(loss.item())
     count = min(5, (steps + 1) // 2)
     first, last = statistics.mean(losses[:count]), statistics.mean(losses[-count:])
     progress = f"loss {first:.2f} in the first {count}, {last:.2f} in the last {count}"
     _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {progress}")
-    if not backend.startswith("DALI"):
-        _print("", f"DALI is not used for its small crops: {backend.removeprefix('torch: ')}", "dim")

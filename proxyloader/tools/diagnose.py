@@ -39,9 +39,7 @@ from unittest.mock import patch
 import numpy as np
 import pynvml
 import torch
-from rich.console import Console, Group
-from rich.table import Table
-from rich.text import Text
+from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import IterableDataset
@@ -51,7 +49,7 @@ from ..data.dataset import get_length
 from ..data.sharded_sampler import World
 from ..loader.dataloader import DataLoader
 from .bench.config import machine
-from .files import as_text, check_can_be_written
+from .files import check_can_be_written
 from .processes import cpu_seconds
 
 Kind = Literal["stock", "proxyloader"]
@@ -134,25 +132,20 @@ class Diagnosis:
         estimated = {kind: self.figures.step_s(kind) for kind in self.figures.alone}
         return {**dataclasses.asdict(self), "estimated_step_s": estimated}
 
-    def __rich__(self) -> Group:
+    def __str__(self) -> str:
         figures = self.figures
         phases = {"loop as it is": figures.both, "step alone": figures.step}
         phases |= {f"{kind} alone": phase for kind, phase in figures.alone.items()}
-        table = Table("", "ms/step", "images/s", "cores", "GPU", box=None, pad_edge=False)
-        table.columns[0].no_wrap = True
+        rows = [("", "ms/step", "images/s", "cores", "GPU")]
         for name, phase in phases.items():
             gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f} %"
-            table.add_row(name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu)
+            rows.append((name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu))
         for kind in figures.alone:
             step_s = figures.step_s(kind)
-            table.add_row(f"with {kind}, estimated", ms(step_s), figures.speed(step_s))
-        sentences = Table.grid(padding=(0, 1))
-        for sentence in (*self.reasons, *self.suggestions):
-            sentences.add_row("-", Text(sentence))
-        return Group(Text(self.verdict, "bold"), "", table, "", sentences)
-
-    def __str__(self) -> str:
-        return as_text(self)
+            rows.append((f"with {kind}, estimated", ms(step_s), figures.speed(step_s), "", ""))
+        table = ("{:<27}  {:<7}  {:<8}  {:<5}  {}".format(*row).rstrip() for row in rows)
+        sentences = (f"- {sentence}" for sentence in (*self.reasons, *self.suggestions))
+        return "\n".join([self.verdict, "", *table, "", *sentences])
 
 
 def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
@@ -262,23 +255,25 @@ def _measure(batches: Iterator[Any], seconds: float, phases: list[Phase]) -> Ite
     """Yield batches for this time, and append the mean resource usage of a step to ``phases``."""
     for _ in _steps(seconds / 3):
         yield next(batches)
-    on_gpu, done = torch.cuda.is_initialized(), threading.Event()  # type: ignore[no-untyped-call]
+    done, on_gpu = threading.Event(), torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     with ThreadPoolExecutor(1) as executor:
         try:
-            if on_gpu:
-                gpu_percent = executor.submit(_sample_gpu, done, torch.cuda.current_device())
-                torch.cuda.synchronize()
-            before = np.array([time.perf_counter(), cpu_seconds(), time.process_time(), _busy_s()])
+            gpu_percent = executor.submit(_sample_gpu, done, torch.cuda.current_device()) if on_gpu else None
+            before = _usage(on_gpu)
             for steps in _steps(2 * seconds / 3):  # noqa: B007
                 yield next(batches)
-            if on_gpu:
-                torch.cuda.synchronize()
-            after = np.array([time.perf_counter(), cpu_seconds(), time.process_time(), _busy_s()])
+            wall_s, cpu_s, own_cpu_s, busy_s = (_usage(on_gpu) - before).tolist()
         finally:
             done.set()
-    wall_s, cpu_s, own_cpu_s, busy_s = (after - before).tolist()
-    shares = (busy_s / wall_s, max(0.0, cpu_s - own_cpu_s) / wall_s, gpu_percent.result() if on_gpu else None)
+    shares = (busy_s / wall_s, max(0.0, cpu_s - own_cpu_s) / wall_s, gpu_percent.result() if gpu_percent else None)
     phases.append(Phase(wall_s / steps, cpu_s / steps, *shares))
+
+
+def _usage(on_gpu: bool) -> NDArray[np.float64]:
+    """Finish the work of the GPU. Return the time, the CPU times of all processes and of this one, and ``_busy_s``."""
+    if on_gpu:
+        torch.cuda.synchronize()
+    return np.array([time.perf_counter(), cpu_seconds(), time.process_time(), _busy_s()])
 
 
 def _busy_s() -> float:
@@ -290,7 +285,7 @@ def _busy_s() -> float:
 
 
 def _sample_gpu(done: threading.Event, device: int) -> float | None:
-    """Return the mean utilization of a GPU, or of its JPEG engines if busier, until ``done`` is set, or None."""
+    """Return the mean utilization of a GPU, or of its JPEG engines if busier, until ``done`` is set."""
     samples, engines = list[int](), list[int]()
     with suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
@@ -400,24 +395,6 @@ def _break_even(figures: Figures) -> str:
     return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
 
 
-def plot(diagnosis: Diagnosis, file: Path) -> None:
-    """Plot the speed with each loader against the duration of the step alone."""
-    from matplotlib.figure import Figure
-
-    figures = diagnosis.figures
-    times_s = [figures.step.step_s, *(phase.step_s for phase in figures.alone.values())]
-    steps_s = np.geomspace(max(min(times_s) / 2, max(times_s) / 50), 2 * max(times_s), 200)
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    axes = figure.subplots()
-    for kind in sorted(figures.alone):  # draw the wider line first
-        speeds = [figures.batch_size / figures.step_s(kind, step_s) for step_s in steps_s]
-        axes.plot(1e3 * steps_s, speeds, linewidth=4 if kind == "proxyloader" else 1.5, label=kind)
-    axes.axvline(1e3 * max(figures.step.step_s, steps_s[0]), color="grey", linestyle=":", label="this step")
-    axes.set(xscale="log", xlabel="step alone, ms", ylabel="images/s", title=TITLES[diagnosis.bound], ylim=(0, None))
-    axes.legend(frameon=False)
-    figure.savefig(file)
-
-
 def ms(seconds: float) -> str:
     return format_number(1e3 * seconds)
 
@@ -430,24 +407,20 @@ def format_number(number: float) -> str:
 def _intercept_loops(seconds: float) -> Iterator[list[Diagnosis]]:
     """Diagnose the loop over the largest loader of a script, then raise SystemExit in the script. Loops over smaller
     loaders run as usual. After a loop that is left early, such as ``next(iter(loader))``, diagnose the next one."""
-    results, measuring = list[Diagnosis](), list[Any]()
+    results, measuring = list[Diagnosis](), threading.Lock()
 
     def measure(loader: Any) -> Iterator[Any]:
         name = type(loader.dataset).__name__
         print(f"proxyloader: measuring the loop over {name} for about {seconds:g} s", file=sys.stderr)
-        measuring.append(loader)
-        try:
-            with diagnosis(loader, seconds=seconds) as batches:
-                yield from batches
-                results.append(batches.result)
-        finally:
-            measuring.clear()
+        with measuring, diagnosis(loader, seconds=seconds) as batches:
+            yield from batches
+            results.append(batches.result)
         raise SystemExit
 
     def iterate(loader: Any, original: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
         loaders = (obj for obj in gc.get_objects() if issubclass(type(obj), StockLoader))
-        must_skip = measuring or results or _num_samples(loader) < max(map(_num_samples, loaders))
-        return original(loader) if must_skip else measure(loader)
+        is_other = measuring.locked() or results or _num_samples(loader) < max(map(_num_samples, loaders))
+        return original(loader) if is_other else measure(loader)
 
     with (
         patch.object(StockLoader, "__iter__", partialmethod(iterate, StockLoader.__iter__)),
@@ -463,32 +436,22 @@ def _num_samples(loader: Any) -> float:
     return np.inf if length is None else length
 
 
-def diagnose_script(
-    script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None, plot_file: Path | None
-) -> int:
+def diagnose_script(script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None) -> int:
     """Run a script, like ``python script arguments``, until the loop over its largest loader is diagnosed. Print the
-    report and write it to the files. If the script raises an error, print it and exit with status 1."""
+    report and write it to the file. If the script raises an error, print it and exit with status 1."""
     script.open().close()
-    for package in ("psutil", "matplotlib") if plot_file else ("psutil",):
-        importlib.import_module(package)
-    for file in filter(None, (json_file, plot_file)):
-        check_can_be_written(file)
-    path = os.path.abspath(script)
-    with (
-        patch.object(sys, "argv", [str(script), *arguments]),
-        patch.object(sys, "path", [str(script.parent), *sys.path]),
-        _intercept_loops(seconds) as results,
-    ):
+    importlib.import_module("psutil")  # before the script runs
+    if json_file is not None:
+        check_can_be_written(json_file)
+    path = [str(script.parent), *sys.path]
+    with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:
-            runpy.run_path(path, run_name="__main__")
+            runpy.run_path(os.path.abspath(script), run_name="__main__")
         except SystemExit:
             if not results:  # the script's own
                 raise
-        except Exception as error:
-            frames = error.__traceback__
-            while frames is not None and frames.tb_frame.f_code.co_filename != path:
-                frames = frames.tb_next
-            traceback.print_exception(type(error), error, frames)
+        except Exception as error:  # also one that a command reports in a line
+            traceback.print_exception(error)
             raise SystemExit(1) from None
     gc.collect()  # frees the frames of the script, and with them its workers
     if not results:
@@ -496,10 +459,8 @@ def diagnose_script(
             f"{script} ended, or left the loop over its largest DataLoader, before it was measured. In a loop of "
             "your own, use proxyloader.diagnosis(loader)"
         )
-    Console().print("", *results, sep="\n", highlight=False)
+    print("", *results, sep="\n")
     if json_file is not None:
         report = {"script": " ".join([script.name, *arguments]), "machine": machine(), **results[0].as_dict()}
         json_file.write_text(json.dumps(report, indent=1) + "\n")
-    if plot_file is not None:
-        plot(results[0], plot_file)
     return 0

@@ -49,16 +49,16 @@ SHM_BYTES = 2 << 30  # a batch of 256 float images of 224 px takes 154 MB, and e
 
 
 class Finding(NamedTuple):
-    """A line of the report. Without a remedy, its status is "ok"."""
+    """A line of the report: "ok", "warn" or "fail", what was found, and a remedy unless it is ok."""
 
     name: str
+    status: str
     found: str
-    remedy: str = ""
-    severity: str = "warn"
+    remedy: str
 
-    @property
-    def status(self) -> str:
-        return self.severity if self.remedy else "ok"
+
+def finding(name: str, found: str, remedy: str = "", severity: str = "warn") -> Finding:
+    return Finding(name, severity if remedy else "ok", found, remedy)
 
 
 def doctor(as_json: bool, limit: int) -> int:
@@ -68,19 +68,16 @@ def doctor(as_json: bool, limit: int) -> int:
     from rich.text import Text
 
     findings = list(run_checks(Machine({}, limit)))
-    counts = {status: sum(finding.status == status for finding in findings) for status in ("ok", "warn", "fail")}
+    counts = {status: [each.status for each in findings].count(status) for status in ("ok", "warn", "fail")}
     if as_json:
-        worst = [status for status in counts if counts[status]][-1]
-        report: Facts = {"proxyloader": __version__, "system": platform.platform(), "status": worst}
-        keys = ("name", "status", "found", "remedy")
-        report["findings"] = [{key: getattr(finding, key) for key in keys} for finding in findings]
-        print(json.dumps(report, indent=2))
+        report: Facts = {"proxyloader": __version__, "system": platform.platform()}
+        report["status"] = [status for status in counts if counts[status]][-1]
+        print(json.dumps({**report, "findings": [each._asdict() for each in findings]}, indent=2))
     else:
         table, console = Table(box=None, show_header=False, pad_edge=False), Console()
-        for finding in findings:
-            style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[finding.status]
-            text = f"{finding.found}\n-> {finding.remedy}" if finding.remedy else finding.found
-            table.add_row(Text(finding.status, style), finding.name, Text(text))
+        for name, status, found, remedy in findings:
+            style = {"ok": "green", "warn": "yellow", "fail": "bold red"}[status]
+            table.add_row(Text(status, style), name, Text(f"{found}\n-> {remedy}" if remedy else found))
         console.print(table)
         console.print("\n{ok} ok, {warn} with warnings, {fail} failed".format(**counts), highlight=False)
     return int(counts["fail"] > 0)
@@ -94,20 +91,19 @@ def ask(question: str, timeout_s: float) -> Answer:
     command = [sys.executable, "-c", CHILD, json.dumps(sys.path), *question.split()]
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        facts, errors = child.communicate(timeout=timeout_s)
+        output, errors = child.communicate(timeout=timeout_s)
         status = child.returncode
-        failure = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        failure = f"crashed with {signal.Signals(-status).name}" if status < 0 else status and f"exit status {status}"
     except subprocess.TimeoutExpired as expired:
-        facts, errors = expired.stdout or b"", expired.stderr or b""
+        output, errors = expired.stdout or b"", expired.stderr or b""
         failure = f"timed out after {timeout_s:g} s (--limit S allows more)"
     finally:
         child.kill()
         with suppress(subprocess.TimeoutExpired):  # a hung driver can keep it alive
             child.communicate(timeout=5.0)
-    last_line = errors.decode(errors="replace").rstrip().rpartition("\n")[2][:300]
-    lines = [line for line in facts.splitlines(keepends=True) if line.endswith(b"\n")]  # the last may be incomplete
-    failure = "" if failure == "exit status 0" else f"{failure}: {last_line}".removesuffix(": ")
-    return [json.loads(line) for line in lines], failure
+    lines = output[: output.rfind(b"\n") + 1].splitlines()  # the last one may be incomplete
+    reason = errors.decode(errors="replace").rstrip().rpartition("\n")[2][:300]
+    return [json.loads(line) for line in lines], f"{failure}: {reason}".removesuffix(": ") if failure else ""
 
 
 def answer() -> None:
@@ -174,12 +170,9 @@ def _DALI() -> Iterator[Facts]:
         from ..dali import api
     except MissingDaliError as error:
         raise error.__cause__ or error from None  # the dynamic loader's message
-    facts: Facts = {"version": api.__version__, "cuda": None, "codec": None}
-    with suppress(AttributeError):  # private, missing in some versions
-        backend: Any = api.backend
-        facts["cuda"] = backend.__cuda_version__ // 1000
-        facts["codec"] = int(backend.GetNvimgcodecVersion())
-    yield facts
+    backend: Any = api.backend
+    codec = int(backend.GetNvimgcodecVersion())
+    yield {"version": api.__version__, "cuda": backend.__cuda_version__ // 1000, "codec": codec}
 
 
 def _pictures(engine: str, device: str) -> Iterator[Facts]:
@@ -237,105 +230,107 @@ class Machine:
 
 
 def run_checks(machine: Machine) -> Iterator[Finding]:
-    for check in (packages, environment, gpus, decoders, *([limits] if sys.platform == "linux" else [])):
+    for check in (driver, packages, gpus, decoders, *([limits] if sys.platform == "linux" else [])):
         yield from check(machine)
 
 
-def packages(machine: Machine) -> Iterator[Finding]:
-    yield Finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    (facts, failure), driver_cuda = machine.ask("driver"), machine.facts("driver").get("cuda")
-    if failure or driver_cuda is None:
-        found = f"cannot be queried: {failure}" if failure else "none; images are decoded on the CPU"
-        yield Finding("driver", found, failure and "Run nvidia-smi. Reboot after a driver update")
+def driver(machine: Machine) -> Iterator[Finding]:
+    yield finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    facts, failure = machine.ask("driver")
+    if failure:
+        yield finding("driver", f"cannot be queried: {failure}", "Run nvidia-smi. Reboot after a driver update")
+    elif facts[0]["cuda"] is None:
+        yield finding("driver", "none; images are decoded on the CPU")
     else:
-        remedy = "" if driver_cuda >= 12 else "Install driver 525.60 or later, for CUDA 12"
-        found = f"{facts[0]['version']} for CUDA {driver_cuda}, {len(facts) - 1} GPU(s)"
-        yield Finding("driver", found, remedy, "fail")
-    for name, (minimum, _) in INSTALL.items():
+        found = f"{facts[0]['version']} for CUDA {facts[0]['cuda']}, {len(facts) - 1} GPU(s)"
+        remedy = "Install driver 525.60 or later, for CUDA 12" * (facts[0]["cuda"] < 12)
+        yield finding("driver", found, remedy, "fail")
+
+
+def packages(machine: Machine) -> Iterator[Finding]:
+    driver_cuda = machine.facts("driver").get("cuda")
+    for name, (minimum, remedy) in INSTALL.items():
         (facts, failure), cuda = machine.ask(name), machine.facts(name).get("cuda")
         builds = machine.versions("nvidia-dali-") if name == "DALI" else []
         parts = [*builds] or [fact["version"] for fact in facts[:1]]
         parts += [f"built for CUDA {cuda}"] if cuda else []
-        problems = [] if facts else [f"cannot be imported: {failure}"]
-        if facts and Version(facts[0]["version"]).release < Version(minimum).release:
-            problems.append(f"{minimum} is required")
-        if cuda and driver_cuda and int(cuda) > int(driver_cuda):
-            problems.append(f"the driver supports CUDA {driver_cuda}")
-        if len(builds) > 1:
-            problems.append("these packages install the same files")
-        package = "torch" if name == "DALI" and not machine.facts("torch") else name  # DALI's plugin imports torch
-        yield Finding(name, "; ".join(parts + problems), INSTALL[package][1] if problems else "", "fail")
-    if facts:  # the last ones, DALI's
-        found = ", ".join(machine.versions("nvidia-nvimgcodec-")) or "no package of its own"
-        remedy = "" if facts[0]["codec"] else f"pip install 'nvidia-nvimgcodec-cu{facts[0]['cuda']}[all]'"
-        yield Finding("nvImageCodec", f"{found}; DALI cannot load it" if remedy else found, remedy, "fail")
-
-
-def environment(machine: Machine) -> Iterator[Finding]:
-    """Check versions and variables that slow down loading."""
-    pillow = machine.packages.get("pillow") or machine.packages["pillow-simd"]
-    if Version(pillow).release < (11,):
-        yield Finding("Pillow", f"{pillow} decodes the JPEGs that a dataset opens", "pip install 'pillow>=11'")
-    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
-    is_low = not queues.isdecimal() or int(queues) < 8
-    found = f"{queues}: the decoder and the model wait for each other" if is_low else queues
-    yield Finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" * is_low)
+        problems = {
+            f"cannot be imported: {failure}": not facts,
+            f"{minimum} is required": facts and Version(facts[0]["version"]).release < Version(minimum).release,
+            f"the driver supports CUDA {driver_cuda}": cuda and driver_cuda and int(cuda) > int(driver_cuda),
+            "these packages install the same files": len(builds) > 1,
+        }
+        parts += (found := [problem for problem, is_there in problems.items() if is_there])
+        if name == "DALI" and not machine.facts("torch"):  # DALI's plugin imports torch
+            remedy = INSTALL["torch"][1]
+        yield finding(name, "; ".join(parts), remedy if found else "", "fail")
+    if dali := machine.facts("DALI"):
+        codecs = ", ".join(machine.versions("nvidia-nvimgcodec-")) or "no package of its own"
+        remedy = "" if dali["codec"] else f"pip install 'nvidia-nvimgcodec-cu{dali['cuda']}[all]'"
+        yield finding("nvImageCodec", f"{codecs}; DALI cannot load it" if remedy else codecs, remedy, "fail")
 
 
 def gpus(machine: Machine) -> Iterator[Finding]:
+    queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    is_low = not queues.isdecimal() or int(queues) < 8
+    found = f"{queues}: the decoder and the model wait for each other" if is_low else queues
+    yield finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" * is_low)
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if machine.facts("torch") and not machine.gpus:
         if not machine.ask("driver")[0][1:]:
-            yield Finding("GPU", "none; images are decoded on the CPU", "docker run --gpus all; see nvidia-smi")
+            yield finding("GPU", "none; images are decoded on the CPU", "docker run --gpus all; see nvidia-smi")
         elif hidden is not None:
-            yield Finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
+            yield finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
         else:
-            yield Finding("GPU", f"torch cannot use it: {machine.facts('torch')['error']}", INSTALL["torch"][1], "fail")
+            yield finding("GPU", f"torch cannot use it: {machine.facts('torch')['error']}", INSTALL["torch"][1], "fail")
     for index, gpu in enumerate(machine.gpus):
-        found = f"{gpu['name']}, {gpu['engines']}"
-        found += f"; torch cannot use it: {gpu['error']}" if gpu["error"] else ""
-        yield Finding(f"GPU {index}", found, INSTALL["torch"][1] if gpu["error"] else "", "fail")
+        error = f"; torch cannot use it: {gpu['error']}" if gpu["error"] else ""
+        remedy = INSTALL["torch"][1] if error else ""
+        yield finding(f"GPU {index}", f"{gpu['name']}, {gpu['engines']}{error}", remedy, "fail")
+
+
+DECODERS = {
+    "cpu": ("decoding on the CPU", "translate=False"),
+    "engines": ("decoding by the engines of GPU {}", "hw_decoder_load=0"),
+    "cuda": ("decoding by CUDA of GPU {}", 'device="cpu"'),
+}
+"""Name of each decoder, and the argument of DataLoader that avoids it."""
 
 
 def decoders(machine: Machine) -> Iterator[Finding]:
-    names = {("cpu", 0): "decoding on the CPU"}
-    for index, gpu in enumerate(machine.gpus):
-        if not gpu["error"]:
-            names["engines", index] = f"decoding by the engines of GPU {index}"
-            names["cuda", index] = f"decoding by CUDA of GPU {index}"
-    for (engine, index), name in names.items() if machine.facts("DALI") else []:
-        facts, failure = machine.ask(f"pictures {engine} {index}")
+    usable = [index for index, gpu in enumerate(machine.gpus) if not gpu["error"]]
+    pairs = [("cpu", 0), *((engine, index) for index in usable for engine in ("engines", "cuda"))]
+    for engine, index in pairs if machine.facts("DALI") else []:
+        (facts, failure), (name, option) = machine.ask(f"pictures {engine} {index}"), DECODERS[engine]
         correct = [fact["format"] for fact in facts if not fact["error"] and fact["levels_off"] <= fact["bound"]]
         bad = [fact for fact in facts if fact["format"] not in correct]
         parts = [f"correct pixels: {', '.join(correct)}"] if correct else []
-        for fact in bad:
-            error = fact["error"] or f"wrong pixels, off by {fact['levels_off']} levels"
-            parts.append(f"{fact['format']}: {error}")
+        wrong = "wrong pixels, off by {levels_off} levels"
+        parts += [f"{fact['format']}: {fact['error'] or wrong.format(**fact)}" for fact in bad]
         parts += [f"{[*FORMATS, 'exit'][len(facts)]}: {failure}"] if failure else []
-        found, remedy, severity = "; ".join(parts), "", "warn"
+        remedy, severity = "", "warn"
         if failure or any("JPEG" in fact["format"] or not fact["error"] for fact in bad):
-            option = {"cpu": "translate=False", "engines": "hw_decoder_load=0", "cuda": 'device="cpu"'}[engine]
             remedy, severity = f"Reinstall DALI; see pip check. Until then: DataLoader({option})", "fail"
         elif bad:
             remedy = "None for proxyloader.DataLoader, which uses Pillow. DALI pipelines cannot read these files"
         elif engine == "engines" and not facts[0]["by_engines"]:
-            found = f"CUDA decodes instead; {found}"
+            parts.insert(0, "CUDA decodes instead")
             if machine.gpus[index]["engines"] != "no JPEG engines":
                 remedy = "Give containers the driver capability video. Stop other processes that decode on this GPU"
-        yield Finding(name, found, remedy, severity)
+        yield finding(name.format(index), "; ".join(parts), remedy, severity)
 
 
 def limits(machine: Machine) -> Iterator[Finding]:
     import resource
 
-    shm, remedy = machine.root / "dev/shm", "Start containers with --shm-size=8g or --ipc=host"
+    shm = machine.root / "dev/shm"
     size, _, free = shutil.disk_usage(shm) if shm.exists() else (0, 0, 0)
-    remedy = f"{remedy}, or delete files of finished processes" if free < SHM_BYTES else ""
-    yield Finding("/dev/shm", f"{free >> 20:,} of {size >> 20:,} MB free", remedy)
+    remedy = "Start containers with --shm-size=8g or --ipc=host, or delete files of finished processes"
+    yield finding("/dev/shm", f"{free >> 20:,} of {size >> 20:,} MB free", remedy * (free < SHM_BYTES))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     is_low = 0 <= limit < 1024  # Linux's default. A loader opens 4 files per worker, CUDA and tensors more
-    remedy = "ulimit -n 65536, docker run --ulimit nofile=65536, or LimitNOFILE= in systemd" if is_low else ""
-    yield Finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit}", remedy)
+    remedy = "ulimit -n 65536, docker run --ulimit nofile=65536, or LimitNOFILE= in systemd" * is_low
+    yield finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit}", remedy)
     cores, quota, remedy = os.sched_getaffinity(0), float("inf"), ""
     with suppress(OSError, ValueError):  # no such file, or "max": there is no quota
         quota_us, period_us = (machine.root / "sys/fs/cgroup/cpu.max").read_text().split()
@@ -345,6 +340,4 @@ def limits(machine: Machine) -> Iterator[Finding]:
         subset = sorted(cores)[: max(1, int(quota))]
         found += f"; a cgroup quota of {quota:g} throttles threads started for {len(cores)} cores"
         remedy = f"Raise the quota, or use taskset -c {','.join(map(str, subset))} and num_workers={len(subset)}"
-    yield Finding("cores", found, remedy)
-    if machine.gpus:
-        yield Finding("NUMA", "nvidia-smi topo -m shows the cores near each GPU")
+    yield finding("cores", found, remedy)

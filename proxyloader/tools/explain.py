@@ -8,11 +8,12 @@ import functools
 import importlib
 import inspect
 import io
+import operator
 import os
 import statistics
 import sys
 import timeit
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
@@ -21,9 +22,6 @@ from typing import Any, NamedTuple
 import torch
 import torchvision.models
 from PIL import Image
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, IterableDataset
 
@@ -40,7 +38,6 @@ from ..kernels.support import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
 from ..workers.packing import Packer
-from .files import as_text
 
 RUNS, ROUNDS = 8, 3
 """Number of runs, each with its own seed, because code may branch at random; and how often all of them are timed."""
@@ -51,7 +48,7 @@ NO_IMAGE = "no image is returned"
 
 @dataclass(frozen=True)
 class Explanation:
-    """What workers do for an image, observed in a few runs with different seeds. ``str()`` returns a table.
+    """What workers do for an image, observed in a few runs with different seeds. ``str()`` returns a report.
 
     Attributes:
         steps: the calls that a worker for a GPU records before any pixels are used, each with what it does to the image
@@ -74,27 +71,21 @@ class Explanation:
     worker_us: float
     stock_us: float
 
-    def __rich__(self) -> Table:
-        times = f"{self.worker_us:,.0f} µs in a worker, {self.stock_us:,.0f} µs in a worker of torch's DataLoader"
-        table = Table(show_header=False, show_lines=True)
-        for label, text in (
-            ("Recorded", "\n".join(self.steps)),
-            ("Replayed on the GPU", ", ".join(self.operations)),
-            ("Output", self.output),
-            ("With a GPU", self.on_gpu),
-            ("Without a GPU", self.on_cpu),
-            ("Time per image", times),
-        ):
-            if text:
-                table.add_row(Text(label, "bold"), Text(text, overflow="fold"))
-        return table
-
     def __str__(self) -> str:
-        return as_text(self)
+        times = f"{self.worker_us:,.0f} µs in a worker, {self.stock_us:,.0f} µs in a worker of torch's DataLoader"
+        sections = {
+            "Recorded": self.steps,
+            "Replayed on the GPU": self.operations,
+            "Output": [self.output],
+            "With a GPU": [self.on_gpu],
+            "Without a GPU": [self.on_cpu],
+            "Time per image": [times],
+        }
+        return "\n".join("\n  ".join([label, *lines]) for label, lines in sections.items() if lines)
 
 
 def explain(obj: Any) -> Explanation:
-    """Explain what a worker does with a transform or a dataset, by running it. ``print`` the result for a table.
+    """Explain what a worker does with a transform or a dataset, by running it. ``print`` the result for a report.
 
     This requires no GPU, and restores the generators of torch, NumPy and Python.
 
@@ -116,8 +107,9 @@ def explain(obj: Any) -> Explanation:
         with preserve_rng():
             get = functools.partial(obj.__getitem__, _find_index(obj)) if is_dataset else _apply_to_photograph(obj)
             with_gpu, without = ([_observe(get, seed, on_gpu) for seed in range(RUNS)] for on_gpu in (True, False))
+            packer = Packer(list, None, RUNS, kernel_output=(None, False))
             with _deferring(on_gpu=True):
-                worker_us = _time(get, is_packed=True)
+                worker_us = _time(lambda: packer([_find_lazy(get()) for _ in range(RUNS)]))
             return Explanation(
                 steps=_merge([run.calls for run in with_gpu]),
                 pixels=next((run.pixels for run in with_gpu if run.pixels), ""),
@@ -126,17 +118,10 @@ def explain(obj: Any) -> Explanation:
                 on_gpu=_describe_place(with_gpu, "CUDA kernels"),
                 on_cpu=_describe_place(without, "DALI"),
                 worker_us=worker_us,
-                stock_us=_time(get),
+                stock_us=_time(lambda: [get() for _ in range(RUNS)]),
             )
     finally:
         torch.set_num_threads(threads)
-
-
-def explain_named(name: str) -> int:
-    """Print the explanation of a transform or a dataset. Return the exit status: 1 if pixels are used."""
-    explanation = _call(f"running {name}", explain, find(name))
-    Console().print(explanation)
-    return 1 if explanation.pixels else 0
 
 
 def _apply_to_photograph(transform: Callable[[Any], Any]) -> Callable[[], Any]:
@@ -147,8 +132,6 @@ def _apply_to_photograph(transform: Callable[[Any], Any]) -> Callable[[], Any]:
         try:
             return transform(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
         except TypeError as error:
-            if "missing" not in str(error) and "not subscriptable" not in str(error):
-                raise
             advice = "If the transform takes more than an image, pass the dataset that calls it to explain()"
             raise TypeError(f"{error}. {advice}") from error
 
@@ -209,10 +192,12 @@ def _iter_calls(before: TransformedImage, after: TransformedImage, caller: str) 
     chain: Any = before.chain
     numbers = after.row[len(before.row) :]
     for transform in after.chain.transforms or (None,):
-        chain = after.chain if transform is None else chain.then(transform)
-        shown = shorten(repr(transform), 100, placeholder=" ...").replace("( ", "(").replace(" )", ")")
-        shown = type(transform).__name__ if " at 0x" in shown else shown
-        origin = caller.removeprefix("by ").removeprefix("at ") if transform is None else shown
+        if transform is None:
+            chain, origin = after.chain, caller.removeprefix("by ").removeprefix("at ")
+        else:
+            chain = chain.then(transform)
+            origin = shorten(repr(transform), 100, placeholder=" ...").replace("( ", "(").replace(" )", ")")
+            origin = type(transform).__name__ if " at 0x" in origin else origin
         yield origin, "; ".join(_describe_steps(chain.last_steps, numbers))
         numbers = numbers[sum(step.num_params for step in chain.last_steps) :]
 
@@ -231,19 +216,16 @@ def _describe_steps(steps: Branch, numbers: Sequence[float]) -> Iterator[str]:
 
 def _merge(runs: list[list[tuple[str, str]]]) -> tuple[str, ...]:
     """Return the calls of all runs, each once, in the order of their mean position."""
-    positions: defaultdict[Any, list[int]] = defaultdict(list)
-    steps: dict[Any, str] = {}
+    found: defaultdict[Any, list[tuple[int, str]]] = defaultdict(list)
     for calls in runs:
-        seen: Counter[str] = Counter()
-        for position, (origin, what) in enumerate(calls):
-            key = origin, seen[origin]  # a transform may be called repeatedly
-            seen[origin] += 1
-            positions[key].append(position)
-            steps[key] = steps.get(key) or what
-    return tuple(
-        f"{key[0]}: {steps[key] or 'none'}{f' (in {len(found)} of {RUNS} runs)' * (len(found) < RUNS)}"
-        for key, found in sorted(positions.items(), key=lambda item: statistics.mean(item[1]))
-    )
+        origins = [origin for origin, _ in calls]
+        for position, (origin, steps) in enumerate(calls):
+            found[origin, origins[:position].count(origin)].append((position, steps))  # it may be called repeatedly
+    lines = []
+    for (origin, _), places in sorted(found.items(), key=lambda item: statistics.mean(next(zip(*item[1])))):
+        steps = next((steps for _, steps in places if steps), "none")
+        lines.append(f"{origin}: {steps}" + f" (in {len(places)} of {RUNS} runs)" * (len(places) < RUNS))
+    return tuple(lines)
 
 
 class _Run(NamedTuple):
@@ -302,19 +284,22 @@ def _describe_place(runs: list[_Run], best: str) -> str:
     return f"{others}the workers: {reasons[0]}"
 
 
-def _time(get: Callable[[], Any], is_packed: bool = False) -> float:
+def _time(run: Callable[[], Any]) -> float:
     """Return the median time of an image in microseconds."""
-    packer = Packer(list, None, RUNS, kernel_output=(None, False))
+    times_s = timeit.repeat(run, setup=lambda: seed_generators(0), number=1, repeat=ROUNDS)
+    return statistics.median(times_s) / RUNS * 1e6
 
-    def run() -> None:
-        samples = []
-        for seed in range(RUNS):
-            seed_generators(seed)
-            samples.append(get())
-        if is_packed:
-            packer(list(map(_find_lazy, samples)))
 
-    return statistics.median(timeit.repeat(run, number=1, repeat=ROUNDS)) / RUNS * 1e6
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def explain_named(name: str) -> int:
+    """Print the explanation of a transform or a dataset. Return the exit status: 1 if pixels are used."""
+    obj = find(name)
+    with _running(name):
+        explanation = explain(obj)
+    print(explanation)
+    return 1 if explanation.pixels else 0
 
 
 def find(name: str) -> Any:
@@ -324,62 +309,50 @@ def find(name: str) -> Any:
     Raises:
         ValueError: the name does not exist, or importing or calling it fails.
     """
-    if ":" not in name:
-        return _find_weights(name)
-    module, _, path = name.partition(":")
-    if os.path.isabs(module):
-        folder, module = os.path.split(module)
-        sys.path.insert(0, folder)
-    module = module.removeprefix("./").removesuffix(".py").replace("/", ".")  # also accept ./train.py:transform
-    if not module.strip(".") or not path:
-        raise ValueError(f"name must be module:attribute, such as train:transform, got {name!r}")
-    if os.getcwd() not in sys.path:  # as with python -m
-        sys.path.insert(0, os.getcwd())
-    obj = _call(f"importing {module!r}", importlib.import_module, module)
-    for attribute in path.split("."):
-        if not hasattr(obj, attribute):
-            hint = _suggest(attribute, [name for name in dir(obj) if not name.startswith("_")])
-            advice = ' It must be at module level, not below `if __name__ == "__main__":`' * inspect.ismodule(obj)
-            raise ValueError(f"{name}: {module!r} has no attribute {attribute!r}.{hint}{advice}")
-        obj = getattr(obj, attribute)
-    if inspect.ismodule(obj):
-        raise ValueError(f"{name} is a module, not a transform or a dataset. Name one in it, such as {name}.transform")
-    if isinstance(obj, torchvision.models.WeightsEnum):
-        return obj.transforms()
+    path, colon, attribute = name.partition(":")
+    if not colon:
+        return _find_weights(name).transforms()
+    folder, module = os.path.split(path.removesuffix(".py"))
+    sys.path.insert(0, os.path.abspath(folder))  # as if Python ran the file
+    with _running(f"import {module}"):
+        obj = importlib.import_module(module)
+    try:
+        obj = operator.attrgetter(attribute)(obj)
+    except AttributeError as error:
+        advice = 'It must be at module level, not below `if __name__ == "__main__":`'
+        raise ValueError(f"{name}: {error}. {advice}") from error
     is_factory = inspect.isclass(obj)
     if inspect.isroutine(obj) or isinstance(obj, functools.partial):
         with contextlib.suppress(TypeError, ValueError):  # it takes arguments, such as the image of a transform
             is_factory = inspect.signature(obj).bind() is not None
-    return _call(f"calling {path}()", obj) if is_factory else obj
+    with _running(f"{attribute}()"):
+        return obj() if is_factory else obj
 
 
 def _find_weights(name: str) -> Any:
-    models = {model: torchvision.models.get_model_weights(model) for model in torchvision.models.list_models()}
-    weights = {f"{enum.__name__}.{entry}": enum[entry] for enum in models.values() for entry in enum.__members__}
-    defaults = {key: enum.DEFAULT for model, enum in models.items() for key in (model, enum.__name__)}
-    if obj := (weights | defaults).get(name):
-        return obj.transforms()
-    hint = _suggest(name, [*weights] if "." in name or name.endswith("_Weights") else [*models])
-    advice = "Name your own as module:attribute, such as train:transform"
-    raise ValueError(f"torchvision has no model or weights {name!r}.{hint} {advice}")
+    models = torchvision.models
+    try:
+        return models.get_weight(name) if "." in name else models.get_model_weights(name).DEFAULT
+    except (ValueError, KeyError):
+        hint = " or ".join(difflib.get_close_matches(name, models.list_models())) or "module:attribute"
+        raise ValueError(
+            f"torchvision has no model or weights {name!r}. Did you mean {hint}? "
+            "Name your own as module:attribute, such as train:transform"
+        ) from None
 
 
-def _suggest(name: str, known: list[str]) -> str:
-    matches = difflib.get_close_matches(name, known, n=3)
-    return f" Did you mean {' or '.join(matches)}?" if matches else ""
-
-
-def _call(action: str, call: Callable[..., Any], *arguments: Any) -> Any:
-    """Call user code with an empty command line, and convert its errors to ValueError."""
+@contextlib.contextmanager
+def _running(code: str) -> Iterator[None]:
+    """Run a user's code with an empty command line, and convert its errors to ValueError."""
     argv, sys.argv = sys.argv, sys.argv[:1]
     try:
-        return call(*arguments)
+        yield
     except SystemExit as error:
         raise ValueError(
-            f"{action} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
+            f"{code} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
             'below `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
-        raise ValueError(f"{action} failed with {type(error).__name__}: {error}") from error
+        raise ValueError(f"{code} failed with {type(error).__name__}: {error}") from error
     finally:
         sys.argv = argv

@@ -1,12 +1,10 @@
-"""Cache folder, output files, and tables as text."""
+"""Cache folder and output files."""
 
 from __future__ import annotations
 
-import io
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from ..make_dataset import FORMAT
 
@@ -33,12 +31,3 @@ def check_can_be_written(file: Path) -> None:
     file.open("a").close()
     if not existed:
         file.unlink()
-
-
-def as_text(table: Any) -> str:
-    """Render a rich table without colors, in lines of at most 120 characters."""
-    from rich.console import Console
-
-    text = io.StringIO()
-    Console(file=text, width=120, color_system=None).print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().rstrip().splitlines())

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from functools import partial
 from multiprocessing import get_context, resource_tracker
 from typing import TypeVar
 
@@ -23,22 +24,25 @@ class ProgressBar(tqdm):  # type: ignore[misc,type-arg,unused-ignore]
 
 
 def in_processes(
-    name: str, work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int
+    name: str, work: Callable[[Item], Result], items: Sequence[Item], processes: int, chunk_size: int, progress: bool
 ) -> Iterator[Result]:
     """Yield ``work(item)`` for each item, in order. With ``processes=1``, run in this process.
+
+    Shows a progress bar if stderr is a terminal, unless ``progress`` is false.
 
     Raises:
         ChildProcessError: a process died. The message starts with ``name``.
     """
+    bar = partial(ProgressBar, total=len(items), desc=name, unit="image", disable=None if progress and items else True)
     if processes == 1:
-        yield from map(work, items)
+        yield from bar(map(work, items))
         return
     # Forking is unsafe, as this process may have threads of CUDA, DALI or a DataLoader.
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         try:
             with block_sigint():
                 results = pool.map(work, items, chunksize=chunk_size)
-            yield from results
+            yield from bar(results)
         except BrokenProcessPool as error:
             raise ChildProcessError(
                 f"{name}: a process died, possibly for lack of memory. Scripts need "

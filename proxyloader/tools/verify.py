@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from PIL import Image, UnidentifiedImageError
-from rich.console import Console
-from rich.table import Table
 
 from .._cores import usable_cores
 from ..data.bad_samples import is_system_fault
@@ -47,46 +45,32 @@ class Finding(NamedTuple):
 
 
 def verify(
-    folder: Path, *, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
+    folder: Path, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
 ) -> list[Finding]:
-    """Check all image files of a folder and its subfolders. Print the bad ones and a summary; return the bad ones.
-
-    Args:
-        folder: root of the dataset.
-        processes: number of processes. None: one per usable core.
-        sound: file for the paths of the sound files, one per line.
-        copy: folder for a copy of the dataset without the bad files, made of hard links if possible.
-
-    Raises:
-        ValueError: the folder has no image files, or contains ``copy``.
-        OSError: the folder cannot be read, or a result cannot be written.
-    """
+    """Check all image files of a folder and its subfolders. Print the bad ones and a summary; return the bad ones."""
     if copy is not None and copy.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{copy}: the copy must be outside of {folder}")
     if copy is not None and copy.exists() and any(copy.iterdir()):
         raise FileExistsError(f"{copy} is not empty: choose a new or empty folder")
     if sound is not None:
         check_can_be_written(sound)
-    paths, console, bad = image_files(folder), Console(soft_wrap=True), list[Finding]()
-    with ProgressBar(total=len(paths), desc=folder.name, unit="image", disable=None) as bar:
-        for finding in in_processes(str(folder), check_file, paths, processes or usable_cores(), FILES_PER_TASK):
-            bar.update()
-            if finding.kind != "sound":
-                bad.append(finding)
-                with bar.external_write_mode():
-                    console.print(f"{finding.path}: {finding.kind}: {finding.reason}", markup=False, highlight=False)
-    bad_paths = {finding.path for finding in bad}
-    sound_paths = [path for path in paths if path not in bad_paths]
+    paths, bad = image_files(folder), list[Finding]()
+    processes = processes or usable_cores()
+    for finding in in_processes(folder.name, check_file, paths, processes, FILES_PER_TASK, progress=True):
+        if finding.kind != "sound":
+            bad.append(finding)
+            with ProgressBar.external_write_mode():
+                print(f"{finding.path}: {finding.kind}: {finding.reason}")
+    sound_paths = sorted({*paths} - {finding.path for finding in bad})
     if sound is not None:
         sound.write_text("".join(f"{path}\n" for path in sound_paths))
     if copy is not None:
         for path in map(Path, sound_paths):
             _link(path, copy / path.relative_to(folder))
-    counts = Counter[Kind](finding.kind for finding in bad) + Counter(sound=len(sound_paths))
-    table = Table("", "files", "", box=None, show_header=False)
-    for kind in (kind for kind in MEANINGS if counts[kind]):
-        table.add_row(kind, f"{counts[kind]:,}", MEANINGS[kind])
-    console.print(table)
+    counts = Counter[Kind](finding.kind for finding in bad)
+    counts["sound"] = len(sound_paths)
+    for kind in counts:
+        print(f"{kind:<10}  {counts[kind]:>6,}  {MEANINGS[kind]}")
     return bad
 
 
@@ -94,10 +78,9 @@ def image_files(folder: Path) -> list[str]:
     """Return the sorted paths of all files in a folder and its subfolders that ``ImageFolder`` would load."""
     from torchvision.datasets.folder import IMG_EXTENSIONS  # imports torch, which the child processes do not need
 
-    paths: list[str] = []
-    for root, folders, names in os.walk(folder, followlinks=True, onerror=_raise):
-        folders.sort()
-        paths += [os.path.join(root, name) for name in sorted(names) if name.lower().endswith(IMG_EXTENSIONS)]
+    walk = os.walk(folder, followlinks=True, onerror=_raise)
+    paths = sorted(os.path.join(root, name) for root, _, names in walk for name in names)
+    paths = [path for path in paths if path.lower().endswith(IMG_EXTENSIONS)]
     if not paths:
         raise ValueError(f"{folder} has no files with the suffix of an image, such as .jpg or .png")
     return paths

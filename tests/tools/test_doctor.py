@@ -213,7 +213,7 @@ def found_on(
         **{f"pictures {engine} 0": ([pictures], decoder_failure) for engine in ("cpu", "engines", "cuda")},
     }
     machine = Machine(answers, WAIT_S, Path(root))
-    machine.packages = {"pillow": "12.0", **(builds or {})}
+    machine.packages = dict(builds or {})
     return {each.name: each for each in run_checks(machine)}
 
 
@@ -232,8 +232,6 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "two builds": ({"builds": {"nvidia-dali-cuda120": "2.4", "nvidia-dali-cuda130": "2.4"}}, "DALI", "fail",
                    "nvidia-dali-cuda120 2.4; nvidia-dali-cuda130 2.4; built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
-    "old Pillow": ({"builds": {"pillow": "10.4"}}, "Pillow", "warn", "10.4", "pillow>=11"),
-    "Pillow-SIMD": ({"builds": {"pillow": None, "pillow-simd": "9.5"}}, "Pillow", "warn", "9.5", "pillow>=11"),
     "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
     "a GPU without kernels": ({"gpu": {**SEEN, "error": "no image"}}, "GPU 0", "fail", "no image", "torch"),
     "engines": ({}, ENGINES, "ok", "correct pixels: JPEG", ""),
@@ -241,7 +239,6 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "no engines": ({"pictures": BY_CUDA, "engines": "no JPEG engines"}, ENGINES, "ok", "CUDA", ""),
     "wrong on a GPU": ({"pictures": {**PICTURE, "levels_off": 200}}, CUDA, "fail", "200", "cpu"),
     "no decoder": ({"pictures": NO_WEBP}, ON_CPU, "warn", "WebP: y", "Pillow"),
-    "cores near a GPU": ({}, "NUMA", "ok", "nvidia-smi topo -m", ""),
     "no /dev/shm": ({"root": "/nowhere"}, "/dev/shm", "warn", "0 of 0 MB free", "--shm-size"),
 }  # fmt: skip
 
@@ -264,7 +261,6 @@ def test_what_does_not_fit_is_found(
         ("CUDA_VISIBLE_DEVICES", "", "warn", "hidden by CUDA_VISIBLE_DEVICES=''"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "7", "warn", "7: the decoder and the model wait"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "warn", "many: the decoder and the model wait"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "8", "ok", "8"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", None, "ok", "8"),
     ],
 )
@@ -294,11 +290,7 @@ def test_a_cgroup_quota_below_the_cores_is_a_warning(tmp_path: Path, told: str |
 
 @pytest.mark.parametrize(
     ("most", "status", "found"),
-    [
-        (1023, "warn", "at most 1023"),
-        (1024, "ok", "at most 1024"),
-        (resource.RLIM_INFINITY, "ok", "unlimited"),
-    ],
+    [(1023, "warn", "at most 1023"), (1024, "ok", "at most 1024"), (resource.RLIM_INFINITY, "ok", "unlimited")],
 )
 def test_few_open_files_are_found(monkeypatch: pytest.MonkeyPatch, most: int, status: str, found: str) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (most, most)}[limit])

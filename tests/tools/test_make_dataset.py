@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from PIL import Image
 from torchvision.datasets import ImageFolder
 
 import proxyloader.make_dataset as module
-from proxyloader.make_dataset import MANIFEST, PARTIAL_MANIFEST, make_dataset, photograph
+from proxyloader.make_dataset import MANIFEST, make_dataset, photograph
 
 from .. import scripts
 from ..limits import WAIT_S
@@ -73,8 +71,7 @@ def test_any_number_of_processes_writes_the_same_bytes_and_larger_sets_begin_ali
 
 
 def test_the_same_arguments_again_write_nothing(tmp_path: Path) -> None:
-    made = json.loads((make_small(tmp_path / "a" / "set", seed=4) / MANIFEST).read_text())
-    assert {"images": 12, "size": [48, 36], "classes": 3, "seed": 4}.items() <= made.items()
+    make_small(tmp_path / "a" / "set", seed=4)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert make_small(tmp_path / "a" / "set", seed=4, processes=2) == tmp_path / "a" / "set"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
@@ -91,16 +88,14 @@ def test_an_interrupted_one_is_completed(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(module, "photograph", interrupted)
         make_small(root)
     written = {path: path.stat().st_mtime_ns for path in root.rglob("*.jpg")}
-    assert len(written) == 5 and (root / PARTIAL_MANIFEST).exists() and not (root / MANIFEST).exists()
+    assert len(written) == 5
     make_small(root)
     assert contents(root) == contents(make_small(tmp_path / "whole"))
     assert {path: path.stat().st_mtime_ns for path in written} == written
 
 
-@pytest.mark.parametrize("name", [MANIFEST, PARTIAL_MANIFEST])
-def test_a_set_made_with_other_arguments_is_kept(tmp_path: Path, name: str) -> None:
-    os.replace(make_small(tmp_path) / MANIFEST, tmp_path / name)
-    before = contents(tmp_path)
+def test_a_set_made_with_other_arguments_is_kept(tmp_path: Path) -> None:
+    before = contents(make_small(tmp_path))
     with pytest.raises(FileExistsError, match=r"contains a dataset with images=12, seed=0, not images=13, seed=7; "):
         make_small(tmp_path, images=13, seed=7)
     assert contents(tmp_path) == before
@@ -114,7 +109,7 @@ def test_files_of_someone_else_are_kept(tmp_path: Path, name: str, text: str) ->
     with pytest.raises(FileExistsError, match=rf"contains other files \({name}\); choose another folder"):
         make_small(tmp_path)
     assert contents(tmp_path) == before
-    with pytest.raises(FileExistsError, match="is a file"):
+    with pytest.raises(FileExistsError, match="File exists"):
         make_small(tmp_path / name)
 
 

@@ -33,10 +33,10 @@ Loops = Iterator[Iterator[Batch]]
 
 PREFETCH_BATCHES = 3  # of a DALI pipeline with tuned settings
 
-EXAMPLE_CROP: dict[str, Any] = {"random_area": [0.1, 1.0], "random_aspect_ratio": [0.8, 1.25], "num_attempts": 100}
+EXAMPLE: dict[str, Any] = dict(random_area=[0.1, 1.0], random_aspect_ratio=[0.8, 1.25], num_attempts=100)
 EXAMPLE_MEMORY: dict[str, Any] = dict(preallocate_width_hint=5980, preallocate_height_hint=6430)
 EXAMPLE_MEMORY |= dict(device_memory_padding=211025920, host_memory_padding=140544512)
-"""Crop and memory arguments of the decoder in NVIDIA's ImageNet example."""
+"""Arguments of the decoder in NVIDIA's ImageNet example: for the crop, and for the memory of a GPU."""
 
 
 class OwnDataset(Dataset[Any]):
@@ -107,9 +107,8 @@ def synthetic(config: BenchConfig) -> Loops:
 
 def samples(config: BenchConfig, added: str) -> Any:
     """Return an ImageFolder with an optional augmentation, or one of ``DATASETS``."""
-    if added in DATASETS:
-        return repeat_dataset(config, DATASETS[added](config.root, make_transform()))
-    return repeat_dataset(config, ImageFolder(config.root, make_transform(added)))
+    make = DATASETS.get(added, ImageFolder)
+    return repeat_dataset(config, make(config.root, make_transform("" if added in DATASETS else added)))
 
 
 def repeat_dataset(config: BenchConfig, dataset: Any) -> Any:
@@ -166,7 +165,7 @@ def dali_pipeline(config: BenchConfig, source: Callable[[], Any], is_example: bo
     def graph() -> Any:
         encoded, *labels = source()
         if is_example:
-            decoder.update(EXAMPLE_CROP | (EXAMPLE_MEMORY if config.on_gpu else {}))
+            decoder.update(EXAMPLE | (EXAMPLE_MEMORY if config.on_gpu else {}))
             images = fn.decoders.image_random_crop(encoded, **decoder)
             images = fn.resize(images, resize_x=CROP_PX, resize_y=CROP_PX, interp_type=types.INTERP_TRIANGULAR)
         else:

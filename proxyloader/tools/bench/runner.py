@@ -124,7 +124,7 @@ class CaseProcess:
     def __init__(self) -> None:
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         with block_sigint():  # SIGINT stays blocked in the new process, which this one kills
-            self.is_ready = self._pool.submit(_set_start_method, multiprocessing.get_start_method())
+            self.is_ready = self._pool.submit(_prepare, multiprocessing.get_start_method())
 
     def ask(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function in the process, which a CaseError ends."""
@@ -161,13 +161,15 @@ def start_processes(keys: Iterable[Any]) -> Iterator[dict[Any, CaseProcess]]:
         yield processes
 
 
+# --- in the process of a case -----------------------------------------------------------------------------------------
+
 _name = ""
 _loops: Loops = iter(())
 _train_step: Callable[[Any], None] | None = None
 
 
-def _set_start_method(start_method: str) -> None:
-    """Use the start method of the main process for workers. Calling this imports torch and DALI."""
+def _prepare(start_method: str) -> None:
+    """Import torch and DALI, and let workers start as in the main process, not like this one."""
     multiprocessing.set_start_method(start_method, force=True)
 
 
