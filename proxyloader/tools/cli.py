@@ -90,17 +90,18 @@ def _diagnose(parser: Parser) -> None:
     and the speed with each loader.
 
     Options precede the script; arguments after it are passed to the script. The script trains for several hundred
-    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil:
-    pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil,
+    and matplotlib for plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
     Example:
       proxyloader diagnose train.py --batch-size 256
-      proxyloader diagnose --seconds 120 --json report.json train.py --epochs 90
+      proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90
     """
     _option(parser, "--seconds", "S", _positive, "approximate duration of the measurement", 60)
     _option(parser, "--json", "FILE", Path, "write the report and all measurements to this file", dest="json_file")
+    _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
     _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
 

@@ -395,6 +395,24 @@ def _break_even(figures: Figures) -> str:
     return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
 
 
+def plot(diagnosis: Diagnosis, file: Path) -> None:
+    """Plot the speed with each loader against the duration of the step alone."""
+    from matplotlib.figure import Figure
+
+    figures = diagnosis.figures
+    times_s = [figures.step.step_s, *(phase.step_s for phase in figures.alone.values())]
+    steps_s = np.geomspace(max(min(times_s) / 2, max(times_s) / 50), 2 * max(times_s), 200)
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for kind in sorted(figures.alone):  # draw the wider line first
+        speeds = [figures.batch_size / figures.step_s(kind, step_s) for step_s in steps_s]
+        axes.plot(1e3 * steps_s, speeds, linewidth=4 if kind == "proxyloader" else 1.5, label=kind)
+    axes.axvline(1e3 * max(figures.step.step_s, steps_s[0]), color="grey", linestyle=":", label="this step")
+    axes.set(xscale="log", xlabel="step alone, ms", ylabel="images/s", title=TITLES[diagnosis.bound], ylim=(0, None))
+    axes.legend(frameon=False)
+    figure.savefig(file)
+
+
 def ms(seconds: float) -> str:
     return format_number(1e3 * seconds)
 
@@ -436,13 +454,16 @@ def _num_samples(loader: Any) -> float:
     return np.inf if length is None else length
 
 
-def diagnose_script(script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None) -> int:
+def diagnose_script(
+    script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None, plot_file: Path | None
+) -> int:
     """Run a script, like ``python script arguments``, until the loop over its largest loader is diagnosed. Print the
-    report and write it to the file. If the script raises an error, print it and exit with status 1."""
+    report and write it to the files. If the script raises an error, print it and exit with status 1."""
     script.open().close()
-    importlib.import_module("psutil")  # before the script runs
-    if json_file is not None:
-        check_can_be_written(json_file)
+    for package in ("psutil", "matplotlib") if plot_file else ("psutil",):  # before the script runs
+        importlib.import_module(package)
+    for file in filter(None, (json_file, plot_file)):
+        check_can_be_written(file)
     path = [str(script.parent), *sys.path]
     with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:
@@ -463,4 +484,6 @@ def diagnose_script(script: Path, arguments: Sequence[str], seconds: int, json_f
     if json_file is not None:
         report = {"script": " ".join([script.name, *arguments]), "machine": machine(), **results[0].as_dict()}
         json_file.write_text(json.dumps(report, indent=1) + "\n")
+    if plot_file is not None:
+        plot(results[0], plot_file)
     return 0

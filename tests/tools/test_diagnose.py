@@ -265,7 +265,7 @@ def test_a_script_runs_until_its_largest_loader_is_diagnosed(
 
     script.write_text(SCRIPT.format(module=module, epochs=100))
     before = patched()
-    assert main(["diagnose", *OPTIONS, "--json", "found.json", str(script), str(photos)]) == 0
+    assert main(["diagnose", *OPTIONS, "--json", "found.json", "--plot", "found.png", str(script), str(photos)]) == 0
     assert patched() == before and Path("left").exists()
     out = " ".join(capsys.readouterr().out.split())
     assert "the end" not in out and "an error" not in out
