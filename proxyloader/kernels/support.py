@@ -29,7 +29,7 @@ def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ())
     """
     if not has_kernels:
         return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
-    if names := {type(step).__name__ for step in iter_steps(plan.steps)}.intersection(left_out):
+    if left_out and (names := {type(step).__name__ for step in iter_steps(plan.steps)}.intersection(left_out)):
         return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(names))}"
     return get_missing_kernel(plan)
 

@@ -14,7 +14,7 @@ from torchvision.transforms import Grayscale, PILToTensor, RandomChoice, RandomO
 
 from ..lifetime import cached_property
 from .plan import Branch, ImageState, Plan, Step, iter_steps, output_state, plan_of
-from .registry import COMPOSES, CONTAINERS, RULES, is_changed, iter_inside, translate
+from .registry import COMPOSES, CONTAINERS, RULES, is_changed, iter_inside, load_timm_rules, translate
 
 MAX_CHAINS = 1024
 """Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
@@ -294,6 +294,8 @@ def _compose_parts(transform: Any) -> list[Any] | None:
 
     None if one of them cannot continue a chain with any settings.
     """
+    if type(transform).__module__.startswith("timm."):
+        load_timm_rules()
     if type(transform) not in COMPOSES:
         return [transform] if type(transform) in RULES or type(transform) in CONTAINERS else None
     inside = transform.transforms

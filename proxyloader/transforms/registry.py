@@ -74,8 +74,6 @@ def _translate(transform: Any, state: ImageState) -> Branch:
         raise Untranslatable
     if kind in COMPOSES:
         return sum(_inside(transform, state), ())
-    if kind.__module__.startswith("timm."):
-        load_timm_rules()
     if kind in CONTAINERS:
         make, in_sequence = CONTAINERS[kind]
         return (make(transform, _inside(transform, state, in_sequence)),)

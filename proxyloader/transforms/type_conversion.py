@@ -115,11 +115,16 @@ def normalize(transform: Any, state: ImageState) -> Branch:
     return (normalization(transform.mean, transform.std, state),)
 
 
-def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
-    given = mean, std
-    if any(isinstance(values, torch.Tensor) and values.requires_grad for values in given):
+def _as_floats(values: Any) -> tuple[float, ...]:
+    if isinstance(values, (list, tuple)) and all(type(value) is float for value in values):  # faster
+        return tuple(values)
+    if isinstance(values, torch.Tensor) and values.requires_grad:
         raise Untranslatable
-    mean, std = (tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist()) for values in given)
+    return tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist())
+
+
+def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
+    mean, std = map(_as_floats, (mean, std))
     if not {len(mean), len(std)} <= {1, state.channels} or 0 in std:
         raise Untranslatable
     return Normalize(mean * (state.channels // len(mean)), std * (state.channels // len(std)))
