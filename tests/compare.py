@@ -24,9 +24,10 @@ from torchvision.transforms import v2
 from proxyloader._random_state import preserve_rng
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions
-from proxyloader.dali.output_format import OutputFormat, stack_or_list
+from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.dali.program_server import ProgramServer, get_decoder
+from proxyloader.data.transformed import pixel_uses
 from proxyloader.kernels.operations import build_programs, build_schedule
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.color import Grayscale
@@ -35,7 +36,6 @@ from proxyloader.transforms.type_conversion import Normalize, ToFloat
 
 from .kernels import emulation
 from .odd_formats import ODD_FORMATS, encoded, jpeg
-from .plans import plan_for
 from .undecoded import image_calls_in, opened_late
 
 Images = Mapping[str, bytes]
@@ -204,7 +204,7 @@ def run(
     with _one_thread():
         stock = [transform(picture) for _ in range(times) for picture in pictures]
     states = generator_states()
-    ours = run_ours(transform, device, files, seed=seed, times=times)
+    ours, plans = run_ours(transform, device, files, seed=seed, times=times)
     with _one_thread():
         differ = [
             name for name, a, b in zip(files, stock, run_late(transform, files, seed=seed)) if not torch.equal(a, b)
@@ -214,7 +214,7 @@ def run(
     for name, a, b in zip(itertools.cycle(files), stock, ours):
         assert (a.dtype, a.shape) == (b.dtype, b.shape), name
         assert isinstance(a, torch.Tensor), name
-    return Outputs(stock, [each.cpu() for each in ours], _level(plan_for(transform)))
+    return Outputs(stock, [each.cpu() for each in ours], _level(*plans))
 
 
 def seed_all(seed: int) -> None:
@@ -230,7 +230,7 @@ def generator_states() -> dict[str, object]:
     return {"torch's": torch.get_rng_state().numpy().tobytes(), "Python's": random.getstate(), "numpy's": of_numpy}
 
 
-def _level(plan: Plan) -> torch.Tensor:
+def _level(plan: Plan, *_: Plan) -> torch.Tensor:
     """What one level of 255 is in the values that come out, (channels or 1, 1, 1)."""
     level = torch.ones(1)
     for step in plan.steps:
@@ -255,16 +255,40 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def run_ours(transform: Any, device: str, files: Images, *, seed: int = 0, times: int = 1) -> list[torch.Tensor]:
+def run_ours(
+    transform: Any, device: str, files: Images, *, seed: int = 0, times: int = 1
+) -> tuple[list[torch.Tensor], list[Plan]]:
     """Draw in the order of the images, as one worker does, and run all as one batch; so many times over."""
     seed_all(seed)
-    server = server_of(plan_for(transform), device, len(files))
     outputs: list[torch.Tensor] = []
     for _ in range(times):
         calls = image_calls_in(undecoded(transform, files, on_gpu=device != "dali"))
+        assert len(calls) == len(files), f"{len(files) - len(calls)} images have pixels"
+        outputs += run_calls(calls, device)
+    return outputs, [call.plan for call in calls]
+
+
+def run_calls(calls: Sequence[Any], device: str) -> list[torch.Tensor]:
+    """What kernels make of the images on a GPU, or emulated on the "cpu", or DALI on the CPU, as "dali"."""
+    if device == "dali":
+        server = dali_server(calls[0].plan, len(calls))
         (output,) = server.collect(server.submit([list(arrays) for arrays in zip(*(call.inputs for call in calls))]))
-        outputs += output
-    return outputs
+        return list(output)
+    planned = [(call.plan, call.image.size[::-1], call.row.packed()) for call in calls]
+    if device == "cuda":
+        gpu = ProgramServer(get_decoder(PipelineOptions(len(calls), device_id=0, num_threads=2)))
+        schedule = build_schedule(planned, None, False)
+        (output,) = gpu.collect(gpu.submit([[call.file for call in calls]], schedule))
+        return list(output)
+    if not shutil.which("g++") and "CI" not in os.environ:
+        pytest.skip("no g++")
+    images = [np.asarray(opened(call.image.data)) for call in calls]
+    return emulation.run(images, build_programs(planned), "CHW", getattr(torch, calls[0].plan.output.dtype))
+
+
+@functools.lru_cache(maxsize=8)  # building a pipeline takes long
+def dali_server(plan: Plan, batch_size: int) -> PlanServer:
+    return PlanServer(plan, PipelineOptions(batch_size, num_threads=2), OutputFormat())
 
 
 def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tensor]:
@@ -277,6 +301,7 @@ def run_late(transform: Any, files: Images, *, seed: int = 0) -> list[torch.Tens
 def undecoded(transform: Any, files: Images, on_gpu: bool = True) -> list[Any]:
     """What the transform returns in a worker, where images are not decoded."""
     whole = transform if isinstance(transform, (v1.Compose, v2.Compose)) else v1.Compose([transform])
+    pixel_uses.why = None  # as where a batch begins
     with opened_late(on_gpu):
         return [whole(opened(data)) for data in files.values()]
 
@@ -290,53 +315,6 @@ def drawn_alike(stock: Callable[[], Any], ours: Callable[[], Any], seeds: int = 
         found = ours()
         assert torch.equal(torch.get_rng_state(), state), f"the generator was left in another state from seed {seed}"
         yield wanted, found
-
-
-def planned(plan: Plan, inputs: Sequence[Any]) -> list[Any]:
-    """What ``build_programs`` takes: plan, size and parameters of each image."""
-    files, *rows = inputs
-    sizes = [opened(data.tobytes()).size[::-1] for data in files]
-    none = itertools.repeat(np.zeros(0, np.float32))
-    return list(zip(itertools.repeat(plan), sizes, *(rows or [none])))
-
-
-class OnGpu:
-    """A ``ProgramServer`` of one plan."""
-
-    def __init__(self, plan: Plan, options: PipelineOptions) -> None:
-        self._plan, self._server = plan, ProgramServer(get_decoder(options))
-
-    def submit(self, inputs: Sequence[Any]) -> Any:
-        return self._server.submit(inputs[:1], build_schedule(planned(self._plan, inputs), None, False))
-
-    def collect(self, run: Any) -> Any:
-        return self._server.collect(run)
-
-
-class Emulated:
-    """As ``ProgramServer``: the kernels as g++ compiles them, of images that Pillow decodes."""
-
-    def __init__(self, plan: Plan) -> None:
-        if not shutil.which("g++") and "CI" not in os.environ:
-            pytest.skip("no g++")
-        self._plan, self.submit = plan, tuple
-
-    def collect(self, inputs: tuple[Any, ...]) -> list[Any]:
-        images, state = [np.asarray(opened(data.tobytes())) for data in inputs[0]], self._plan.output
-        programs = build_programs(planned(self._plan, inputs))
-        outputs = emulation.run(images, programs, "CHW", getattr(torch, state.dtype))
-        return [stack_or_list(outputs[at : at + len(images)]) for at in range(0, len(outputs), len(images))]
-
-
-@functools.lru_cache(maxsize=8)  # building a pipeline is what takes long on a GPU
-def server_of(plan: Plan, device: str, batch_size: int) -> PlanServer | OnGpu | Emulated:
-    """The server of a plan: of kernels on a GPU, or emulated on the "cpu", or DALI's own on the CPU, as "dali"."""
-    if device == "cpu":
-        return Emulated(plan)
-    options = PipelineOptions(batch_size, device_id=0 if device == "cuda" else None, num_threads=2)
-    if device == "dali":
-        return PlanServer(plan, options, OutputFormat())
-    return OnGpu(plan, options)
 
 
 def assert_alike(transform: Any, device: str, files: Images | None = None, *, bound: Bound = EXACT, **how: int) -> None:

@@ -56,7 +56,7 @@ class TestGraph:
         transform = v1.Compose([v1.RandomResizedCrop(128), v1.RandomHorizontalFlip(), v1.PILToTensor()])
         files = images("landscape", "portrait", "grey", "PNG")
         calls, plan = image_calls_in(compare.undecoded(transform, files)), plan_for(transform)
-        server = compare.server_of(plan, "dali", 16)
+        server = compare.dali_server(plan, 16)
 
         def outputs(calls: list[Any]) -> torch.Tensor:
             (output,) = server.collect(server.submit([*map(list, zip(*(call.inputs for call in calls)))]))
