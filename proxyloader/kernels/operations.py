@@ -294,13 +294,6 @@ def crop(state: State, step: geometry.Crop) -> None:
     state.crop = (left, top, width, height), step.fill
 
 
-@operation(geometry.ReflectedCrop)
-def reflected_crop(state: State, step: geometry.ReflectedCrop) -> None:
-    state.require_levels(step)
-    top, left, height, width = state.take(4)
-    state.add("WINDOW", (left, top, 2), sizes=(height, width))
-
-
 @operation(geometry.Flip)
 def flip(state: State, step: geometry.Flip) -> None:
     (wanted,) = state.take(1)

@@ -9,7 +9,6 @@ from . import color as color
 from . import container as container
 from . import geometry as geometry
 from . import random_color as random_color
-from . import random_warp as random_warp
 from . import resize as resize
 from . import type_conversion as type_conversion
 from . import warp as warp

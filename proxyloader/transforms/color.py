@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from .container import at_random
 from .params import Version, arithmetic_of
-from .plan import Branch, ConstantParams, ImageState, Kind, Step, Untranslatable
+from .plan import Branch, ImageState, Kind, Step, Untranslatable
 from .registry import rule
 
 
@@ -145,49 +145,6 @@ def random_grayscale(transform: Any, state: ImageState) -> Branch:
 @rule(v2.RGB)
 def rgb(transform: Any, state: ImageState) -> Branch:
     return () if state.channels == 3 else (Grayscale(3, state.kind),)
-
-
-@rule(v1.RandomInvert, v2.RandomInvert)
-def random_invert(transform: Any, state: ImageState) -> Branch:
-    return (at_random(transform, Invert()),)
-
-
-@rule(v1.RandomPosterize, v2.RandomPosterize)
-def random_posterize(transform: Any, state: ImageState) -> Branch:
-    require_uint8(state)
-    bits, least = transform.bits, 1 if state.kind == "pil" else 0
-    if not isinstance(bits, int) or not least <= bits <= 8:
-        raise Untranslatable
-    return (at_random(transform, ConstantParams(Posterize(), (float(bits),))),)
-
-
-@rule(v1.RandomSolarize, v2.RandomSolarize)
-def random_solarize(transform: Any, state: ImageState) -> Branch:
-    given, most = transform.threshold, 255 if state.dtype == "uint8" else 1
-    if state.kind == "tensor" and given > most:
-        raise Untranslatable
-    threshold = solarize_threshold(float(given), state.kind)
-    return (at_random(transform, ConstantParams(Solarize(), (threshold,))),)
-
-
-@rule(v1.RandomAdjustSharpness, v2.RandomAdjustSharpness)
-def random_adjust_sharpness(transform: Any, state: ImageState) -> Branch:
-    factor = transform.sharpness_factor
-    if state.kind == "tensor" and factor < 0:
-        raise Untranslatable
-    sharper = ConstantParams(Sharpness(*arithmetic(transform, state)), (float(factor),))
-    return (at_random(transform, sharper),)
-
-
-@rule(v1.RandomAutocontrast, v2.RandomAutocontrast)
-def random_autocontrast(transform: Any, state: ImageState) -> Branch:
-    return (at_random(transform, Autocontrast(*arithmetic(transform, state))),)
-
-
-@rule(v1.RandomEqualize, v2.RandomEqualize)
-def random_equalize(transform: Any, state: ImageState) -> Branch:
-    require_uint8(state)
-    return (at_random(transform, Equalize()),)
 
 
 def require_uint8(state: ImageState) -> None:

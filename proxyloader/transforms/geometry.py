@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .container import at_random
 from .fast_params import has_fast_sampling, resized_crop_box
 from .params import Version, bernoulli, meta_image, v2_transform, version_of
 from .plan import Branch, ImageState, ParamRow, Size, Step, Untranslatable
@@ -83,18 +82,6 @@ class Crop(RegionStep):
             raise Untranslatable
         row.extend(box)
         return box[2:]
-
-
-class ReflectedCrop(RegionStep):
-    """Crop a box from the image, which is reflected at its edges without repeating the edge pixels."""
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        top, left, height, width = box = self.region.box(*size)
-        for start, wanted, side in (top, height, size[0]), (left, width, size[1]):
-            if start <= -side or start + wanted >= 2 * side:
-                raise Untranslatable  # it would be reflected more than once
-        row.extend(box)
-        return height, width
 
 
 @dataclass(frozen=True)
@@ -169,19 +156,6 @@ class PaddedRegion(Region):
         return -top, -left, height + top + bottom, width + left + right
 
 
-@dataclass(frozen=True)
-class ZoomedOutRegion(Region):
-    """The box of RandomZoomOut (v2 ``make_params``): the image with a border, ``side_range`` times its size."""
-
-    side_range: tuple[float, ...]
-    draws = True
-
-    def box(self, height: int, width: int) -> Box:
-        drawn = v2_transform(v2.RandomZoomOut, 0, self.side_range).make_params([meta_image(height, width)])
-        left, top, right, bottom = drawn["padding"]
-        return -top, -left, height + top + bottom, width + left + right
-
-
 @rule(v1.CenterCrop, v2.CenterCrop)
 def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> Branch:
     return (Crop(CenterRegion(as_pair(transform.size)), as_fill(0, state)),)
@@ -200,12 +174,6 @@ def random_crop(transform: Any, state: ImageState) -> Branch:
 def pad(transform: Any, state: ImageState) -> Branch:
     _check_padding(transform, state)
     return (Crop(PaddedRegion(as_ltrb(transform.padding)), as_fill(transform.fill, state)),)
-
-
-@rule(v2.RandomZoomOut)
-def random_zoom_out(transform: v2.RandomZoomOut, state: ImageState) -> Branch:
-    region = ZoomedOutRegion(tuple(map(float, transform.side_range)))
-    return (at_random(transform, Crop(region, as_fill(transform.fill, state))),)
 
 
 def _check_padding(transform: Any, state: ImageState) -> None:

@@ -30,7 +30,6 @@ class GivenSize:
 
     fixed: ClassVar[None] = None
     min_edge: ClassVar[int] = 0
-    draws: ClassVar[bool] = False
 
     def resolve(self, size: Size) -> Size:
         raise NotImplementedError

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..lifetime import cached_property
 from .color import Brightness, ChannelOrder, Contrast, Hue, Saturation, arithmetic, hue_shift
 from .params import Version, meta_image, v2_transform
-from .plan import Branch, Draws, ImageState, Kind, OneOf, Size, Step, Untranslatable
+from .plan import Branch, ImageState, Kind, OneOf, Size, Step, Untranslatable
 from .registry import rule
 
 Range = tuple[float, float]
@@ -94,17 +93,6 @@ class PhotometricDistort(Step):
         return size
 
 
-@dataclass(frozen=True)
-class RandomChannelOrder(Draws[ChannelOrder]):
-    """Draws of RandomChannelPermutation (v2)."""
-
-    draws: ClassVar[bool] = True
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        row.extend(torch.randperm(3).tolist())
-        return size
-
-
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Branch:
     kind, version = arithmetic(transform, state)
@@ -120,12 +108,6 @@ def random_photometric_distort(transform: Any, state: ImageState) -> Branch:
 def _ranges(transform: Any) -> tuple[Any, ...]:
     given = transform.brightness, transform.contrast, transform.saturation, transform.hue
     return tuple(None if each is None else (float(each[0]), float(each[1])) for each in given)
-
-
-@rule(v2.RandomChannelPermutation)
-def random_channel_permutation(transform: Any, state: ImageState) -> Branch:
-    _require_rgb(state)
-    return (RandomChannelOrder(ChannelOrder()),)
 
 
 def _require_rgb(state: ImageState) -> None:

@@ -18,7 +18,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resize_on_cpu as resizes_integers
 
 from .geometry import Crop, IndexSelect, RandomResizedRegion, as_pair
-from .params import Version, meta_image, v2_transform, version_of
+from .params import Version, version_of
 from .plan import Branch, ImageState, ParamRow, Size, Step, Untranslatable
 from .registry import rule
 
@@ -34,10 +34,6 @@ class NewSize(Protocol):
     def min_edge(self) -> int:
         """Shorter edge, in pixels, of the smallest target size for a square image."""
 
-    @property
-    def draws(self) -> bool:
-        """See ``Step.draws``."""
-
     def resolve(self, size: Size) -> Size: ...
 
 
@@ -52,7 +48,6 @@ class Target:
 
     size: tuple[int, ...] | None
     max_size: int | None = None
-    draws: ClassVar[bool] = False
 
     @property
     def fixed(self) -> Size | None:
@@ -64,21 +59,6 @@ class Target:
 
     def resolve(self, size: Size) -> Size:
         return self.fixed or _output_size(size, self.size, self.max_size)
-
-
-@dataclass(frozen=True)
-class DrawnSize:
-    """The target size sampled by ``make_params`` of the v2 class with this name and these constructor arguments."""
-
-    name: str
-    arguments: tuple[Any, ...]
-    min_edge: int
-    fixed: ClassVar[None] = None
-    draws: ClassVar[bool] = True
-
-    def resolve(self, size: Size) -> Size:
-        drawn = v2_transform(getattr(v2, self.name), *self.arguments).make_params([meta_image(*size)])["size"]
-        return _output_size(size, drawn)
 
 
 def _output_size(size: Size, wanted: Sequence[int] | None, max_size: int | None = None) -> Size:
@@ -99,10 +79,6 @@ class ResizeStep(Step):
     """Base class of the steps that implement ``functional.resize``."""
 
     to: NewSize
-
-    @property
-    def draws(self) -> bool:
-        return self.to.draws
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, size=self.to.fixed)
@@ -201,27 +177,6 @@ def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, 
 
 def _pillow_nearest(line: Line, new_count: int) -> Line:
     return np.array(Image.fromarray(line[None]).resize((new_count, 1), Image.Resampling.NEAREST)).reshape(new_count)
-
-
-@rule(v2.RandomResize)
-def random_resize(transform: v2.RandomResize, state: ImageState) -> Branch:
-    if transform.min_size >= transform.max_size:
-        raise Untranslatable
-    arguments = transform.min_size, transform.max_size
-    return (resize_like(DrawnSize("RandomResize", arguments, transform.min_size), transform, state),)
-
-
-@rule(v2.RandomShortestSize)
-def random_shortest_size(transform: v2.RandomShortestSize, state: ImageState) -> Branch:
-    arguments = tuple(transform.min_size), transform.max_size
-    return (resize_like(DrawnSize("RandomShortestSize", arguments, min(transform.min_size)), transform, state),)
-
-
-@rule(v2.ScaleJitter)
-def scale_jitter(transform: v2.ScaleJitter, state: ImageState) -> Branch:
-    low, high = map(float, transform.scale_range)
-    target = as_pair(transform.target_size)
-    return (resize_like(DrawnSize("ScaleJitter", (target, (low, high)), int(min(target) * low)), transform, state),)
 
 
 @rule(v1.Resize, v2.Resize)

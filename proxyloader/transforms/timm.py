@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import functools
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from timm.data import random_erasing, transforms
 
 from .augment import Erase, EraseByColor, EraseWithNoise, to_hwc
-from .geometry import Box, CenterRegion, Crop, ReflectedCrop, Region, as_fill, as_pair
+from .geometry import Box, Crop, Region, as_pair
 from .params import meta_image
 from .plan import Branch, Draws, ImageState, OneOf, ParamRow, Size, Step, Untranslatable
 from .registry import rule
@@ -41,95 +41,14 @@ class RandomResizedRegion(Region):
         return top, left, new_height, new_width
 
 
-@dataclass(frozen=True)
-class RandomRegion(Region):
-    """The box of RandomCropOrPad."""
-
-    size: Size = field()
-    draws = True
-
-    def box(self, height: int, width: int) -> Box:
-        return *transforms.RandomCropOrPad.get_params(meta_image(height, width), self.size), *self.size
-
-
-@dataclass(frozen=True)
-class RandomPaddedRegion(Region):
-    """The box of RandomPad."""
-
-    least: Size
-    draws = True
-
-    def box(self, height: int, width: int) -> Box:
-        left, top, right, bottom = transforms.RandomPad.get_params(meta_image(height, width), self.least)
-        return -top, -left, height + top + bottom, width + left + right
-
-
-@dataclass(frozen=True)
-class TrimmedRegion(Region):
-    """The box of TrimBorder."""
-
-    border: int
-    inside = True
-
-    def box(self, height: int, width: int) -> Box:
-        new_size = height - 2 * self.border, width - 2 * self.border
-        _check_not_empty((height, width), new_size)
-        return self.border, self.border, *new_size
-
-
 def _check_not_empty(size: Size, new_size: Size) -> None:
     if min(new_size) <= 0:  # Pillow also rejects empty images, with another message
         raise Untranslatable
 
 
-@rule(transforms.CenterCropOrPad)
-def center_crop_or_pad(transform: Any, state: ImageState) -> Branch:
-    return _crop_or_pad(CenterRegion(as_pair(transform.size)), transform, state)
-
-
-@rule(transforms.RandomCropOrPad)
-def random_crop_or_pad(transform: Any, state: ImageState) -> Branch:
-    return _crop_or_pad(RandomRegion(as_pair(transform.size)), transform, state)
-
-
-@rule(transforms.RandomPad)
-def random_pad(transform: Any, state: ImageState) -> Branch:
-    _require_pil(state)
-    return (Crop(RandomPaddedRegion(as_pair(transform.input_size)), as_fill(transform.fill, state)),)
-
-
-@rule(transforms.TrimBorder)
-def trim_border(transform: Any, state: ImageState) -> Branch:
-    _require_pil(state)
-    return (Crop(TrimmedRegion(int(transform.border_size))),)
-
-
-def _crop_or_pad(region: Region, transform: Any, state: ImageState) -> Branch:
-    _require_pil(state)
-    if transform.padding_mode == "reflect":
-        return (ReflectedCrop(region),)
-    if transform.padding_mode == "constant":
-        return (Crop(region, as_fill(transform.fill, state)),)
-    raise Untranslatable
-
-
 def _require_pil(state: ImageState) -> None:
     if state.kind != "pil":
         raise Untranslatable
-
-
-@dataclass(frozen=True)
-class DrawnSize:
-    """The target size sampled by ``ResizeKeepRatio.get_params`` for the image and these arguments."""
-
-    min_edge: int
-    arguments: tuple[Any, ...]
-    fixed: ClassVar[None] = None
-    draws: ClassVar[bool] = True
-
-    def resolve(self, size: Size) -> Size:
-        height, width = transforms.ResizeKeepRatio.get_params(meta_image(*size), *self.arguments)
-        return int(height), int(width)
 
 
 @dataclass(frozen=True)
@@ -162,21 +81,6 @@ def random_resized_crop(transform: Any, state: ImageState) -> Branch:
     _require_pil(state)
     region = RandomResizedRegion(tuple(map(float, transform.scale)), tuple(map(float, transform.ratio)))
     return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state, is_crop=True)
-
-
-@rule(transforms.ResizeKeepRatio)
-def resize_keep_ratio(transform: Any, state: ImageState) -> Branch:
-    _require_pil(state)
-    arguments = (
-        as_pair(transform.size),
-        float(transform.longest),
-        float(transform.random_scale_prob),
-        tuple(map(float, transform.random_scale_range)),
-        bool(transform.random_scale_area),
-        float(transform.random_aspect_prob),
-        tuple(map(float, transform.random_aspect_range)),
-    )
-    return (_resize_to(DrawnSize(min(arguments[0]), arguments), transform.interpolation, state),)
 
 
 @rule(transforms.MaybeToTensor)
