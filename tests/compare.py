@@ -27,6 +27,8 @@ from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
 from proxyloader.dali.plan_server import PlanServer
 from proxyloader.dali.program_server import ProgramServer, get_decoder
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.lazy_image import create_lazy_image
 from proxyloader.data.transformed import pixel_uses
 from proxyloader.kernels.operations import build_programs, build_schedule
 from proxyloader.make_dataset import photograph
@@ -303,7 +305,7 @@ def undecoded(transform: Any, files: Images, on_gpu: bool = True) -> list[Any]:
     whole = transform if isinstance(transform, (v1.Compose, v2.Compose)) else v1.Compose([transform])
     pixel_uses.why = None  # as where a batch begins
     with opened_late(on_gpu):
-        return [whole(opened(data)) for data in files.values()]
+        return [whole(create_lazy_image(EncodedImage.from_bytes(data))) for data in files.values()]
 
 
 def drawn_alike(stock: Callable[[], Any], ours: Callable[[], Any], seeds: int = 200) -> Iterator[tuple[Any, Any]]:

@@ -377,7 +377,7 @@ def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
 
 
 def posterize(image: Input, bits: Any) -> Note | None:
-    if image.state.dtype != "uint8" or not 1 <= operator.index(bits) <= 7:
+    if image.state.dtype != "uint8" or not 1 <= operator.index(bits) <= 8:
         return None
     return _one(color.Posterize("tensor", image.version), image, float(bits))
 

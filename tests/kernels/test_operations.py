@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.lazy_image import create_lazy_image
 from proxyloader.kernels.operations import build_programs, get_missing_kernel, get_output_kind
 from proxyloader.make_dataset import photograph
-from proxyloader.transforms.plan import ParamRow, Plan
 
-from ..plans import plan_for
+from ..compare import seed_all
+from ..undecoded import image_calls_in, opened_late
 from .emulation import run
 
 SIZES = [(223, 161), (97, 120), (64, 65), (130, 40)]
@@ -110,33 +111,31 @@ def compose(transforms: list[Any]) -> Any:
     return v2.Compose(transforms) if isinstance(transforms[0], v2.Transform) else v1.Compose(transforms)
 
 
-def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return the kernels' and torchvision's tensor for each image."""
-    transform = compose(transforms)
-    plan, images = plan_for(transform), [photograph(k, size=size) for k, size in enumerate(SIZES * 3)]
-    assert get_missing_kernel(plan) == ""
-    theirs, rows = [], []
-    for seed, image in enumerate(images):
+def recorded(transform: Any, seeds: Iterable[int]) -> tuple[list[Any], list[torch.Tensor]]:
+    """Return the calls that a transform of images of several sizes records, and torchvision's tensors."""
+    calls, theirs = [], []
+    for seed in seeds:
+        image = photograph(seed, size=SIZES[seed % len(SIZES)])
         seed_all(seed)
         theirs.append(torch.as_tensor(transform(image)))
         seed_all(seed)
-        rows.append(sampled(plan, image))
-    programs = build_programs([(plan, image.size[::-1], row) for image, row in zip(images, rows)])
-    dtype = torch.uint8 if plan.output.dtype == "uint8" else torch.float32
-    return list(zip(run([np.asarray(image) for image in images], programs, "CHW", dtype), theirs, strict=True))
+        with opened_late():
+            (call,) = image_calls_in(transform(create_lazy_image(EncodedImage.from_pil(image))))
+        assert get_missing_kernel(call.plan) == ""
+        calls.append(call)
+    return calls, theirs
 
 
-def seed_all(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
+def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return the kernels' and torchvision's tensor for each image."""
+    calls, theirs = recorded(compose(transforms), range(3 * len(SIZES)))
+    return list(zip(run_programs(calls), theirs, strict=True))
 
 
-def sampled(plan: Plan, image: Image.Image) -> Any:
-    row, size = ParamRow(), image.size[::-1]
-    for step in plan.steps:
-        size = step.sample_params(size, row)
-    return row.packed()
+def run_programs(calls: list[Any]) -> list[torch.Tensor]:
+    images = [np.asarray(call.image.decoded()) for call in calls]
+    programs = build_programs([(call.plan, call.image.size[::-1], call.row.packed()) for call in calls])
+    return run(images, programs, "CHW", getattr(torch, calls[0].plan.output.dtype))
 
 
 @pytest.mark.parametrize("version", [v1, v2], ids=["v1", "v2"])
@@ -175,16 +174,13 @@ def test_images_of_a_batch_may_have_different_plans() -> None:
     """With and without parameters, with branches, arrays and resizes of floats, of one kind of output."""
     transforms = {name: compose(parts) for name, parts in EXACT.items()}
     transforms |= {f"floats, {name}": compose(build(v1)) for name, build in FLOATS.items()}
-    plans = {name: plan_for(transform) for name, transform in transforms.items()}
-    names = [name for name, plan in plans.items() if get_output_kind(plan) == ("float32", 3)]
+    calls, theirs, names = [], [], []
+    for seed, (name, transform) in enumerate([*transforms.items()] * 3):
+        (call,), (expected,) = recorded(transform, [seed])
+        if get_output_kind(call.plan) == ("float32", 3):
+            calls.append(call)
+            theirs.append(expected)
+            names.append(name)
     assert {"AugMix", "erasing", "floats, evaluation"} <= {*names}
-    images, theirs, planned = [], [], []
-    for seed, name in enumerate(names * 3):
-        image = photograph(seed, size=SIZES[seed % len(SIZES)])
-        seed_all(seed)
-        theirs.append(transforms[name](image))
-        seed_all(seed)
-        planned.append((plans[name], image.size[::-1], sampled(plans[name], image)))
-        images.append(np.asarray(image))
-    for ours, expected in zip(run(images, build_programs(planned), "CHW", torch.float32), theirs, strict=True):
+    for ours, expected in zip(run_programs(calls), theirs, strict=True):
         torch.testing.assert_close(ours, expected, atol=1e-6 * float(expected.abs().max()), rtol=0)

@@ -13,7 +13,6 @@ from torchvision.transforms import v2
 from ..compare import (
     CLOSE,
     EXACT,
-    TO_FLOAT,
     Bound,
     Images,
     assert_alike,
@@ -102,8 +101,3 @@ def test_done_or_not(version: Any, kind: str, name: str, grey: bool, device: str
         transform = composed(kind, *first, getattr(version, name)(*arguments, p=0.7))
         bound = bound_of(kind) if name == "RandomAdjustSharpness" else EXACT
         assert_alike(transform, device, lossless(*SOME), bound=bound, times=2)
-
-
-@pytest.mark.parametrize("name", ["ColorJitter", "RandomInvert", "RandomGrayscale", "RandomAutocontrast"])
-def test_floats_have_no_kernels_and_are_translated(name: str) -> None:
-    assert plan_for(v1.Compose([*TO_FLOAT, getattr(v2, name)()])).output.dtype == "float32"

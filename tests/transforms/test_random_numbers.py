@@ -90,7 +90,6 @@ def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> 
     [
         v1.RandomCrop(20),
         v1.ColorJitter(0.4),
-        v1.RandomRotation(9),
         v2.RandAugment(),
         v1.RandomApply([v1.RandomHorizontalFlip()]),
         v1.RandomChoice([v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]),

@@ -25,7 +25,6 @@ from ..compare import (
     as_image,
     assert_alike,
     both_versions,
-    drawn_alike,
     images,
     lossless,
     many,
@@ -199,19 +198,6 @@ class TestRandomSizes:
         "ScaleJitter": v2.ScaleJitter((90, 110), (0.3, 1.1)),
     }
     each = pytest.mark.parametrize("transform", SIZES.values(), ids=SIZES)
-
-    @each
-    @pytest.mark.parametrize(("height", "width"), [(375, 500), (50, 31), (7, 9)], ids=str)
-    def test_are_torchvisions(self, transform: Any, height: int, width: int) -> None:
-        def new_size(params: dict[str, Any]) -> Any:
-            size = params["size"]
-            if len(size) == 2:
-                return size
-            return v1.Resize(size[0])(torch.empty((3, height, width), device="meta")).shape[1:]
-
-        plan, image = plan_for(as_image(transform)), torch.empty((3, height, width))
-        draws = drawn_alike(lambda: transform.make_params([image]), lambda: plan.sample_params(height, width))
-        assert all(tuple(found) == tuple(new_size(wanted)) for wanted, found in draws)
 
     @each
     @of_levels

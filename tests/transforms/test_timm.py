@@ -13,10 +13,8 @@ from timm.data import random_erasing as timm_erasing
 from timm.data import transforms as timm_transforms
 from torchvision.transforms import transforms as v1
 
-from proxyloader.transforms.plan import Untranslatable
-
 from ..compare import CLOSE, EXACT, Images, assert_alike, composed, images, lossless
-from ..plans import has_plan, plan_for
+from ..plans import has_plan
 
 MEAN, STD = (0.5, 0.4, 0.6), (0.2, 0.3, 0.25)
 
@@ -98,14 +96,6 @@ class TestEachClass:
         assert_alike(transform, device, lossless("one pixel high"))
         transform = composed("pil", timm_transforms.RandomPad((140, 150), fill=7), timm_transforms.TrimBorder(3))
         assert_alike(transform, device, lossless(), times=3)
-
-    def test_a_reflection_of_a_reflection_and_what_is_trimmed_to_nothing_are_errors(self) -> None:
-        plan = plan_for(composed("pil", timm_transforms.CenterCropOrPad(40, padding_mode="reflect")))
-        assert plan.sample_params(15, 40).tolist() == [-12, 0, 40, 40]
-        with pytest.raises(Untranslatable):
-            plan.sample_params(13, 40)
-        with pytest.raises(Untranslatable):
-            plan_for(composed("pil", timm_transforms.TrimBorder(9))).sample_params(18, 40)
 
     @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
