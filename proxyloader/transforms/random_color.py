@@ -1,4 +1,4 @@
-"""Random color transforms: ColorJitter, RandomPhotometricDistort, RandomChannelPermutation."""
+"""Random color transforms: ColorJitter, RandomPhotometricDistort."""
 
 from __future__ import annotations
 
