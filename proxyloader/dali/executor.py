@@ -9,6 +9,9 @@ stream of the decoder. So if other operators use that stream, the images of a la
 been read yet. This happens with StreamPolicy SINGLE and PER_OPERATOR: three of four batches were wrong when the
 training stream lagged far behind (DALI 2.4), and some when memory was short. So these policies are rejected. The
 default, PER_BACKEND, gives decoders a separate stream; ``tests/gpu/test_behind.py`` tests it.
+
+The training stream is another one that reads what a decoder wrote, and DALI may reuse memory that this stream has yet
+to read, in the hope that its decoder waits. So a RunQueue keeps DALI's outputs until the GPU has read them.
 """
 
 from __future__ import annotations

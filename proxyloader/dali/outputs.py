@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,15 +12,22 @@ from .api import feed_ndarray, to_torch_type
 from .output_format import Output, Outputs
 
 
-def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Outputs:
-    """Return the outputs of the oldest run as torch tensors.
+def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Sequence[Any]:
+    """Return the outputs of the oldest run as DALI has them.
 
-    On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``. GPU
-    tensors are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics apply to them.
+    On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``.
     """
     asynchronous = stream is not None and pipeline.exec_dynamic
-    outputs = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
-    return [_convert(lambda tensor: _tensor_to_torch(tensor, stream, pipeline.exec_dynamic), each) for each in outputs]
+    outputs: Sequence[Any] = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
+    return outputs
+
+
+def to_torch(outputs: Sequence[Any], stream: torch.cuda.Stream | None, exec_dynamic: bool) -> Outputs:
+    """Return outputs as torch tensors.
+
+    GPU tensors are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics apply.
+    """
+    return [_convert(lambda tensor: _tensor_to_torch(tensor, stream, exec_dynamic), each) for each in outputs]
 
 
 def _tensor_to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:

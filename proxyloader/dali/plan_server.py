@@ -95,12 +95,10 @@ class PlanServer(RunQueue):
             return self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
         return options
 
-    def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        pipeline_run = self._runs[0]
+    def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         if pipeline_run.transform is not None:
-            images = self.pipeline.outputs(cuda_stream=stream)[0]
-            return [] if pipeline_run.cancelled else pipeline_run.transform(images, stream)
-        return [_map(self._as_images, output) for output in super()._take_outputs(stream)]
+            return pipeline_run.transform(pipeline_run.dali_outputs[0], stream)
+        return [_map(self._as_images, output) for output in super()._convert(pipeline_run, stream)]
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:
         """Return images as (N, C, H, W), or one image as (C, H, W)."""

@@ -37,6 +37,10 @@ LOST_MESSAGES = {
 """Messages by the error code of a queue that no longer owns its pipeline."""
 
 
+MAX_UNREAD = 4
+"""Maximum number of runs whose outputs the GPU has not read when the next ones are taken. A loop may be so far ahead of
+the GPU without waiting for it."""
+
 Transform = Callable[[Any, Any], Outputs]
 """Function that takes the first output of a pipeline, as DALI returns it, and torch's current stream."""
 
@@ -61,6 +65,7 @@ class PipelineRun:
         self.finished: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
         self.inputs: list[Any] | None = None  # kept for DALI; see executor.tensor_list
+        self.dali_outputs: Any = None  # kept until the GPU has read them
         self.cancelled = False
         self.ended = False
         leak_in_child(self)
@@ -124,6 +129,7 @@ class RunQueue:
         self.pipeline, self.deterministic = pipeline, deterministic
         self.key, self.names = f"server-{uuid.uuid4().hex}", [source.name for source in sources]
         self._runs: deque[PipelineRun] = deque()
+        self._unread: deque[PipelineRun] = deque()  # whose outputs the GPU may not have read yet
         self.was_used = False
         self._lock = self._paused = threading.RLock()
         self._lost_code = ""  # a key of LOST_MESSAGES
@@ -163,6 +169,7 @@ class RunQueue:
         """
         with self._lock:
             self._check_owned()
+            self._release_read()
             self._resync()
             if jpeg_engines.must_rebuild(self.pipeline):
                 self.drain()
@@ -229,12 +236,15 @@ class RunQueue:
         return pipeline_run.take_outputs(current_stream(self.pipeline.device_id))
 
     def _collect_oldest(self) -> None:
+        self._release_read()
         pipeline_run, self._in_sync = self._runs[0], False
         stream = current_stream(self.pipeline.device_id)
         outputs: Outputs = []
         try:
             with before_exit():
-                outputs = self._take_outputs(stream)
+                pipeline_run.dali_outputs = _outputs.take_outputs(self.pipeline, stream)
+                if not pipeline_run.cancelled:
+                    outputs = self._convert(pipeline_run, stream)
         except torch.OutOfMemoryError as error:
             pipeline_run.error = error.with_traceback(None)  # the traceback would keep the run alive
         except PipelineError as error:  # of the transform
@@ -250,7 +260,10 @@ class RunQueue:
             self._accepted_kinds, self._failed_kinds = self._accepted_kinds or pipeline_run.kinds, None
             if stream is not None:
                 pipeline_run.stream, pipeline_run.finished = stream, stream.record_event()
-            pipeline_run.outputs = [] if pipeline_run.cancelled else outputs
+                self._unread.append(pipeline_run)
+            pipeline_run.outputs = outputs
+        if pipeline_run.finished is None:
+            pipeline_run.dali_outputs = None
 
     def _resync(self) -> None:
         """Rebuild the pipeline if Ctrl-C or a signal handler left ``_runs`` inconsistent with DALI."""
@@ -261,9 +274,16 @@ class RunQueue:
         self._runs.clear()
         self._rebuild()
 
-    def _take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
-        """Return the outputs of the oldest run as torch tensors."""
-        return _outputs.take_outputs(self.pipeline, stream)
+    def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
+        """Return the outputs of a run as torch tensors."""
+        return _outputs.to_torch(pipeline_run.dali_outputs, stream, self.pipeline.exec_dynamic)
+
+    def _release_read(self, most: int = MAX_UNREAD) -> None:
+        """Return outputs that the GPU has read to DALI. Wait if there are more others: NOTE [ DALI's GPU memory ]."""
+        while self._unread and (len(self._unread) > most or self._unread[0].inputs_released()):
+            pipeline_run = self._unread.popleft()
+            pipeline_run.wait_until_read()
+            pipeline_run.dali_outputs = None
 
     def _rebuild(self) -> None:
         log.info("rebuilding the pipeline after a failure")
@@ -282,6 +302,7 @@ class RunQueue:
         """Give up the pipeline to another queue. Runs in flight are lost."""
         with self._lock:
             self.drain()  # otherwise the pipeline would be rebuilt, and repeat its random numbers
+            self._release_read(0)
             self._runs.clear()
             self._lost_code = "taken"
 
@@ -316,9 +337,11 @@ class RunQueue:
         """Give up the pipeline in a forked child, because it belongs to the parent process."""
         executor.forget_in_child(self.pipeline)
         self._runs.clear()
+        self._unread.clear()
         self._lost_code = "forked"
         self._lock = threading.RLock()
 
     def end(self) -> None:
         """Prepare for interpreter shutdown, which ends the pipeline. A later run rebuilds it."""
         self._lock, self._in_sync = threading.RLock(), False  # a blocked thread may still hold the old lock
+        self._unread.clear()
