@@ -7,10 +7,13 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+from PIL import Image
 from torch.utils._pytree import tree_leaves
 
 from proxyloader.data import hooks
 from proxyloader.data.deferral import Deferral, defer_in_process, deferring
+from proxyloader.data.encoded_image import EncodedImage
+from proxyloader.data.lazy_image import find_undecoded
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.data.placeholders import ProxyBatch, ProxySample
 from proxyloader.kernels.support import find_obstacle
@@ -47,3 +50,9 @@ def image_calls_in(content: Any) -> list[Any]:
     calls = [each.call for each in nodes if isinstance(each, ProxySample)]
     calls += [call for each in nodes if isinstance(each, ProxyBatch) for call in each.run.calls]
     return list(dict.fromkeys(calls))
+
+
+def get_encoded(image: Image.Image) -> EncodedImage | None:
+    """The JPEG behind an undecoded RGB image without transforms; None for any other image."""
+    encoded = find_undecoded(image) if image.mode == "RGB" else None
+    return encoded if isinstance(encoded, EncodedImage) else None

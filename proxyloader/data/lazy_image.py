@@ -256,12 +256,6 @@ class _Pixels:
         return self._image.im.pixel_access(self._image.readonly)
 
 
-def get_encoded(image: Image.Image) -> EncodedImage | None:
-    """Return the JPEG behind an undecoded RGB image without transforms; otherwise None."""
-    encoded = find_undecoded(image) if image.mode == "RGB" else None
-    return encoded if isinstance(encoded, EncodedImage) else None
-
-
 def get_image_path(image: Image.Image) -> str:
     """Return the path of the file of an image, even after a conversion if the image is undecoded."""
     encoded = vars(image).get(_IMAGE)

@@ -90,7 +90,8 @@ def describe_backend(
         parts.append("different transforms for each image")
     if parts:
         exceptions = f"; the dataset's code decodes some images{first}" if first else ""
-        return f"DALI on {device}: {'; '.join(parts)}; JPEGs are sent encoded{exceptions}"
+        sent = "decoded images are sent as pixels" if counts.sends_pixels else "JPEGs are sent encoded"
+        return f"DALI on {device}: {'; '.join(parts)}; {sent}{exceptions}"
     if has_begun:
         return f"torch: the workers have produced all images loaded so far{first}"
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
@@ -114,6 +115,7 @@ class ImageCounts:
         self._is_logged = self.is_server_idle = False
         self.decode_reason = ""  # why the workers decoded the first deferred image, if known
         self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
+        self.sends_pixels = False  # whether all images so far were decoded by Pillow, or are arrays
         self.has_images = False  # whether the workers have created undecoded images
 
     @property
@@ -129,6 +131,7 @@ class ImageCounts:
 
     def add(self, batch: PackedBatch) -> None:
         dali, pillow, workers = batch.image_counts
+        self.sends_pixels = pillow > 0 and not (dali or self._dali_images)
         self._dali_images += dali
         self._pillow_images += pillow
         self._worker_images += workers

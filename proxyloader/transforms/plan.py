@@ -181,17 +181,6 @@ class OneOf(Step):
         return replace(found[0], size=size)
 
 
-@dataclass(frozen=True)
-class ConstantParams(Draws[Step]):
-    """A step with the same parameters for every image."""
-
-    numbers: tuple[float, ...]
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        row.extend(self.numbers)
-        return size
-
-
 def output_state(steps: Branch, state: ImageState) -> ImageState:
     for step in steps:
         after = step.output_state(state)

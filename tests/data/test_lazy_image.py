@@ -21,12 +21,12 @@ from torchvision import transforms
 from torchvision.transforms import functional as F
 
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.lazy_image import create_lazy_image, get_encoded, get_transformed
+from proxyloader.data.lazy_image import create_lazy_image, get_transformed
 from proxyloader.make_dataset import photograph
 
 from ..faults import in_thread
 from ..odd_formats import encoded
-from ..undecoded import opened_late
+from ..undecoded import get_encoded, opened_late
 
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 

@@ -18,12 +18,12 @@ from torch.utils.data import Dataset
 from torchvision.transforms import PILToTensor
 
 from proxyloader import DataLoader
-from proxyloader.data.lazy_image import get_encoded
 from proxyloader.make_dataset import photograph
 
 from ..hostile_jpegs import DC_FIRST, DC_LAST, HALVES, JFIF, progressive, two_pictures, without
 from ..jpeg_writer import Scan, segment, write_jpeg
 from ..tiers import by_default
+from ..undecoded import get_encoded
 
 pytestmark = [
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),

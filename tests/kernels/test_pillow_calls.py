@@ -29,14 +29,14 @@ from torchvision.transforms.v2.functional import to_image
 
 from proxyloader.data.deferral import current
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.lazy_image import get_encoded, get_transformed
+from proxyloader.data.lazy_image import get_transformed
 from proxyloader.data.lazy_tensor import LazyImageTensor, LazyTensor, is_materialized, materialize
 from proxyloader.data.transformed import TransformedImage, pixel_uses
 from proxyloader.kernels.operations import build_programs
 from proxyloader.make_dataset import photograph
 
 from ..odd_formats import encoded
-from ..undecoded import image_calls_in, opened_late
+from ..undecoded import get_encoded, image_calls_in, opened_late
 from .emulation import run
 from .test_operations import seed_all
 
