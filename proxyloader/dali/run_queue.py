@@ -37,7 +37,7 @@ LOST_MESSAGES = {
 """Messages by the error code of a queue that no longer owns its pipeline."""
 
 
-MAX_UNREAD = 4
+MAX_UNREAD = 2
 """Maximum number of runs whose outputs the GPU has not read when the next ones are taken. A loop may be so far ahead of
 the GPU without waiting for it."""
 
