@@ -168,7 +168,7 @@ class Packer:
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
-        computed_only = samples - len(images) if pickler.is_computed else 0
+        computed_only = samples - len(calls) if pickler.is_computed else 0
         if self.deferral is not None:
             # Sending pixels to a GPU pays off. On a CPU, it does not if the dataset's code has decoded and used them.
             sends_pixels = images and (self.deferral.on_gpu or not used)

@@ -165,14 +165,22 @@ class Clips(Dataset[Any]):
         return [compose([CROP, *END])(image) for image in self.images[: 2 - index]]
 
 
+def opened_late(path: str, end: int | None = None) -> Any:
+    data = Path(path).read_bytes()
+    header = read_jpeg_header(data)
+    assert header is not None
+    return create_lazy_image(EncodedImage(data[:end], header.height, header.width, path, header))
+
+
 def test_no_other_sample_is_named_for_an_image_that_does_not_decode(folder: ImageFolder) -> None:
-    images: list[Any] = []
-    for path, _ in folder.samples[:2]:
-        data = Path(path).read_bytes()
-        header = read_jpeg_header(data)
-        assert header is not None
-        data = data[:900] if images else data
-        images.append(create_lazy_image(EncodedImage(data, header.height, header.width, path, header)))
+    (good, _), (bad, _) = folder.samples[:2]
+    images = [opened_late(good), opened_late(bad, 900)]
     with pytest.raises(ImageError, match=r"dataset indices \[0, 1\]") as raised:
         list(DataLoader(Clips(images), 2, collate_fn=list, check_scans=False))
-    assert (raised.value.index, raised.value.path) == (None, folder.samples[1][0])
+    assert (raised.value.index, raised.value.path) == (None, bad)
+
+
+def test_samples_that_share_an_image_do_not_count_as_the_workers(folder: ImageFolder) -> None:
+    loader = DataLoader(Clips([opened_late(folder.samples[0][0])] * 2), 2, collate_fn=list)
+    assert len(list(loader)) == 1
+    assert (loader.stats().images_by_dali, loader.stats().images_by_workers) == (1, 0)
