@@ -91,7 +91,7 @@ class BatchRecovery:
     def errors(self, batch: PackedBatch, recovered: RecoveredBatch) -> list[ImageError]:
         """Return the error of each failed image, with the index of its sample if known."""
         indices = batch.sample_indices
-        if indices is None or len(batch.runs) != 1 or len(indices) != len(batch.runs[0]):
+        if indices is None or len(batch.runs) != 1 or not _has_one_image_each(batch.runs[0], len(indices)):
             return [error.at(_describe_batch(batch)) for error in recovered.failures.values()]
         failures = [(indices[row], error) for (_, row), error in recovered.failures.items()]
         return [error.at(f"dataset[{index}]", index=index) for index, error in failures]
@@ -187,6 +187,15 @@ class BatchRecovery:
             return error.with_traceback(None)
         finally:
             server.resume()
+
+
+def _has_one_image_each(run: PackedRun, samples: int) -> bool:
+    """Return whether the decoded images of a run seem to be those of the samples, in their order."""
+    files = None if run.schedule is None else run.schedule[0].files
+    if files is None or len(run) != samples:
+        return len(run) == samples
+    is_in_turn = len(files) % samples == 0 and bool((files.reshape(-1, samples) == np.arange(samples)).all())
+    return is_in_turn or bool((np.diff(files) >= 0).all())
 
 
 def _describe_batch(batch: PackedBatch) -> str:

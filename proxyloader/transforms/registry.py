@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch.nn.modules.module import _global_forward_hooks as _global_hooks
+from torch.nn.modules.module import _global_forward_pre_hooks as _global_pre_hooks
 from torchvision.transforms import Compose as ComposeV1
 from torchvision.transforms import v2
 
@@ -18,6 +20,9 @@ Rule = Callable[[Any, ImageState], Branch]
 Untranslatable, or another ValueError or TypeError, if there are none; torchvision's code then runs."""
 
 COMPOSES = (ComposeV1, v2.Compose)
+
+_METHODS = frozenset({"forward", "get_params", "make_params", "_get_params", "transform", "_transform"})
+"""Methods of torchvision's classes that a transform may have of its own."""
 
 RULES: dict[type, Rule] = {}
 """Rules by exact class, because subclasses may behave differently."""
@@ -101,9 +106,10 @@ def iter_inside(transform: Any) -> Iterator[Any]:
 
 
 def is_changed(transform: Any) -> bool:
-    """Return whether torch calls more than the method of the class: hooks, or a ``forward`` set on the instance."""
+    """Return whether torch calls more than the methods of the class: hooks, or methods set on the instance."""
     own = getattr(transform, "__dict__", {})
-    return "forward" in own or bool(own.get("_forward_hooks") or own.get("_forward_pre_hooks"))
+    has_hooks = own.get("_forward_hooks") or own.get("_forward_pre_hooks") or _global_hooks or _global_pre_hooks
+    return bool(has_hooks) or not _METHODS.isdisjoint(own)
 
 
 @functools.cache

@@ -68,6 +68,12 @@ class PackedRun:
         """Number of decoded images, or of samples of a hand-written pipeline."""
         return len(self.inputs[0].offsets)
 
+    @property
+    def num_results(self) -> int:
+        """Number of images made from the decoded ones."""
+        files = None if self.schedule is None else self.schedule[0].files
+        return len(self) if files is None else len(files)
+
     def find_file(self, output: int, row: int) -> int:
         """Return the number of the decoded image, or of the sample, that an image was made from."""
         schedule = None if self.schedule is None else self.schedule[0]

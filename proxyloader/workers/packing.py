@@ -168,7 +168,7 @@ class Packer:
         encoded = len(jpegs_bytes)
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
-        computed_only = samples - len(images) if pickler.is_computed else 0
+        computed_only = samples - len(calls) if pickler.is_computed else 0
         if self.deferral is not None:
             # Sending pixels to a GPU pays off. On a CPU, it does not if the dataset's code has decoded and used them.
             sends_pixels = images and (self.deferral.on_gpu or not used)
@@ -245,6 +245,7 @@ class _ContentPickler:
         self._runs_of: dict[Any, int] = {}  # kind of run and ids of the images -> run for batches of these images
         self._rows: dict[int, tuple[int, int, int]] = {}  # id of a call -> (output, run, row)
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> (output, run), or (output, run, row) of each
+        self._stacks: dict[tuple[int, int], ProxyBatch] = {}  # id of a ProxyInputBatch, output -> its first stack
         self._use_counts: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references
         self._may_overwrite = self._has_operations = False
 
@@ -285,10 +286,12 @@ class _ContentPickler:
             return None
         if isinstance(proxy, ProxySample):
             place: Any = self._assign_row(proxy.call)
-        elif id(proxy.run) in self._batches:
-            place = self._batches[id(proxy.run)]
         else:
-            place = self._batches[id(proxy.run)] = self._assign_batch(proxy.run.calls)
+            place = self._batches.get(id(proxy.run))
+            if place is None:
+                place = self._batches[id(proxy.run)] = self._assign_batch(proxy.run.calls)
+            if self._stacks.setdefault((id(proxy.run), proxy.output), proxy) is not proxy:
+                place = list(map(self._assign_row, proxy.run.calls))  # another stack has its own memory
         # The first output of a call. Several outputs of a plan follow one another.
         places = [(output + proxy.output, *row) for output, *row in ([place] if isinstance(place, tuple) else place)]
         if not self._may_overwrite:

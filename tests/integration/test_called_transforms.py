@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -16,6 +17,7 @@ import pytest
 import torch
 from PIL import Image
 from PIL.JpegImagePlugin import JpegImageFile
+from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
@@ -234,26 +236,34 @@ def inverted(module: Any, given: Any, made: Any) -> Any:
     return 1 - made
 
 
+def upside_down(module: Any, given: Any, made: Any) -> Any:
+    return v2.functional.vertical_flip(made) if isinstance(module, v1.RandomCrop) else made
+
+
 def hooked(how: str) -> Any:
     """A transform that inverts its images by what torch calls beside it."""
-    last = v2.ToDtype(torch.float32, scale=True)
-    transform = v2.Compose([v2.RandomCrop(40), v2.RandomHorizontalFlip(), v2.ToImage(), last])
+    crop, last = v1.RandomCrop(40), v2.ToDtype(torch.float32, scale=True)
+    transform = v2.Compose([crop, v2.RandomHorizontalFlip(), v2.ToImage(), last])
     if how == "hook of a part":
         last.register_forward_hook(inverted)
     elif how == "hook":
         transform.register_forward_hook(inverted)
     elif how == "hook before":
         transform.register_forward_pre_hook(lambda module, given: tuple(v2.functional.invert(each) for each in given))
-    else:
+    elif how == "parameters":
+        crop.get_params = lambda image, size: (1, 2, *size)  # type: ignore[method-assign]
+    elif how == "forward":
         forward = transform.forward
         transform.forward = lambda *given: 1 - forward(*given)  # type: ignore[method-assign]
     return transform
 
 
-@pytest.mark.parametrize("how", ["hook", "hook before", "hook of a part", "forward"])
+@pytest.mark.parametrize("how", ["hook", "hook before", "hook of a part", "hook of all", "forward", "parameters"])
 def test_what_torch_calls_beside_a_transform_is_called(photos: Path, how: str) -> None:
-    for dataset_class in (by(hooked(how)), lambda root: ImageFolder(root, hooked(how))):
-        assert_as_torch(loader_over(dataset_class, photos, 0))
+    is_global = how == "hook of all"
+    with register_module_forward_hook(upside_down) if is_global else contextlib.nullcontext():
+        for dataset_class in (by(hooked(how)), lambda root: ImageFolder(root, hooked(how))):
+            assert_as_torch(loader_over(dataset_class, photos, 0))
 
 
 class LabelsThroughV1(Paths):
