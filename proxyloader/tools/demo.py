@@ -171,7 +171,7 @@ def _train(root: Path, images: int, batch_size: int, device: torch.device, steps
         loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
         optimizer.step()
         losses.append(loss.item())
-    count = min(5, (steps + 1) // 2)
+    count = min(5, max(1, steps // 2))
     first, last = statistics.mean(losses[:count]), statistics.mean(losses[-count:])
     progress = f"loss {first:.2f} in the first {count}, {last:.2f} in the last {count}"
     _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {progress}")

@@ -17,6 +17,7 @@ import dataclasses
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import random
@@ -391,7 +392,9 @@ def _break_even(figures: Figures) -> str:
     steps_s = max(step_s, stock_s) * np.geomspace(1e-3, 100, 5000)
     faster = [s for s in steps_s if figures.step_s("stock", s) > MIN_SPEEDUP * figures.step_s("proxyloader", s)]
     if faster:
-        return f"proxyloader is faster with steps shorter than {ms(max(faster))} ms (here {ms(step_s)})"
+        # If batches take longer, but less of the CPU, short steps wait for them.
+        longer = f"longer than {ms(min(faster))} ms and " if min(faster) > steps_s[0] else ""
+        return f"proxyloader is faster with steps {longer}shorter than {ms(max(faster))} ms (here {ms(step_s)})"
     return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
 
 
@@ -464,6 +467,10 @@ def diagnose_script(
         importlib.import_module(package)
     for file in filter(None, (json_file, plot_file)):
         check_can_be_written(file)
+    if plot_file is not None:
+        from matplotlib.figure import Figure
+
+        Figure().savefig(io.BytesIO(), format=plot_file.suffix[1:] or None)  # raises if matplotlib has no such format
     path = [str(script.parent), *sys.path]
     with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:

@@ -23,7 +23,7 @@ import torch
 import torchvision.models
 from PIL import Image
 from torch.utils._pytree import tree_leaves, tree_map
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from .._random_state import preserve_rng, seed_generators
 from ..data import hooks
@@ -99,8 +99,9 @@ def explain(obj: Any) -> Explanation:
         Exception: the transform or the dataset raised it.
     """
     is_dataset = isinstance(obj, Dataset) or (hasattr(obj, "__getitem__") and not callable(obj))
-    if isinstance(obj, IterableDataset) or not (is_dataset or callable(obj)):
-        raise TypeError(f"explain() takes a transform or a map-style dataset, got {obj!r}")
+    if isinstance(obj, (IterableDataset, str)) or not (is_dataset or callable(obj)):
+        advice = ". Pass loader.dataset" if isinstance(obj, DataLoader) else ""
+        raise TypeError(f"explain() takes a transform or a map-style dataset, got {obj!r}{advice}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
     try:

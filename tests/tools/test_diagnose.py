@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -131,6 +132,19 @@ def test_a_long_step_is_told_apart_by_what_it_uses(changed: dict[str, Any], boun
 def test_a_slow_loader_is_told_apart_from_a_slow_disk(loader: Phase, waiting: float | None, bound: str) -> None:
     slow = figures(10, 500, 100, waiting=waiting)
     assert interpret(dataclasses.replace(slow, alone={**slow.alone, "proxyloader": loader})).bound == bound
+
+
+def test_both_ends_of_the_steps_that_become_faster_are_named() -> None:
+    alone = {"stock": phase(87, cpu_s=0.148), "proxyloader": phase(119, cpu_s=0.131)}
+    found = interpret(
+        figures(5, 87, 119, alone=alone, step=phase(5, cpu_s=0.01), both=phase(87), watched="stock", cores=2)
+    )
+    (range_of_steps,) = (reason for reason in found.reasons if reason.startswith("proxyloader"))
+    numbers = re.fullmatch(
+        r"proxyloader is faster with steps longer than (.*) ms and shorter than (.*) ms.*", range_of_steps
+    )
+    assert numbers is not None
+    assert 5 < float(numbers[1]) < float(numbers[2])
 
 
 def test_the_report_says_what_each_loader_gives() -> None:
@@ -296,3 +310,12 @@ def test_a_script_that_fails_ends_with_its_own_error(
         found = exit.code  # type: ignore[assignment]
     out, err = capsys.readouterr()
     assert (found, out.replace("the end\n", "")) == (status, "") and said in err
+
+
+def test_a_plot_in_an_unknown_format_is_an_error_before_the_script_runs(
+    script: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script.write_text("raise AssertionError('the script ran')")
+    assert main(["diagnose", "--plot", "found.foo", str(script), str(photos)]) != 0
+    error = capsys.readouterr().err
+    assert "Format 'foo' is not supported" in error and "the script ran" not in error

@@ -114,7 +114,9 @@ class TestTransforms:
         explain(v1.RandomHorizontalFlip())
         assert (generator_states(), torch.get_num_threads(), sys.getprofile(), Image.OPEN["JPEG"]) == before
 
-    @pytest.mark.parametrize("wrong", [lambda image, target: image, lambda sample: sample["image"], None, 3, STREAM])
+    @pytest.mark.parametrize(
+        "wrong", [lambda image, target: image, lambda sample: sample["image"], None, 3, "resnet50", STREAM]
+    )
     def test_what_it_does_not_take_is_an_error_that_mentions_datasets(self, wrong: Any) -> None:
         with pytest.raises(TypeError, match="pass the dataset|takes a transform or a map-style dataset, got"):
             explain(wrong)
