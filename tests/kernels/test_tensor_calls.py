@@ -135,7 +135,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(change, F, start, id=f"{name}-{'TF' if F is TF else 'F2'}-{start}")
 
 
-@pytest.mark.parametrize(("change", "F", "start"), cases())
+@pytest.mark.parametrize(("change", "F", "start"), list(cases()))
 def test_call_is_recorded(change: Any, F: Any, start: str) -> None:
     stock = change(F, STARTS[start]())
     with opened_late():
