@@ -157,7 +157,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         if name == "encoded" and isinstance(sample := self._node, ProxySample):
             return sample.call.image.data  # type: ignore[attr-defined]
         if name != "_node":
-            hint = "; it goes when the values are used, as in print()" if name == "encoded" else ""
+            hint = "; read it before the values are used, for example by print()" if name == "encoded" else ""
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{hint}")
         # ``tv_tensors.wrap(tensor, like=...)`` has set the class of a plain tensor.
         with no_dispatch():

@@ -392,7 +392,7 @@ def _break_even(figures: Figures) -> str:
     steps_s = max(step_s, stock_s) * np.geomspace(1e-3, 100, 5000)
     faster = [s for s in steps_s if figures.step_s("stock", s) > MIN_SPEEDUP * figures.step_s("proxyloader", s)]
     if faster:
-        # If batches take longer, but less of the CPU, short steps wait for them.
+        # A loader that is slower alone, but uses less of the CPU, is faster only with steps that hide its latency.
         longer = f"longer than {ms(min(faster))} ms and " if min(faster) > steps_s[0] else ""
         return f"proxyloader is faster with steps {longer}shorter than {ms(max(faster))} ms (here {ms(step_s)})"
     return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
