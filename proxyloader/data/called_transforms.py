@@ -20,13 +20,12 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from ..errors import ImageError
-from ..transforms import color
 from ..transforms.chain import START, Chain, classes_with_rules
-from ..transforms.plan import Branch, Untranslatable
+from ..transforms.plan import Untranslatable
 from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
-from .deferral import Deferral, current
+from .deferral import Deferral, active, current
 from .encoded_image import EncodedImage
-from .lazy_image import create_lazy_image, defers_decoding, get_image_path, get_transformed
+from .lazy_image import create_lazy_image, get_image_path, get_transformed
 from .lazy_tensor import (
     LazyTensor,
     create_lazy_output,
@@ -54,7 +53,7 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def hooked(self: Any, *inputs: Any, **named: Any) -> Any:
-        if not defers_decoding():
+        if active() is None:
             return call(self, *inputs, **named)
         if type(self) is cls and inputs and not named and isinstance(inputs[0], images) and not is_changed(self):
             result = apply_undecoded(self, is_compose, *inputs)
@@ -73,18 +72,6 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(map(wrap_result, inputs, result)) if is_per_input else result
 
     return hooked
-
-
-ANY_CALL: Branch = (color.Invert(),)
-"""Steps of a call. If there are no kernels, all calls have the same obstacle."""
-
-
-def recording() -> Deferral | None:
-    """Return the deferral of this thread if it records calls, because there are kernels."""
-    deferral = current()
-    if deferral is None or not defers_decoding() or deferral.find_call_obstacle(ANY_CALL):
-        return None
-    return deferral
 
 
 def wrap_result(image: Any, result: Any) -> Any:

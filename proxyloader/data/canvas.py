@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from .lazy_tensor import SET_DATA, VALUE_METHODS, LazyTensor, is_materialized, to_node
 from .recorded import Node, Operation, can_record, compute_value, flatten, map_leaves, to_meta
-from .transformed import is_materializing
+from .deferral import is_materializing
 
 MAX_WRITES = 4096
 """Maximum number of noted writes. Further ones copy the images at once, because a collate_fn may keep its tensor."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .called_transforms import recording
+from .deferral import recording
 from .encoded_image import EncodedImage
 from .lazy_decoding import find_orientation
 from .lazy_image import create_lazy_image

@@ -18,13 +18,18 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from ..transforms.plan import Branch, ImageState, Plan
+from ..transforms import color
+from ..transforms.chain import Chain
+from ..transforms.plan import ImageState, Plan
 
 MAX_UNUSED_SAMPLES = 64
 """Number of consecutive samples without an image for DALI after which deferring stops."""
 
-MAX_CALLS = 256
+MAX_CALLS = 1024
 """Maximum number of cached obstacles. A full cache is cleared, because colors may differ in every call."""
+
+ANY_CALL = Plan((color.Invert(),), ImageState())
+"""A recorded call. If there are no kernels, all calls have the same obstacle."""
 
 
 class Deferral:
@@ -34,6 +39,7 @@ class Deferral:
         on_gpu: whether images arrive on a GPU.
         find_obstacle: returns why torchvision runs a plan; "" if DALI does.
         is_active: False once deferring has stopped.
+        records_calls: whether functions of Pillow and torchvision are recorded, because there are kernels.
         has_seen_images: whether the dataset has returned any undecoded image.
         can_stop: whether it stops. The inputs of a server are always packed.
     """
@@ -48,16 +54,21 @@ class Deferral:
     ) -> None:
         self.on_gpu, self.find_obstacle = on_gpu, find_obstacle
         self.is_active, self.has_seen_images, self.can_stop = is_active, has_seen_images, can_stop
+        self.records_calls = not find_obstacle(ANY_CALL)
         self._unused = 0
-        self._call_obstacles: dict[Branch, str] = {}
+        self._call_obstacles: dict[Chain, str] = {}
 
-    def find_call_obstacle(self, steps: Branch) -> str:
-        """Return why torchvision runs the steps of a recorded call on a PIL image; "" if DALI does."""
-        found = self._call_obstacles.get(steps)
+    def find_call_obstacle(self, chain: Chain) -> str:
+        """Return why torchvision runs the recorded call with which a chain ends; "" if kernels do.
+
+        The kernels of a call on a PIL image do not depend on the steps before it.
+        """
+        found = self._call_obstacles.get(chain)
         if found is None:
             if len(self._call_obstacles) >= MAX_CALLS:
                 self._call_obstacles.clear()
-            found = self._call_obstacles[steps] = self.find_obstacle(Plan(steps, ImageState()))
+            plan = chain.partial_plan if chain.num_recorded < len(chain.steps) else Plan(chain.last_steps, ImageState())
+            found = self._call_obstacles[chain] = self.find_obstacle(plan)
         return found
 
     def record(self, samples: int, uses_dali: bool, decoded: bool) -> None:
@@ -72,12 +83,38 @@ class Deferral:
 
 
 _process_deferral: Deferral | None = None  # in a worker, which belongs to one loader
-_thread_local = threading.local()  # without workers
+
+
+class _Thread(threading.local):
+    """State of a thread.
+
+    Attributes:
+        deferral: deferral of this thread, without workers.
+        is_materializing: whether the thread is computing the pixels of an image.
+    """
+
+    deferral: Deferral | None = None
+    is_materializing = False
+
+
+_thread = _Thread()
 
 
 def current() -> Deferral | None:
     """Return the deferral of this thread, even if it has stopped; None if there is none."""
-    return getattr(_thread_local, "deferral", None) or _process_deferral
+    return _thread.deferral or _process_deferral
+
+
+def active() -> Deferral | None:
+    """Return the deferral by which images stay undecoded in this thread at this time, if any."""
+    deferral = _thread.deferral or _process_deferral
+    return None if deferral is None or not deferral.is_active or _thread.is_materializing else deferral
+
+
+def recording() -> Deferral | None:
+    """Return the deferral by which calls on undecoded images are recorded in this thread at this time, if any."""
+    deferral = active()
+    return None if deferral is None or not deferral.records_calls else deferral
 
 
 def defer_in_process(deferral: Deferral | None) -> None:
@@ -89,8 +126,23 @@ def defer_in_process(deferral: Deferral | None) -> None:
 @contextlib.contextmanager
 def deferring(deferral: Deferral) -> Iterator[None]:
     """Apply a deferral to this thread. Main process."""
-    previous, _thread_local.deferral = getattr(_thread_local, "deferral", None), deferral
+    previous, _thread.deferral = _thread.deferral, deferral
     try:
         yield
     finally:
-        _thread_local.deferral = previous
+        _thread.deferral = previous
+
+
+@contextlib.contextmanager
+def materializing() -> Iterator[None]:
+    """Leave the calls of this thread alone, because they compute the pixels of an image."""
+    previous, _thread.is_materializing = _thread.is_materializing, True
+    try:
+        yield
+    finally:
+        _thread.is_materializing = previous
+
+
+def is_materializing() -> bool:
+    """Return whether this thread is computing the pixels of an image."""
+    return _thread.is_materializing

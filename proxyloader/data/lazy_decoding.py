@@ -28,9 +28,9 @@ from torchvision.io import ImageReadMode
 
 from ..transforms import given
 from ..transforms.chain import START_AS_TENSOR
-from .called_transforms import recording
+from .deferral import active, recording
 from .encoded_image import EncodedImage
-from .lazy_image import APP1_MARKER, create_lazy_image, defers_decoding
+from .lazy_image import APP1_MARKER, create_lazy_image
 from .lazy_tensor import create_lazy_output, materialize, wrap_values
 from .recorded import map_leaves
 from .replaced_code import find, original, replacements
@@ -55,7 +55,7 @@ def loader_patches() -> Iterator[tuple[Any, str, Any]]:
 
     @functools.wraps(call)
     def hooked(path: Any) -> Any:
-        return create_lazy_image(EncodedImage.open(path)) if defers_decoding() else call(path)
+        return create_lazy_image(EncodedImage.open(path)) if active() is not None else call(path)
 
     yield from replacements(folder.pil_loader, hooked)
 
@@ -64,7 +64,7 @@ def loader_patches() -> Iterator[tuple[Any, str, Any]]:
 def _patch(name: str, operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(operator, assigned=(), updated=())
     def hooked(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
-        if not defers_decoding():
+        if active() is None:
             return operator(data, mode, apply_exif_orientation)
         data = materialize(data)  # it may be encoded from an image, as by ``v2.JPEG``
         image = None if apply_exif_orientation else _encode(data, mode)
@@ -95,7 +95,7 @@ def _encode(data: Any, mode: int) -> EncodedImage | None:
 def _patch_torchcodec(decode: Callable[..., Any], is_for_jpeg: bool) -> Callable[..., Any]:
     @functools.wraps(decode)
     def hooked(source: Any, **options: Any) -> Any:
-        if not defers_decoding():
+        if active() is None:
             return decode(source, **options)
         transformed = _defer_torchcodec(decode, source, **options) if is_for_jpeg else None
         if transformed is None:

@@ -32,9 +32,9 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
 from .batch_memory import batch_memory
-from .deferral import current
+from .deferral import active, materializing
 from .encoded_image import MAX_READ_BYTES, EncodedImage
-from .transformed import TransformedImage, is_materializing, materializing, pixel_uses
+from .transformed import TransformedImage, pixel_uses
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
 """Attributes of an image without pixels."""
@@ -104,10 +104,10 @@ def create_lazy_image(
 
 def _info_state(image: Image.Image) -> dict[str, Any]:
     """Return a copy of the keys that ``info`` depends on."""
-    info = vars(image).get("info")
-    if info is None:
-        return {key: value for key, value in vars(image).items() if key in (_HEADER, _INFO)}
-    return {"info": _copy_info(info)}
+    state = vars(image)
+    if (info := state.get("info")) is not None:
+        return {"info": _copy_info(info)}
+    return {key: state[key] for key in (_HEADER, _INFO) if key in state}
 
 
 def _copy_info(info: dict[str | tuple[int, int], Any]) -> dict[str | tuple[int, int], Any]:
@@ -286,12 +286,6 @@ def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
     vars(image).update(_proxyloader_image=encoded, _mode=encoded.mode, _size=encoded.size[::-1])
 
 
-def defers_decoding() -> bool:
-    """Return whether images stay undecoded in this thread."""
-    deferral = current()
-    return deferral is not None and deferral.is_active and not is_materializing()
-
-
 def patch_opener() -> Callable[[], None]:
     """Register ``_open`` in Pillow unless another library has registered an opener. Return an undo function."""
     opener, accept = Image.OPEN["JPEG"]
@@ -306,7 +300,7 @@ def patch_opener() -> Callable[[], None]:
 
 
 def _open(file: Any, filename: Any = None) -> JpegImageFile:
-    lazy = _open_lazy(file, filename) if defers_decoding() else None
+    lazy = None if active() is None else _open_lazy(file, filename)
     if lazy is not None:
         return lazy
     file.seek(0)

@@ -38,8 +38,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_f
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_SUBCLASS, _must_return_subclass
 
-from .deferral import current
-from .lazy_image import defers_decoding
+from .deferral import active, current
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import (
     Node,
@@ -268,7 +267,7 @@ def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
     tensor = kind.__new__(kind, like, ProxySample(transformed))
     if state.order is None:
         tensor._has_known_strides = False
-    if not LazyTensor.in_loader_worker and get_worker_info() is not None and not defers_decoding():
+    if not LazyTensor.in_loader_worker and get_worker_info() is not None and active() is None:
         # A stock loader's worker pickles in another thread, which must not draw random numbers.
         materialize(tensor)
     return tensor

@@ -38,14 +38,13 @@ from ..transforms.plan import Branch, Size, Step
 from ..transforms.resize import Line
 from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine
-from .called_transforms import apply_undecoded, recording, wrap_result
+from .called_transforms import apply_undecoded, wrap_result
 from .decoded_arrays import find_decoded
-from .deferral import Deferral
+from .deferral import Deferral, active, recording
 from .lazy_image import (
     DeferredPixels,
     can_read_as,
     create_lazy_image,
-    defers_decoding,
     find_undecoded,
     get_transformed,
     hook_pillow,
@@ -123,9 +122,8 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
             except Exception:  # Pillow raises its own error
                 found = None
             if found is not None:
-                if found.again is None:
-                    found = found._replace(again=lambda image: call(image, *others, **named))
-                result = _apply(deferral, found, image, has_info)
+                again = found.again or (lambda image: call(image, *others, **named))
+                result = _apply(deferral, found, image, again, has_info)
                 if result is not None:
                     return result
         return call(*args, **kwargs)
@@ -133,30 +131,35 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
     return hooked
 
 
+_CONSTANTS = frozenset({int, float, bool, str, tuple, type(None), Image.Resampling, Image.Transpose})
+
+
 def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
+    if type(value) in _CONSTANTS:  # faster
+        return value
     if isinstance(value, torch.Tensor):
         return value.clone()
     return copy.copy(value) if isinstance(value, (list, np.ndarray, ImageFilter.Filter)) else value
 
 
-def _apply(deferral: Deferral, note: Note, image: Image.Image, has_info: bool) -> Image.Image | None:
+def _apply(
+    deferral: Deferral, note: Note, image: Image.Image, again: Callable[[Any], Any], has_info: bool
+) -> Image.Image | None:
     """Return the undecoded result of a call with the info of ``image``; None if the call needs pixels."""
     changed = image if note.image is None else note.image
     if not note.steps:
         return changed.copy()
-    transformed = _note(deferral, note, changed)
+    transformed = _note(deferral, note, changed, again)
     return None if transformed is None else create_lazy_image(transformed, image if has_info else None)
 
 
-def _note(deferral: Deferral, note: Note, image: Image.Image) -> Any:
+def _note(deferral: Deferral, note: Note, image: Image.Image, again: Callable[[Any], Any]) -> TransformedImage | None:
     transformed, (height, width) = get_transformed(image), note.size
-    if transformed is None or min(height, width) < 1 or height * width > MAX_PIXELS:
+    if transformed is None or height < 1 or width < 1 or height * width > MAX_PIXELS:
         return None
-    if deferral.find_call_obstacle(note.steps):
-        return None
-    assert note.again is not None
-    return transformed.note(note.steps, note.numbers, note.size, note.again)
+    after = transformed.note(note.steps, note.numbers, note.size, again)
+    return None if deferral.find_call_obstacle(after.chain) else after
 
 
 def _size(image: Image.Image) -> Size:
@@ -430,7 +433,7 @@ def _record_paste(paste: Callable[..., None]) -> Callable[..., None]:
                     note = _paste(self, canvas, converted, (0, 0) if box is None else box)
                 except Exception:  # Pillow raises its own error
                     note = None
-                transformed = None if note is None else _note(deferral, note, converted)
+                transformed = None if note is None else _note(deferral, note, converted, note.again)
                 if transformed is not None:
                     replace_undecoded(self, transformed)
                     return
@@ -603,7 +606,7 @@ CONVERSIONS: dict[str, tuple[Any, Branch]] = {
 def _convert(call: Callable[..., Any], conversion: Any, array_steps: Branch) -> Callable[..., Any]:
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        if not defers_decoding() or not args or not isinstance(args[0], Image.Image):
+        if active() is None or not args or not isinstance(args[0], Image.Image):
             is_array = len(args) == 1 and type(args[0]) is np.ndarray and args[0].flags.c_contiguous
             of = find_decoded(args[0]) if is_array and array_steps else None
             if of is None or torch.get_default_dtype() is not torch.float32:

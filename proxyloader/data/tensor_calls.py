@@ -27,9 +27,9 @@ from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms import augment, color, given, resize, warp
 from ..transforms.geometry import Box, CenterRegion, Crop, Flip, as_fill, as_ltrb, as_pair
-from ..transforms.plan import Branch, ImageState, Plan, Size, Step
+from ..transforms.plan import Branch, ImageState, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
-from .called_transforms import recording
+from .deferral import recording
 from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_output, is_unshared, requires_gradient, share
 from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, pad_lines, select
@@ -108,7 +108,7 @@ def _apply(
     steps = found.steps
     if state.pure is not is_pure:
         steps = ToTensor(state.order, is_pure), *steps  # type: ignore[arg-type]
-    if deferral.find_obstacle(_plan_with(transformed.chain, steps)):
+    if steps and deferral.find_call_obstacle(transformed.chain.then_steps(steps)):
         return None
     args, kwargs = tuple(map(frozen, args)), {name: frozen(value) for name, value in kwargs.items()}
     stock = type(image).stock
@@ -144,12 +144,6 @@ def _find_transformed(image: LazyTensor) -> TransformedImage | None:
     node = image._node
     call = node.call if isinstance(node, ProxySample) else None
     return call if isinstance(call, TransformedImage) else None
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan_with(chain: Any, steps: Branch) -> Plan:
-    """Return the plan of the last steps of a chain and of a call. The kernels of a step depend on those before it."""
-    return Plan(chain.steps[chain.num_recorded :] + steps, chain.then_steps(steps).state)
 
 
 def _one(step: Step, image: Input, *numbers: Any) -> Note:
@@ -467,7 +461,7 @@ def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note |
     if image.state.dtype != "float32":
         return None
     step: Normalize = normalization(mean, std, image.state)
-    return _one(step, image)._replace(in_place=bool(inplace))
+    return Note((step,), (), image.size, in_place=bool(inplace))
 
 
 def to_pil_image(image: Input, mode: Any = None) -> Note | None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -19,6 +19,7 @@ from PIL import Image
 from .._random_state import get_rng_states, set_rng_states, use_rng_states
 from ..transforms.chain import START, START_AS_GREY, Chain
 from ..transforms.plan import Branch, ParamRow, Plan, Size, Untranslatable
+from .deferral import materializing
 from .encoded_image import EncodedImage
 from .placeholders import ProxyInputs
 
@@ -78,23 +79,6 @@ def find_caller(frame: FrameType | None) -> str:
         if not transform and name.startswith("torchvision.transforms.") and each.f_code.co_name in CALLS:
             transform = f"by {type(each.f_locals['self']).__name__}"
     return transform
-
-
-_thread_local = threading.local()
-
-
-def is_materializing() -> bool:
-    """Return whether this thread is computing the pixels of an image, so that transforms must not be intercepted."""
-    return getattr(_thread_local, "is_active", False)
-
-
-@contextlib.contextmanager
-def materializing() -> Iterator[None]:
-    previous, _thread_local.is_active = is_materializing(), True
-    try:
-        yield
-    finally:
-        _thread_local.is_active = previous
 
 
 class _Decoded(threading.local):

@@ -100,7 +100,7 @@ class Chain:
         return ""
 
     def then_steps(self, steps: Branch) -> Chain:
-        """Return the continuation of a chain of PIL images with a recorded call, whose parameters are given."""
+        """Return the continuation with a recorded call, whose parameters are given."""
         return _then_steps(self, steps)
 
     @cached_property
@@ -140,7 +140,8 @@ class Chain:
 @functools.lru_cache(maxsize=4 * MAX_CHAINS)
 def _then_steps(chain: Chain, steps: Branch) -> Chain:
     whole, state = chain.steps + steps, replace(output_state(steps, chain.state), size=None)
-    return Chain(whole, steps, state, num_recorded=len(whole) if state.kind == "pil" else chain.num_recorded)
+    is_pil = chain.state.kind == state.kind == "pil"
+    return Chain(whole, steps, state, num_recorded=len(whole) if is_pil else chain.num_recorded)
 
 
 def draws_beside_torch(transform: Any) -> bool:
