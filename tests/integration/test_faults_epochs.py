@@ -22,7 +22,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import PipelineError, wrap
-from proxyloader.dali.run_queue import PipelineRun
+from proxyloader.dali.run_queue import MAX_UNREAD, PipelineRun
 
 from ..outcomes import outcomes
 from .roads import (
@@ -66,11 +66,12 @@ def test_a_torch_without_nvtx_is_enough(road: Road, workers: int) -> None:
 
 
 def test_without_workers_a_broken_epoch_leaves_nothing_and_every_other_is_whole(road: Road) -> None:
-    before = alive()
+    batches, runs = alive()
     loader = road.loader(num_workers=0)
     for count in (1, 2, 3, 4):
         take(loader, count)
-        assert alive() == before
+        after = alive()
+        assert after[0] == batches and after[1] <= runs + MAX_UNREAD  # a GPU may not have read the outputs of the last
     for _ in range(3):
         assert_batches_match(loader)
 
