@@ -127,13 +127,13 @@ a list that changes after a recorded call changes what is repeated
     data/pillow_calls.py:frozen | isinstance(value, (list, np.ndarray, ImageFilter.Filter)) => False
     kernels/test_pillow_calls.py
 an image pasted through a mask is recorded as a whole
-    data/pillow_calls.py:_record_paste | mask is None => True
+    data/pillow_calls.py:_paste | mask is not None => False
     kernels/test_pillow_calls.py
 a blend with another image is taken for that of an enhancer
     data/pillow_calls.py:blend | find_undecoded(im2) is not of => False
     kernels/test_pillow_calls.py
 channels of two images are merged as those of one
-    data/pillow_calls.py:_record_merge | call.of.image is not of.image or => False and
+    data/pillow_calls.py:_merge | call.of.image is not of.image or => False and
     kernels/test_pillow_calls.py
 a crop of a recorded tensor is recorded as a copy
     data/tensor_calls.py:_apply | if found.is_view else => if False else

@@ -113,8 +113,9 @@ def active() -> Deferral | None:
 
 def recording() -> Deferral | None:
     """Return the deferral by which calls on undecoded images are recorded in this thread at this time, if any."""
-    deferral = active()
-    return None if deferral is None or not deferral.records_calls else deferral
+    deferral = _thread.deferral or _process_deferral
+    is_recording = deferral is not None and deferral.records_calls and deferral.is_active
+    return deferral if is_recording and not _thread.is_materializing else None
 
 
 def defer_in_process(deferral: Deferral | None) -> None:

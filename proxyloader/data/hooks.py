@@ -26,7 +26,7 @@ from .called_transforms import call_patches
 from .decoded_arrays import array_patches
 from .deferral import Deferral, deferring
 from .lazy_decoding import decoder_patches, loader_patches
-from .lazy_image import patch_opener
+from .lazy_image import opener_patches
 from .pillow_calls import pillow_patches
 from .tensor_calls import tensor_patches
 
@@ -39,9 +39,9 @@ def hold(deferral: Deferral) -> None:
     """Install the hooks until the deferral releases them or is garbage-collected."""
     with _lock:
         if not _is_held():
-            _undo.append(patch_opener())
             # Before installing any, because classes inherit from each other.
             patches = [
+                *opener_patches(),
                 *decoder_patches(),
                 *loader_patches(),
                 *pillow_patches(),

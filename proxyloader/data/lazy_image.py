@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from PIL import Image, JpegImagePlugin
@@ -275,28 +275,17 @@ def is_lazy(value: Any) -> bool:
     return isinstance(value, Image.Image) and (_IMAGE in value.__dict__ or _FILE in value.__dict__)
 
 
-def is_unread(image: Image.Image) -> bool:
-    """Return whether an image is a file before ``load``."""
-    return _FILE in vars(image)
-
-
 def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
     """Set the content of an undecoded image in place."""
     find_undecoded(image)
     vars(image).update(_proxyloader_image=encoded, _mode=encoded.mode, _size=encoded.size[::-1])
 
 
-def patch_opener() -> Callable[[], None]:
-    """Register ``_open`` in Pillow unless another library has registered an opener. Return an undo function."""
+def opener_patches() -> Iterator[tuple[Any, str, Any]]:
+    """Yield the owner, name and replacement of Pillow's opener of JPEGs, unless another library has replaced it."""
     opener, accept = Image.OPEN["JPEG"]
     if opener is JpegImagePlugin.jpeg_factory:
-        Image.register_open("JPEG", _open, accept)
-
-    def undo() -> None:
-        if Image.OPEN["JPEG"][0] is _open:
-            Image.register_open("JPEG", JpegImagePlugin.jpeg_factory, accept)
-
-    return undo
+        yield Image.OPEN, "JPEG", (_open, accept)
 
 
 def _open(file: Any, filename: Any = None) -> JpegImageFile:

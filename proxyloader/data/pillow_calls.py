@@ -23,7 +23,6 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,11 +48,10 @@ from .lazy_image import (
     get_transformed,
     hook_pillow,
     is_lazy,
-    is_unread,
     replace_undecoded,
 )
 from .lazy_tensor import create_lazy_output
-from .replaced_code import find, original, replacements
+from .replaced_code import find, original, replacements, unless_handled
 from .transformed import TransformedImage
 
 MAX_PIXELS = 1 << 26
@@ -96,13 +94,12 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     hook_pillow()  # first, because it replaces some of the same methods, permanently
     for note in (crop, resize, transpose, transform, convert, filter, point, getchannel):
         yield Image.Image, note.__name__, _record(getattr(Image.Image, note.__name__), note)
-    yield Image.Image, "paste", _record_paste(Image.Image.paste)
-    yield Image.Image, "split", _record_split(Image.Image.split)
-    yield Image.Image, "thumbnail", _record_thumbnail(Image.Image.thumbnail)
-    for enhancer, (step, has_info) in ENHANCERS.items():
-        yield enhancer, "__init__", _defer_degenerate(enhancer, step, has_info)
-    yield from replacements(Image.new, _defer_new(original(Image.new)))
-    yield from replacements(Image.merge, _record_merge(original(Image.merge)))
+    yield Image.Image, "paste", unless_handled(Image.Image.paste, _paste)
+    yield Image.Image, "split", unless_handled(Image.Image.split, _split)
+    for enhancer in ENHANCERS:
+        yield enhancer, "__init__", unless_handled(enhancer.__init__, functools.partial(_defer_degenerate, enhancer))
+    yield from replacements(Image.new, unless_handled(original(Image.new), _defer_new))
+    yield from replacements(Image.merge, unless_handled(original(Image.merge), _merge))
     for name, function in find(*FUNCTIONS).items():
         yield from replacements(function, _record(original(function), *FUNCTIONS[name]))
     for name, function in find(*CONVERSIONS).items():
@@ -116,16 +113,19 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if args and is_lazy(args[0]) and (deferral := recording()) is not None:
             image, *others = args
-            others, named = [frozen(each) for each in others], {name: frozen(each) for name, each in kwargs.items()}
+            others = [each if type(each) in _CONSTANTS else frozen(each) for each in others]
+            named = {name: frozen(each) for name, each in kwargs.items()} if kwargs else kwargs
             try:
                 found = note(image, *others, **named)
             except Exception:  # Pillow raises its own error
                 found = None
             if found is not None:
+                changed = image if found.image is None else found.image
+                if not found.steps:
+                    return changed.copy()
                 again = found.again or (lambda image: call(image, *others, **named))
-                result = _apply(deferral, found, image, again, has_info)
-                if result is not None:
-                    return result
+                if (transformed := _extend(deferral, changed, found, again)) is not None:
+                    return create_lazy_image(transformed, image if has_info else None)
         return call(*args, **kwargs)
 
     return hooked
@@ -136,25 +136,13 @@ _CONSTANTS = frozenset({int, float, bool, str, tuple, type(None), Image.Resampli
 
 def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
-    if type(value) in _CONSTANTS:  # faster
-        return value
     if isinstance(value, torch.Tensor):
         return value.clone()
     return copy.copy(value) if isinstance(value, (list, np.ndarray, ImageFilter.Filter)) else value
 
 
-def _apply(
-    deferral: Deferral, note: Note, image: Image.Image, again: Callable[[Any], Any], has_info: bool
-) -> Image.Image | None:
-    """Return the undecoded result of a call with the info of ``image``; None if the call needs pixels."""
-    changed = image if note.image is None else note.image
-    if not note.steps:
-        return changed.copy()
-    transformed = _note(deferral, note, changed, again)
-    return None if transformed is None else create_lazy_image(transformed, image if has_info else None)
-
-
-def _note(deferral: Deferral, note: Note, image: Image.Image, again: Callable[[Any], Any]) -> TransformedImage | None:
+def _extend(deferral: Deferral, image: Image.Image, note: Note, again: Callable[[Any], Any]) -> TransformedImage | None:
+    """Return the undecoded image after a call; None if the call needs pixels."""
     transformed, (height, width) = get_transformed(image), note.size
     if transformed is None or height < 1 or width < 1 or height * width > MAX_PIXELS:
         return None
@@ -162,20 +150,16 @@ def _note(deferral: Deferral, note: Note, image: Image.Image, again: Callable[[A
     return None if deferral.find_call_obstacle(after.chain) else after
 
 
-def _size(image: Image.Image) -> Size:
-    return image.height, image.width
-
-
 def _one(step: Step, image: Image.Image, *numbers: Any) -> Note:
     """Return the note of a step that keeps the size."""
-    return Note((step,), numbers, _size(image))
+    return Note((step,), numbers, image.size[::-1])
 
 
-def _levels(values: Sequence[Any]) -> tuple[float, ...]:
-    """Return finite numbers. ValueError: one is not finite; TypeError: one is not a number."""
-    if not all(isinstance(each, Real) and math.isfinite(each) for each in values):
+def number(value: Any) -> float:
+    """Return a finite number as a float. ValueError: it is none."""
+    if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError
-    return tuple(map(float, values))
+    return float(value)
 
 
 # --- methods of an image ----------------------------------------------------------------------------------------------
@@ -183,10 +167,10 @@ def _levels(values: Sequence[Any]) -> tuple[float, ...]:
 
 def crop(image: Image.Image, box: Any = None) -> Note | None:
     if box is None:
-        return Note((), (), _size(image))
+        return Note((), (), image.size[::-1])
     left, top, right, bottom = map(int, map(round, box))
     if (left, top, right, bottom) == (0, 0, *image.size):
-        return Note((), (), _size(image))
+        return Note((), (), image.size[::-1])
     return _crop(left, top, right - left, bottom - top, (0.0,))
 
 
@@ -200,7 +184,7 @@ def resize(
     width, height = map(operator.index, size)
     left, top, right, bottom = edges = np.array((0, 0, *image.size) if box is None else box, np.float32).tolist()
     if edges == [0, 0, *image.size] and (width, height) == image.size:
-        return Note((), (), _size(image))
+        return Note((), (), image.size[::-1])
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
         return None
     scales = (right - left) / width, (bottom - top) / height
@@ -215,7 +199,7 @@ def resize(
 
 def transpose(image: Image.Image, method: Any) -> Note | None:
     method = Image.Transpose(method)
-    return Note((given.Transpose(method),), (), given.transposed(_size(image), method))
+    return Note((given.Transpose(method),), (), given.transposed(image.size[::-1], method))
 
 
 def transform(
@@ -235,7 +219,7 @@ def transform(
     elif method not in (Image.Transform.AFFINE, Image.Transform.PERSPECTIVE):
         return None
     is_perspective = method == Image.Transform.PERSPECTIVE
-    numbers = _levels(data[: 8 if is_perspective else 6])
+    numbers = tuple(map(number, data[: 8 if is_perspective else 6]))
     if len(numbers) != (8 if is_perspective else 6):
         return None
     step = (given.Projection if is_perspective else Affine)(WARPS[resample], outside)  # type: ignore[arg-type]
@@ -247,7 +231,7 @@ def convert(image: Image.Image, mode: Any = None, matrix: Any = None, *_: Any, *
     if matrix:
         if image.mode != "RGB" or len(matrix) != {"RGB": 12, "L": 4}[mode]:
             return None
-        return _one(given.Matrix(len(matrix) // 4), image, *_levels(matrix) * (12 // len(matrix)))  # type: ignore[arg-type]
+        return _one(given.Matrix(len(matrix) // 4), image, *tuple(map(number, matrix)) * (12 // len(matrix)))  # type: ignore[arg-type]
     if encoded is None or mode not in ("L", "RGB") or mode == image.mode or can_read_as(encoded, mode):
         return None
     return _one(color.Grayscale(1 if mode == "L" else 3), image)
@@ -257,9 +241,9 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
     made = filter() if callable(filter) else filter
     if type(made) in (ImageFilter.GaussianBlur, ImageFilter.BoxBlur):
         radii = made.radius if isinstance(made.radius, (tuple, list)) else (made.radius, made.radius)
-        x, y = (float(np.float32(each)) for each in _levels(radii))
+        x, y = (float(np.float32(number(each))) for each in radii)
         if not max(x, y):
-            return Note((), (), _size(image))
+            return Note((), (), image.size[::-1])
         is_gaussian = type(made) is ImageFilter.GaussianBlur
         return _one(given.PillowBlur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
     if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
@@ -267,7 +251,7 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
     (side, other), scale, offset, weights = made.filterargs
     if side not in (3, 5) or side != other or len(weights) != side**2 or not scale:
         return None
-    divided = np.asarray(_levels(weights), np.float32) / np.float32(scale)
+    divided = np.asarray([*map(number, weights)], np.float32) / np.float32(scale)
     return _one(given.Kernel(side), image, float(np.float32(offset)), *divided.tolist())
 
 
@@ -299,91 +283,33 @@ class Band(NamedTuple):
 def getchannel(image: Image.Image, channel: Any) -> Note | None:
     number, of = operator.index(image.getbands().index(channel) if isinstance(channel, str) else channel), None
     if image.mode == "L" and number == 0:
-        return Note((), (), _size(image))
+        return Note((), (), image.size[::-1])
     if image.mode != "RGB" or not 0 <= number < 3 or (of := get_transformed(image)) is None:
         return None
     weights = [float(number == each) for each in range(3)]
     return _one(given.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
 
 
-def _record_split(split: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(split)
-    def hooked(self: Image.Image) -> Any:
-        if not is_lazy(self) or recording() is None or get_transformed(self) is None:
-            return split(self)
-        return tuple(map(self.getchannel, range(len(self.getbands()))))
-
-    return hooked
+def _split(split: Any, image: Image.Image) -> Any:
+    if get_transformed(image) is None:
+        return NotImplemented
+    return tuple(map(image.getchannel, range(len(image.getbands()))))
 
 
-def _record_merge(merge: Callable[..., Any]) -> Callable[..., Any]:
+def _merge(merge: Callable[..., Any], mode: Any, bands: Any) -> Any:
     """Record the order of the channels of one image."""
+    transformed = [get_transformed(each) for each in bands]
+    calls = [each.calls[-1][0][0] for each in transformed if each is not None and each.calls]
+    if mode != "RGB" or len(bands) != 3 or len(calls) != 3 or not all(type(call) is Band for call in calls):
+        return NotImplemented
+    of, channels = calls[0].of, [call.channel for call in calls]
+    if any(call.of.image is not of.image or call.of.calls is not of.calls for call in calls):
+        return NotImplemented
 
-    @functools.wraps(merge)
-    def hooked(mode: Any, bands: Any) -> Any:
-        if recording() is None or mode != "RGB" or len(bands) != 3 or not all(map(is_lazy, bands)):
-            return merge(mode, bands)
-        transformed = [get_transformed(each) for each in bands]
-        calls = [each.calls[-1][0][0] for each in transformed if each is not None and each.calls]
-        of = calls[0].of if len(calls) == 3 and all(type(call) is Band for call in calls) else None
-        if of is None or any(call.of.image is not of.image or call.of.calls is not of.calls for call in calls):
-            return merge(mode, bands)
-        numbers = [call.channel for call in calls]
+    def again(image: Image.Image) -> Image.Image:
+        return merge("RGB", [*map(image.getchannel, channels)])  # type: ignore[no-any-return]
 
-        def again(image: Image.Image) -> Image.Image:
-            return merge("RGB", [image.getchannel(number) for number in numbers])  # type: ignore[no-any-return]
-
-        return create_lazy_image(of.note((color.ChannelOrder(),), numbers, of.size, again), bands[0])
-
-    return hooked
-
-
-class _Thumbnail:
-    """Stand-in for an image, which Pillow resizes in its place.
-
-    Attributes:
-        resized: the image after it; None: it keeps its size.
-    """
-
-    resized: Image.Image | None = None
-
-    def __init__(self, image: Image.Image) -> None:
-        self._image, self.size = image, image.size
-        self.width, self.height = image.size
-
-    def draft(self, _: Any, size: Any) -> None:
-        if is_unread(self._image) and min(self.width // size[0], self.height // size[1]) > 1:
-            raise ValueError("Pillow decodes the file at a smaller size")
-
-    def load(self) -> None:
-        """Do nothing."""
-
-    def resize(self, *args: Any, **kwargs: Any) -> Any:
-        self.resized = self._image.resize(*args, **kwargs)
-        return SimpleNamespace(im=SimpleNamespace(mode=""))
-
-
-def _record_thumbnail(thumbnail: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(thumbnail)
-    def hooked(self: Image.Image, *args: Any, **kwargs: Any) -> None:
-        if is_lazy(self) and recording() is not None:
-            stand_in = _Thumbnail(self)
-            try:
-                thumbnail(stand_in, *args, **kwargs)
-            except Exception:  # Pillow raises its own error
-                stand_in.resized = None
-            if (resized := stand_in.resized) is not None:
-                transformed = get_transformed(resized)
-                if transformed is not None:
-                    replace_undecoded(self, transformed)
-                else:
-                    self.im = resized.im
-                    vars(self).update(_size=resized.size, _mode=resized.mode)
-                self.readonly = 0
-                return
-        thumbnail(self, *args, **kwargs)
-
-    return hooked
+    return create_lazy_image(of.note((color.ChannelOrder(),), channels, of.size, again), bands[0])
 
 
 # --- a new image, and the first paste into it -------------------------------------------------------------------------
@@ -404,56 +330,31 @@ class Blank(NamedTuple):
 _new = original(Image.new)
 
 
-def _defer_new(new: Callable[..., Image.Image]) -> Callable[..., Image.Image]:
-    @functools.wraps(new)
-    def hooked(mode: Any, size: Any, color: Any = 0) -> Image.Image:
-        if recording() is None or mode not in ("RGB", "L"):
-            return new(mode, size, color)
-        try:
-            width, height = map(operator.index, size)
-            blank = Blank(get_levels(mode, color))
-        except Exception:  # Pillow raises its own error
-            width, height = 0, 0
-        if min(width, height) < 1 or width * height > MAX_PIXELS:
-            return new(mode, size, color)
-        pixels = functools.partial(new, mode, (width, height), color)
-        return create_lazy_image(DeferredPixels((width, height), pixels, blank), mode=mode)
-
-    return hooked
+def _defer_new(new: Callable[..., Image.Image], mode: Any, size: Any, color: Any = 0) -> Any:
+    width, height = size = tuple(map(operator.index, size))
+    if mode not in ("RGB", "L") or min(size) < 1 or width * height > MAX_PIXELS:
+        return NotImplemented
+    blank = Blank(get_levels(mode, color))
+    return create_lazy_image(DeferredPixels(size, functools.partial(new, mode, size, color), blank), mode=mode)
 
 
-def _record_paste(paste: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(paste)
-    def hooked(self: Image.Image, im: Any, box: Any = None, mask: Any = None) -> None:
-        if is_lazy(self) and is_lazy(im) and mask is None and (deferral := recording()) is not None:
-            canvas = find_undecoded(self)
-            if isinstance(canvas, DeferredPixels) and isinstance(canvas.meaning, Blank):
-                converted = im.convert(self.mode)
-                try:
-                    note = _paste(self, canvas, converted, (0, 0) if box is None else box)
-                except Exception:  # Pillow raises its own error
-                    note = None
-                transformed = None if note is None else _note(deferral, note, converted, note.again)
-                if transformed is not None:
-                    replace_undecoded(self, transformed)
-                    return
-        paste(self, im, box, mask)
-
-    return hooked
-
-
-def _paste(blank: Image.Image, canvas: DeferredPixels, image: Image.Image, box: Any) -> Note | None:
-    left, top, *others = box = tuple(map(operator.index, box))
-    if others and others != [left + image.width, top + image.height]:
-        return None
+def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any = None) -> Any:
+    canvas, deferral = find_undecoded(image), recording()
+    is_new = isinstance(canvas, DeferredPixels) and isinstance(canvas.meaning, Blank)
+    if not is_new or not is_lazy(im) or mask is not None or deferral is None:
+        return NotImplemented
+    left, top, *others = box = tuple(map(operator.index, box or (0, 0)))
+    if others and others != [left + im.width, top + im.height]:
+        return NotImplemented
 
     def again(image: Image.Image) -> Image.Image:
         made = canvas.compute()
         made.paste(image, box)
         return made
 
-    note = _crop(-left, -top, *blank.size, canvas.meaning.levels)
-    return note._replace(again=again)
+    note = _crop(-left, -top, *image.size, canvas.meaning.levels)
+    transformed = _extend(deferral, im.convert(image.mode), note, again)
+    return NotImplemented if transformed is None else replace_undecoded(image, transformed)
 
 
 # --- ImageEnhance -----------------------------------------------------------------------------------------------------
@@ -482,45 +383,40 @@ class Degenerate(NamedTuple):
     enhance: Callable[[Any, float], Any]
 
 
-def _defer_degenerate(enhancer: Any, step: type[color.Adjustment], has_info: bool) -> Callable[..., None]:
-    init = enhancer.__init__
+def _defer_degenerate(enhancer: Any, init: Any, made: Any, image: Any) -> Any:
+    step, has_info = ENHANCERS[enhancer]
+    is_itself = enhancer is ImageEnhance.Color and image.mode == "L"  # the degenerate image is the image
+    if is_itself or get_transformed(image) is None:
+        return NotImplemented
+    before = image.copy()  # the image may change later
+
+    def compute() -> Any:
+        other = enhancer.__new__(enhancer)
+        init(other, before)
+        return other.degenerate
 
     def enhance(image: Image.Image, factor: float) -> Any:
         return enhancer(image).enhance(factor)
 
-    @functools.wraps(init)
-    def hooked(self: Any, image: Any) -> None:
-        is_itself = enhancer is ImageEnhance.Color and image.mode == "L"  # the degenerate image is the image
-        if is_itself or not is_lazy(image) or recording() is None or get_transformed(image) is None:
-            init(self, image)
-            return
-        before = image.copy()  # the image may change later
-
-        def compute() -> Any:
-            made = enhancer.__new__(enhancer)
-            init(made, before)
-            return made.degenerate
-
-        self.image = image
-        if enhancer is ImageEnhance.Color:
-            self.intermediate_mode = "L"
-        pixels = DeferredPixels(image.size, compute, Degenerate(step(), find_undecoded(image), enhance))
-        self.degenerate = create_lazy_image(pixels, image if has_info else None, image.mode)
-
-    return hooked
+    made.image = image
+    if enhancer is ImageEnhance.Color:
+        made.intermediate_mode = "L"
+    pixels = DeferredPixels(image.size, compute, Degenerate(step(), find_undecoded(image), enhance))
+    made.degenerate = create_lazy_image(pixels, image if has_info else None, image.mode)
+    return None
 
 
 def blend(im1: Image.Image, im2: Any, alpha: Any) -> Note | None:
-    (factor,) = _levels([alpha])
+    factor = number(alpha)
     if im1 is im2:
-        return Note((), (), _size(im1))
+        return Note((), (), im1.size[::-1])
     degenerate = find_undecoded(im1)
     if not isinstance(degenerate, DeferredPixels) or not isinstance(degenerate.meaning, Degenerate):
         return None
     step, of, enhance = degenerate.meaning
     if find_undecoded(im2) is not of or im1.mode != im2.mode:
         return None
-    return Note((step,), (factor,), _size(im2), lambda image: enhance(image, alpha), im2)
+    return Note((step,), (factor,), im2.size[::-1], lambda image: enhance(image, alpha), im2)
 
 
 def pad_lines(size: Size, padding: Sequence[int], mode: str) -> tuple[Line, Line] | None:
@@ -539,7 +435,7 @@ def pad_lines(size: Size, padding: Sequence[int], mode: str) -> tuple[Line, Line
 def pad(img: Image.Image, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
     if padding_mode == "constant":
         return None  # it calls ``ImageOps.expand``
-    lines = pad_lines(_size(img), as_ltrb(padding), padding_mode)
+    lines = pad_lines(img.size[::-1], as_ltrb(padding), padding_mode)
     return None if lines is None else select(*lines)
 
 

@@ -5,6 +5,7 @@ Other modules may have imported a function by its name. So its code is replaced,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pkgutil
@@ -12,25 +13,43 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from .deferral import recording
+
 log = logging.getLogger(__name__)
 
 
 def find(*names: str) -> dict[str, Any]:
     """Return the objects with these names, such as "PIL.Image:new". Log the names that the installed versions lack."""
-    found, missing = {}, []
+    found = {}
     for name in names:
         try:
             found[name] = pkgutil.resolve_name(name)
         except (ImportError, AttributeError):
-            missing.append(name)
-    if missing:
-        _log_missing(tuple(missing))
+            _log_missing(name)
     return found
 
 
 @functools.cache
-def _log_missing(names: tuple[str, ...]) -> None:
-    log.info("the installed packages have no %s, so what needs these functions is decoded in the workers", list(names))
+def _log_missing(name: str) -> None:
+    log.info("the installed packages have no %s, so images that need it are decoded in the workers", name)
+
+
+def unless_handled(call: Callable[..., Any], handle: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that, while calls are recorded, first calls ``handle`` with ``call`` and the same arguments.
+
+    If this raises an error or returns NotImplemented, ``call`` returns its own result or raises its own error.
+    """
+
+    @functools.wraps(call)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        if recording() is not None:
+            with contextlib.suppress(Exception):
+                result = handle(call, *args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        return call(*args, **kwargs)
+
+    return hooked
 
 
 def replacements(function: Any, hook: Callable[..., Any]) -> Iterator[tuple[Any, str, Any]]:

@@ -208,12 +208,14 @@ class TransformedImage(ProxyInputs):
         """Append a call as steps with given parameters.
 
         Args:
-            numbers: the parameters; an array stands for its position.
+            numbers: the parameters; an array, which may be the last one, stands for its position.
             size: (height, width) after the call.
             again: makes the same call on a decoded image. It must not refer to objects that may change.
         """
         row = self.row.copy()
-        row.extend([row.attach(each) if isinstance(each, np.ndarray) else each for each in numbers])
+        if numbers and isinstance(array := numbers[-1], np.ndarray):
+            numbers = (*numbers[:-1], row.attach(array))
+        row += numbers
         calls = *self.calls, ((again,), None)
         return TransformedImage(self.image, self.decode, self.chain.then_steps(steps), calls, row, size)
 
