@@ -142,7 +142,7 @@ a tensor that others share is changed alone
     data/tensor_calls.py:_apply | not is_unshared(image) => False
     kernels/test_tensor_calls.py
 an array that was changed is handed on as its file
-    data/decoded_arrays.py:find_decoded | np.array_equal(decoded, known.pixels) => True
+    data/lazy_decoding.py:find_decoded | np.array_equal(decoded, known.pixels) => True
     kernels/test_decoded_arrays.py
 values that are asked for are drawn anew
     data/transformed.py:TransformedImage.materialize | states is None => True

@@ -23,9 +23,8 @@ from types import FunctionType
 from typing import Any
 
 from .called_transforms import call_patches
-from .decoded_arrays import array_patches
 from .deferral import Deferral, deferring
-from .lazy_decoding import decoder_patches, loader_patches
+from .lazy_decoding import decoder_patches
 from .lazy_image import opener_patches
 from .pillow_calls import pillow_patches
 from .tensor_calls import tensor_patches
@@ -43,10 +42,8 @@ def hold(deferral: Deferral) -> None:
             patches = [
                 *opener_patches(),
                 *decoder_patches(),
-                *loader_patches(),
                 *pillow_patches(),
                 *tensor_patches(),
-                *array_patches(),
                 *call_patches(),
             ]
             _undo.extend(_patch(*each) for each in patches)

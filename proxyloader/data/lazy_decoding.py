@@ -1,4 +1,4 @@
-"""Defer decoding in ``torchvision.io``, ``torchvision.datasets`` and ``torchcodec``. Runs where the dataset runs.
+"""Defer decoding in libraries other than Pillow. Runs where the dataset runs.
 
 ``pil_loader``, the default of ``ImageFolder``, opens files without Pillow, which is faster, and names the file in
 errors.
@@ -7,20 +7,30 @@ errors.
 While decoding is deferred, these return a LazyTensor: see NOTE [ Lazy tensors ]. It has values immediately if the file
 is not a JPEG or not decoded to RGB, so that all images of a batch arrive on the same device. The same applies to
 ``decode_jpeg`` of torchcodec, which ``decode_image`` calls, and which applies the EXIF orientation.
+
+simplejpeg and OpenCV decode to an array, which is memory that any code may read, so decoding it cannot be deferred. But
+``Image.fromarray`` of an unchanged array returns an undecoded image, and ``to_tensor`` an undecoded tensor
+(``pillow_calls.py``), so that calls on them are recorded. A copy of the pixels shows whether the array has been changed
+in the meantime. It is used if pixels are needed.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import io
 import sys
+import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import ExifTags, Image
 from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.datasets import folder
@@ -33,31 +43,36 @@ from .encoded_image import EncodedImage
 from .lazy_image import APP1_MARKER, create_lazy_image
 from .lazy_tensor import create_lazy_output, materialize, wrap_values
 from .recorded import map_leaves
-from .replaced_code import find, original, replacements
+from .replaced_code import find, original, replacements, unless_handled
 from .transformed import TransformedImage
 
 
 def decoder_patches() -> Iterator[tuple[Any, str, Any]]:
-    """Yield the owner, name and replacement of each operator called by ``torchvision.io``, and of other decoders."""
-    if "torchcodec.decoders" in sys.modules:
-        names = "torchcodec.decoders._image_decoders:decode_jpeg", "torchcodec.decoders._image_decoders:decode_image"
-        for name, function in find(*names).items():
-            yield from replacements(function, _patch_torchcodec(original(function), name.endswith("jpeg")))
+    """Yield the owner, name and replacement of ``pil_loader``, and of the functions of other decoders."""
+    yield from replacements(folder.pil_loader, _patch_loader(original(folder.pil_loader)))
     for name in ("decode_image", "decode_jpeg"):
         operator = getattr(torch.ops.image, name, None)  # None if torchvision was built without it
         if operator is not None:
             yield torch.ops.image, name, _patch(name, operator)
+    if "torchcodec.decoders" in sys.modules:
+        names = "torchcodec.decoders._image_decoders:decode_jpeg", "torchcodec.decoders._image_decoders:decode_image"
+        for name, function in find(*names).items():
+            yield from replacements(function, _patch_torchcodec(original(function), name.endswith("jpeg")))
+    simplejpeg, opencv = sys.modules.get("simplejpeg"), sys.modules.get("cv2")
+    decoders = (simplejpeg, "decode_jpeg", _remember_rgb), (opencv, "imdecode", _remember_bgr)
+    for module, name, remember in (*decoders, (opencv, "imread", _remember_file), (opencv, "cvtColor", _follow)):
+        if (function := getattr(module, name, None)) is not None:
+            yield module, name, _remembering(function, remember)
+    if simplejpeg or opencv:
+        yield from replacements(Image.fromarray, unless_handled(original(Image.fromarray), _defer_fromarray))
 
 
-def loader_patches() -> Iterator[tuple[Any, str, Any]]:
-    """Yield the owner, name and replacement of ``pil_loader``, which datasets have as an attribute."""
-    call = original(folder.pil_loader)
-
-    @functools.wraps(call)
+def _patch_loader(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
     def hooked(path: Any) -> Any:
-        return create_lazy_image(EncodedImage.open(path)) if active() is not None else call(path)
+        return create_lazy_image(EncodedImage.open(path)) if active() is not None else load(path)
 
-    yield from replacements(folder.pil_loader, hooked)
+    return hooked
 
 
 @functools.cache  # the registration below is of its id
@@ -147,12 +162,94 @@ def find_orientation(image: EncodedImage) -> tuple[()] | tuple[given.Transpose] 
 
 ORIENTATIONS: dict[int, tuple[()] | tuple[given.Transpose]] = {
     1: (),
-    2: (given.Transpose(Image.Transpose.FLIP_LEFT_RIGHT),),
-    3: (given.Transpose(Image.Transpose.ROTATE_180),),
-    4: (given.Transpose(Image.Transpose.FLIP_TOP_BOTTOM),),
-    5: (given.Transpose(Image.Transpose.TRANSPOSE),),
-    6: (given.Transpose(Image.Transpose.ROTATE_270),),
-    7: (given.Transpose(Image.Transpose.TRANSVERSE),),
-    8: (given.Transpose(Image.Transpose.ROTATE_90),),
+    **{k: (given.Transpose(Image.Transpose(method)),) for k, method in enumerate((0, 3, 1, 5, 4, 6, 2), 2)},
 }
-"""Steps that apply an EXIF orientation."""
+"""Steps that apply an EXIF orientation, as ``ImageOps.exif_transpose`` does."""
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+class Decoded(NamedTuple):
+    """An array (height, width, 3) with the pixels of a file, and a copy. ``is_bgr``: its channels are reversed."""
+
+    array: weakref.ref[NDArray[np.uint8]]
+    pixels: NDArray[np.uint8]
+    image: EncodedImage
+    is_bgr: bool
+
+
+class _Recent(threading.local):
+    """The arrays that this thread decoded last."""
+
+    def __init__(self) -> None:
+        self.arrays: collections.deque[Decoded] = collections.deque(maxlen=4)
+
+
+_recent = _Recent()
+_fromarray = original(Image.fromarray)
+
+BGR2RGB = 4
+"""``cv2.COLOR_BGR2RGB``."""
+
+COLOR_FLAGS = {1: (True, True), 1 | 128: (True, False), 256: (False, True), 256 | 128: (False, False)}
+"""IMREAD_COLOR and IMREAD_COLOR_RGB of OpenCV, each also with IMREAD_IGNORE_ORIENTATION: ``is_bgr``, ``is_turned``."""
+
+
+def _remembering(function: Callable[..., Any], remember: Callable[..., None]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if type(result) is np.ndarray and result.ndim == 3 and len(args) in (1, 2) and not kwargs and recording():
+            remember(result, *args)
+        return result
+
+    return hooked
+
+
+def _remember_rgb(array: Any, data: Any, colorspace: Any = "RGB") -> None:
+    if str(colorspace).upper() == "RGB":
+        _remember(array, EncodedImage.from_jpeg(bytes(data)), False)
+
+
+def _remember_bgr(array: Any, data: Any, flags: Any = 1, path: str = "") -> None:
+    if flags in COLOR_FLAGS:
+        is_bgr, is_turned = COLOR_FLAGS[flags]
+        image = EncodedImage.from_jpeg(bytes(data), path)
+        if image is not None and (not is_turned or find_orientation(image) == ()):
+            _remember(array, image, is_bgr)
+
+
+def _remember_file(array: Any, path: Any, flags: Any = 1) -> None:
+    _remember_bgr(array, Path(path).read_bytes(), flags, str(path))
+
+
+def _follow(result: Any, array: Any, code: Any) -> None:
+    """Remember the result of a conversion of a remembered array."""
+    for known in tuple(_recent.arrays) if code == BGR2RGB else ():
+        if (source := known.array()) is not None and source is array and np.array_equal(source, known.pixels):
+            _remember(result, known.image, not known.is_bgr)
+
+
+def _remember(array: NDArray[np.uint8], image: EncodedImage | None, is_bgr: bool) -> None:
+    if image is not None and array.dtype == np.uint8 and array.shape == (image.height, image.width, 3):
+        _recent.arrays.append(Decoded(weakref.ref(array), array.copy(), image, is_bgr))
+
+
+def _defer_fromarray(fromarray: Any, obj: Any, mode: Any = None) -> Any:
+    transformed = find_decoded(obj) if mode in (None, "RGB") else None
+    return NotImplemented if transformed is None else create_lazy_image(transformed)
+
+
+def find_decoded(array: Any) -> TransformedImage | None:
+    """Return the image of an array, or of a view of one, with RGB pixels; None if it is not known, or has changed."""
+    if type(array) is not np.ndarray or not _recent.arrays or recording() is None:
+        return None
+    for known in _recent.arrays:
+        decoded: Any = known.array()
+        if decoded is not None and any(decoded is each for each in (array, array.base)):
+            order = slice(None, None, -1 if known.is_bgr else 1)
+            is_rgb = decoded[..., order].__array_interface__ == array.__array_interface__
+            if is_rgb and np.array_equal(decoded, known.pixels):
+                return TransformedImage(known.image, functools.partial(_fromarray, known.pixels[..., order]))
+    return None

@@ -38,8 +38,8 @@ from ..transforms.resize import Line
 from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine
 from .called_transforms import apply_undecoded, wrap_result
-from .decoded_arrays import find_decoded
 from .deferral import Deferral, active, recording
+from .lazy_decoding import find_decoded
 from .lazy_image import (
     DeferredPixels,
     can_read_as,
