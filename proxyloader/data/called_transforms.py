@@ -29,9 +29,10 @@ from .lazy_image import create_lazy_image, get_image_path, get_transformed
 from .lazy_tensor import (
     LazyTensor,
     create_lazy_output,
-    get_sample,
+    find_transformed,
     get_values,
     is_materialized,
+    is_unshared,
     materialize,
     wrap_values,
 )
@@ -151,6 +152,4 @@ def _find_transformed(image: Any) -> TransformedImage | None:
     """Return an undecoded image with the transforms called on it; None for a decoded one."""
     if not isinstance(image, LazyTensor):
         return get_transformed(image)
-    sample = get_sample(image)
-    call = sample.call if sample is not None else None
-    return call if isinstance(call, TransformedImage) else None
+    return find_transformed(image) if is_unshared(image) else None

@@ -261,9 +261,9 @@ class _Values(torch.autograd.Function):
 
 def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
     """Return the tensor that the transforms of an image return."""
-    state = transformed.plan.output
+    state = transformed.chain.state
     like = _empty_meta(state.channels, *transformed.size, getattr(torch, state.dtype), state.order == "HWC")
-    kind = LazyTensor if transformed.chain.state.pure else LazyImageTensor
+    kind = LazyTensor if state.pure else LazyImageTensor
     tensor = kind.__new__(kind, like, ProxySample(transformed))
     if state.order is None:
         tensor._has_known_strides = False
@@ -299,10 +299,11 @@ def to_pure_tensor(image: LazyImageTensor) -> LazyTensor:
     return LazyTensor(image, node.as_subclass(torch.Tensor) if isinstance(node, torch.Tensor) else node)
 
 
-def get_sample(tensor: LazyTensor) -> ProxySample | None:
-    """Return the output of DALI that a tensor stands for, or None if operations were applied to it."""
+def find_transformed(tensor: LazyTensor) -> TransformedImage | None:
+    """Return the undecoded image whose transforms return a tensor; None if operations were applied to it."""
     node = tensor._node
-    return node if isinstance(node, ProxySample) and len(list(_aliases(tensor))) <= 1 else None
+    call = node.call if isinstance(node, ProxySample) else None
+    return call if isinstance(call, TransformedImage) else None
 
 
 def is_materialized(tensor: LazyTensor) -> bool:

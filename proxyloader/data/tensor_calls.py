@@ -31,11 +31,10 @@ from ..transforms.plan import Branch, ImageState, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
 from .deferral import recording
 from .lazy_image import create_lazy_image
-from .lazy_tensor import LazyTensor, create_lazy_output, is_unshared, requires_gradient, share
-from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, pad_lines, select
+from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, requires_gradient, share
+from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, number, pad_lines, select
 from .placeholders import ProxySample
 from .replaced_code import find, original, replacements
-from .transformed import TransformedImage
 
 Version = Literal["v1", "v2"]
 
@@ -91,7 +90,7 @@ def _apply(
     call: Any, note: Noter, version: Version, is_pure: bool, image: LazyTensor, *args: Any, **kwargs: Any
 ) -> Any:
     """Return the result of a call without values; None if it needs values or has no kernel."""
-    transformed, deferral = _find_transformed(image), recording()
+    transformed, deferral = find_transformed(image), recording()
     if transformed is None or deferral is None or torch.get_default_dtype() is not torch.float32:
         return None
     if any(isinstance(each, torch.Tensor) and _is_lazy_or_in_graph(each) for each in (*args, *kwargs.values())):
@@ -140,22 +139,9 @@ def _is_lazy_or_in_graph(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, LazyTensor) or requires_gradient(tensor)
 
 
-def _find_transformed(image: LazyTensor) -> TransformedImage | None:
-    node = image._node
-    call = node.call if isinstance(node, ProxySample) else None
-    return call if isinstance(call, TransformedImage) else None
-
-
 def _one(step: Step, image: Input, *numbers: Any) -> Note:
     """Return the note of a step that keeps the size."""
     return Note((step,), numbers, image.size)
-
-
-def _number(value: Any) -> float:
-    """Return a finite number. Raise TypeError or ValueError for any other value."""
-    if not isinstance(value, Real) or not math.isfinite(value):
-        raise ValueError
-    return float(value)
 
 
 # --- geometry ---------------------------------------------------------------------------------------------------------
@@ -269,7 +255,7 @@ def affine_v1(image: Input, matrix: Any, interpolation: Any = "nearest", fill: A
 
 def _affine(image: Input, size: Size, matrix: Any, interpolation: Any, fill: Any) -> Note | None:
     step = _warp(warp.Affine, image, interpolation, fill)
-    return Note((step,), (*size, *map(_number, matrix)), size) if len(matrix) == 6 else None
+    return Note((step,), (*size, *map(number, matrix)), size) if len(matrix) == 6 else None
 
 
 def rotate_v2(
@@ -280,7 +266,7 @@ def rotate_v2(
     center: Any = None,
     fill: Any = None,
 ) -> Note:
-    angle = _number(angle) % 360
+    angle = number(angle) % 360
     if center is None and angle == 0:
         return Note((), (), image.size)
     if center is None and angle in QUARTERS and (angle == 180 or expand or image.size[0] == image.size[1]):
@@ -305,9 +291,9 @@ def affine_v2(
     if len(translate) != 2 or len(shear) != 2 or not scale > 0:
         return None
     step = _warp(warp.Affine, image, interpolation, fill)
-    center = center and list(map(_number, center))
-    translate, shear = map(_number, translate), list(map(_number, shear))
-    numbers = warp.affine(image.size, step, _number(angle), list(translate), _number(scale), shear, center, "v2")
+    center = center and list(map(number, center))
+    translate, shear = map(number, translate), list(map(number, shear))
+    numbers = warp.affine(image.size, step, number(angle), list(translate), number(scale), shear, center, "v2")
     return Note((step,), numbers, image.size)
 
 
@@ -315,7 +301,7 @@ def perspective_v1(
     image: Input, perspective_coeffs: Any, interpolation: Any = "bilinear", fill: Any = None
 ) -> Note | None:
     step = _warp(warp.Perspective, image, interpolation, fill)
-    return _one(step, image, *map(_number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
+    return _one(step, image, *map(number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
 
 
 def perspective_v2(
@@ -340,7 +326,7 @@ def _adjust(kind: type[color.Adjustment], keeps_grey: bool = False) -> Noter:
     """Return the function for adjustments by a factor. ``keeps_grey``: whether torchvision returns a grey tensor."""
 
     def note(image: Input, *args: Any, **kwargs: Any) -> Note | None:
-        (factor,) = map(_number, (*args, *kwargs.values()))
+        (factor,) = map(number, (*args, *kwargs.values()))
         if factor < 0 or (keeps_grey and image.state.channels == 1):
             return None
         return _one(kind("tensor", image.version), image, factor)
@@ -349,22 +335,22 @@ def _adjust(kind: type[color.Adjustment], keeps_grey: bool = False) -> Noter:
 
 
 def adjust_hue(image: Input, hue_factor: Any) -> Note | None:
-    if image.state.channels == 1 or not -0.5 <= _number(hue_factor) <= 0.5:
+    if image.state.channels == 1 or not -0.5 <= number(hue_factor) <= 0.5:
         return None
     return _one(color.Hue("tensor", image.version), image, color.hue_shift(float(hue_factor), "tensor"))
 
 
 def adjust_sharpness(image: Input, sharpness_factor: Any) -> Note | None:
-    if min(image.size) <= 2 or _number(sharpness_factor) < 0:
+    if min(image.size) <= 2 or number(sharpness_factor) < 0:
         return None
     return _one(color.Sharpness("tensor", image.version), image, float(sharpness_factor))
 
 
 def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
     """Note a table of levels, if torch's rounding, which depends on the position of a pixel, cannot change one."""
-    if image.state.dtype != "uint8" or _number(gamma) < 0:
+    if image.state.dtype != "uint8" or number(gamma) < 0:
         return None
-    exact = np.minimum(_number(gain) * (np.arange(256) / 255) ** float(gamma), 1) * 255.999
+    exact = np.minimum(number(gain) * (np.arange(256) / 255) ** float(gamma), 1) * 255.999
     if image.state.channels not in (1, 3) or gain < 0 or (abs(exact - exact.round())[exact > 0] < 1e-4).any():
         return None
     return _one(given.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
@@ -377,7 +363,7 @@ def posterize(image: Input, bits: Any) -> Note | None:
 
 
 def solarize(image: Input, threshold: Any) -> Note | None:
-    if _number(threshold) > (255 if image.state.dtype == "uint8" else 1):
+    if number(threshold) > (255 if image.state.dtype == "uint8" else 1):
         return None
     step = color.Solarize("tensor", image.version)
     return _one(step, image, color.solarize_threshold(float(threshold), "tensor"))
@@ -419,7 +405,7 @@ def grayscale_to_rgb(image: Input) -> Note | None:
 def gaussian_blur(image: Input, kernel_size: Any, sigma: Any = None) -> Note | None:
     window = [kernel_size] * 2 if isinstance(kernel_size, int) else list(map(operator.index, kernel_size))
     sigmas = [side * 0.15 + 0.35 for side in window] if sigma is None else sigma
-    sigmas = [*map(_number, sigmas if isinstance(sigmas, (list, tuple)) else [sigmas])]
+    sigmas = [*map(number, sigmas if isinstance(sigmas, (list, tuple)) else [sigmas])]
     if len(window) != 2 or len(sigmas) > 2 or len(set(sigmas)) != 1 or sigmas[0] <= 0:
         return None
     height, width = window[::-1]
@@ -469,46 +455,45 @@ def to_pil_image(image: Input, mode: Any = None) -> Note | None:
     return _one(given.ToPIL(), image) if image.state.dtype == "uint8" and mode in (None, expected) else None
 
 
+OF_BOTH: tuple[Noter, ...] = (
+    adjust_gamma, adjust_hue, adjust_sharpness, autocontrast, crop, equalize, erase, gaussian_blur, invert, normalize,
+    pad, posterize, rgb_to_grayscale, solarize,
+)  # fmt: skip
+ADJUSTMENTS = {
+    "adjust_brightness": _adjust(color.Brightness),
+    "adjust_contrast": _adjust(color.Contrast),
+    "adjust_saturation": _adjust(color.Saturation, keeps_grey=True),
+}
+
 V1: dict[str, Noter] = {
+    **{note.__name__: note for note in OF_BOTH},
+    **ADJUSTMENTS,
     "hflip": horizontal_flip,
     "vflip": vertical_flip,
-    "crop": crop,
-    "pad": pad,
     "resize": resize_v1,
     "rotate": rotate_v1,
     "affine": affine_v1,
     "perspective": perspective_v1,
-    "adjust_brightness": _adjust(color.Brightness),
-    "adjust_contrast": _adjust(color.Contrast),
-    "adjust_saturation": _adjust(color.Saturation, keeps_grey=True),
-    "adjust_hue": adjust_hue,
-    "adjust_gamma": adjust_gamma,
-    "adjust_sharpness": adjust_sharpness,
-    "posterize": posterize,
-    "solarize": solarize,
-    "autocontrast": autocontrast,
-    "equalize": equalize,
-    "invert": invert,
-    "rgb_to_grayscale": rgb_to_grayscale,
-    "gaussian_blur": gaussian_blur,
-    "erase": erase,
     "convert_image_dtype": convert_image_dtype,
-    "normalize": normalize,
 }
 """Functions of ``_functional_tensor``, in which the functions and classes of v1 end."""
 
+OF_V2: tuple[Noter, ...] = (
+    center_crop,
+    grayscale_to_rgb,
+    horizontal_flip,
+    permute_channels,
+    resized_crop,
+    to_dtype,
+    vertical_flip,
+)
+
 V2: dict[str, Noter] = {
-    **{name: V1[name] for name in V1 if name not in ("hflip", "vflip", "convert_image_dtype")},
-    "horizontal_flip": horizontal_flip,
-    "vertical_flip": vertical_flip,
-    "center_crop": center_crop,
-    "resized_crop": resized_crop,
+    **{note.__name__: note for note in (*OF_BOTH, *OF_V2)},
+    **ADJUSTMENTS,
     "resize": resize_v2,
     "rotate": rotate_v2,
     "affine": affine_v2,
     "perspective": perspective_v2,
-    "permute_channels": permute_channels,
-    "grayscale_to_rgb": grayscale_to_rgb,
-    "to_dtype": to_dtype,
 }
 """Kernels of ``v2.functional``, without their suffix "_image"."""
