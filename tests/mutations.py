@@ -148,7 +148,7 @@ values that are asked for are drawn anew
     data/transformed.py:TransformedImage.materialize | states is None => True
     integration/test_random_programs.py
 an assignment to a recorded tensor changes those that were recorded before
-    data/recorded.py:execute | tensor[args[1]] => (tensor := args[0])[args[1]]
+    data/recorded.py:execute | args[0] if overwrite else args[0].clone() => args[0]
     data/test_lazy_tensor.py
 operations are recorded without end
     data/recorded.py:can_record | each.depth >= MAX_DEPTH => False

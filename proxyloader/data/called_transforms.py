@@ -2,9 +2,7 @@
 
 See NOTE [ Intercepted transform calls ] in ``hooks.py``. If all transforms of a Compose have rules, the Compose is
 intercepted as a whole, which is faster. It then also accepts a decoded image, such as that of a PNG or an array, whose
-pixels are sent instead of a file. Without kernels, a pipeline is built when the first batch needs it. The number of
-pipelines is limited (``workers/packing.py``), because a dataset may create a transform with new arguments for every
-image.
+pixels are sent instead of a file.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from ..errors import ImageError
 from ..transforms.chain import START, Chain, classes_with_rules
 from ..transforms.plan import Untranslatable
 from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
-from .deferral import Deferral, active, current
+from .deferral import Deferral, active
 from .encoded_image import EncodedImage
 from .lazy_image import create_lazy_image, get_image_path, get_transformed
 from .lazy_tensor import (
@@ -54,10 +52,10 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(call)
     def hooked(self: Any, *inputs: Any, **named: Any) -> Any:
-        if active() is None:
+        if (deferral := active()) is None:
             return call(self, *inputs, **named)
         if type(self) is cls and inputs and not named and isinstance(inputs[0], images) and not is_changed(self):
-            result = apply_undecoded(self, is_compose, *inputs)
+            result = apply_undecoded(deferral, self, is_compose, *inputs)
             if result is not None:
                 return result
         if is_compose:
@@ -80,13 +78,13 @@ def wrap_result(image: Any, result: Any) -> Any:
     return wrap_values(result) if isinstance(image, (Image.Image, np.ndarray)) else result
 
 
-def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
+def apply_undecoded(deferral: Deferral, transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
     """Apply a transform to an undecoded image. Return None if it needs pixels, or for a Compose, if a part of it does.
 
     Other inputs, such as a label, must be returned unchanged by the transform.
     """
     transformed = _find_transformed(image)
-    if transformed is None and not (is_compose and image.mode == "RGB" and _sends_pixels()):
+    if transformed is None and not (is_compose and image.mode == "RGB" and _sends_pixels(deferral)):
         return None
     if others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others)):
         return None
@@ -96,14 +94,14 @@ def apply_undecoded(transform: Any, is_compose: bool, image: Any, *others: Any) 
     start = START if transformed is None else transformed.chain
     chain = start.through(transform) if is_compose else start.then(transform)
     if chain is None:
-        if isinstance(image, LazyTensor) and not is_compose and not _deferral().on_gpu:
+        if isinstance(image, LazyTensor) and not is_compose and not deferral.on_gpu:
             # Its operations would be recorded, and without a GPU, the main process would do alone what workers share.
             pixel_uses.explain(f"{type(transform).__name__}: there is no rule for these arguments")
             materialize(image)
         return None
     if transformed is None and chain.state.kind == "pil":
         return None
-    if why := _deferral().find_obstacle(chain.partial_plan):
+    if why := deferral.find_obstacle(chain.partial_plan):
         if not is_compose:  # otherwise, its parts are intercepted one by one
             of_grey = " of a grey image" if chain.state.channels == 1 else ""
             pixel_uses.explain(f"{type(transform).__name__}{of_grey}: {why}")
@@ -129,15 +127,9 @@ def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> An
     return image  # preserves the class and attributes, like torchvision
 
 
-def _sends_pixels() -> bool:
+def _sends_pixels(deferral: Deferral) -> bool:
     """Return whether to send decoded images. On a CPU, that does not pay off if the dataset has used the pixels."""
-    return _deferral().on_gpu or pixel_uses.why is None
-
-
-def _deferral() -> Deferral:
-    deferral = current()
-    assert deferral is not None
-    return deferral
+    return deferral.on_gpu or pixel_uses.why is None
 
 
 def _is_v2(transform: Any) -> bool:

@@ -10,8 +10,6 @@ Pillow. A Canvas without images behaves like its memory.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -196,7 +194,9 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return map_leaves(lambda value: originals.get(id(value), value), result)
 
 
-class _Canvases(TorchFunctionMode):
+class Canvases(TorchFunctionMode):
+    """Context in which a Canvas is created in place of new tensors that may be for images."""
+
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         is_uniform = function in _UNIFORM
@@ -212,10 +212,3 @@ def _may_be_for_images(tensor: Any) -> bool:
         return False
     is_dense = tensor.layout is torch.strided and tensor.ndim >= 3 and tensor.numel() > 0 and tensor.is_contiguous()
     return is_dense and tensor.dtype in DTYPES and not tensor.requires_grad
-
-
-@contextlib.contextmanager
-def canvases() -> Iterator[None]:
-    """Create a Canvas in place of new tensors that may be for images."""
-    with _Canvases():
-        yield

@@ -1,10 +1,9 @@
 """Deferral: whether images opened by a dataset stay undecoded, and when deferring stops.
 
 NOTE [ When deferral stops ]
-Leaving an image undecoded costs the worker some time, which pays off only if DALI decodes it. A dataset without JPEGs,
-or whose code accesses the pixels of every image, leaves nothing to DALI. So after ``MAX_UNUSED_SAMPLES`` consecutive
-samples without an image for DALI, a worker removes its hooks (``hooks.py``) and reads the dataset as torch's worker
-does. It counts samples, not seconds. Changing the dataset's transform restarts deferral. Without workers, the same
+Leaving an image undecoded costs the worker some time, which pays off only if DALI decodes it. So after
+``MAX_UNUSED_SAMPLES`` consecutive samples without an image for DALI, a worker removes its hooks (``hooks.py``) and
+reads the dataset as torch's worker does. Changing the dataset's transform restarts deferral. Without workers, the same
 applies to the thread that fetches batches.
 
 The next epoch starts in the state in which the last one ended. If the dataset never returned an undecoded image,

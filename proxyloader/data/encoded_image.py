@@ -8,8 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import IO, Any, ClassVar
+from typing import IO, Any
 
 from PIL import Image, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
@@ -43,7 +42,6 @@ MAX_PASSES = 20
 an empty one."""
 
 
-@dataclass(frozen=True)
 class EncodedImage:
     """An RGB image as bytes, which DALI and Pillow decode to the same pixels.
 
@@ -54,23 +52,22 @@ class EncodedImage:
         header: header of a JPEG; None for a PPM.
     """
 
-    data: bytes = field(repr=False)
-    height: int
-    width: int
-    path: str = ""
-    header: JpegHeader | None = field(default=None, repr=False, compare=False)
-
-    _view: ClassVar[memoryview | None] = None
+    data: bytes
+    _view: memoryview | None = None
     """The file in the memory of its batch; see NOTE [ Reading into the slot ]."""
 
     def __init__(
         self, data: bytes | memoryview, height: int, width: int, path: str = "", header: JpegHeader | None = None
-    ) -> None:  # much faster than the generated one of a frozen dataclass
+    ) -> None:
+        self.height, self.width, self.path, self.header = height, width, path, header
         if isinstance(data, memoryview):
-            vars(self).update(_view=data, height=height, width=width, path=path, header=header)
+            self._view = data
             batch_memory.add(self)
         else:
-            vars(self).update(data=data, height=height, width=width, path=path, header=header)
+            self.data = data
+
+    def __repr__(self) -> str:
+        return f"EncodedImage(height={self.height}, width={self.width}, path={self.path!r})"
 
     @property
     def buffer(self) -> bytes | memoryview:

@@ -3,10 +3,8 @@
 NOTE [ Intercepted transform calls ]
 While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` returns a
 LazyTensor, and the ``__call__`` of translated transforms is replaced. Calling a transform on an undecoded image samples
-its parameters and returns an undecoded image or tensor, which the next transform extends. So transforms need not be
-part of a known Compose. A transform that is not translated gets the undecoded image. What it calls of Pillow is
-recorded, too, see NOTE [ Recorded calls ] in ``pillow_calls.py``. If it accesses pixels, it gets those of the stock
-loader.
+its parameters and returns an undecoded image or tensor, which the next transform extends. A transform that is not
+translated runs, and its calls are recorded: see NOTE [ Recorded calls ] in ``pillow_calls.py``.
 
 The hooks stay installed while a Deferral holds them: in a worker until deferring stops, and in the main process while a
 loader without workers defers. There, they affect only the thread that fetches batches.
@@ -19,7 +17,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import FunctionType
 from typing import Any
 
 from .called_transforms import call_patches
@@ -32,6 +29,7 @@ from .tensor_calls import tensor_patches
 _lock = threading.RLock()
 _holders: weakref.WeakSet[Deferral] = weakref.WeakSet()  # process-wide, because the hooks are set on classes
 _undo: list[Callable[[], None]] = []
+_INHERITED = object()
 
 
 def hold(deferral: Deferral) -> None:
@@ -79,19 +77,15 @@ def _patch(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     if isinstance(owner, dict):
         item, owner[name] = owner[name], replacement
         return lambda: None if owner.get(name) is not replacement else owner.update({name: item})
-    # The code of a function is not in its ``__dict__``.
-    is_code = isinstance(owner, FunctionType) and name == "__code__"
-    attributes = {name: getattr(owner, name)} if is_code else vars(owner)
-    is_inherited, previous = name not in attributes, attributes.get(name)
+    previous = owner.__code__ if name == "__code__" else vars(owner).get(name, _INHERITED)
     setattr(owner, name, replacement)
 
     def undo() -> None:
-        if getattr(owner, name) is not replacement:
-            return
-        if is_inherited:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, previous)
+        if getattr(owner, name) is replacement:
+            if previous is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, previous)
 
     return undo
 

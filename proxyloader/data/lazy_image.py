@@ -2,11 +2,7 @@
 
 NOTE [ Deferred decoding ]
 ``Image.open`` looks up the opener of a format in Pillow's registry. The replacement reads the whole JPEG, but defers
-decoding until a pixel is accessed. So code that opens, converts and copies an image before it calls a
-transform passes the bytes of the file on to DALI. All other code gets Pillow's pixels.
-
-This applies to all threads of a worker of a loader whose images DALI decodes. Without workers, it applies to the thread
-that fetches a batch while it does so: see ``hooks.py``.
+decoding until a pixel is accessed.
 
 DALI decodes an image in mode L to RGB and converts it to grayscale like Pillow (``START_AS_GREY`` in
 ``transforms/chain.py``), which preserves the levels of a grayscale JPEG.
@@ -67,7 +63,7 @@ class DeferredPixels(NamedTuple):
     Attributes:
         size: (width, height) in pixels.
         compute: returns an image with the pixels.
-        meaning: what recorded calls know about the pixels; see ``pillow_calls.py``.
+        meaning: the levels, if they are all of one color; or a Degenerate of ``pillow_calls.py``.
     """
 
     size: tuple[int, int]
@@ -89,25 +85,21 @@ def create_lazy_image(
     image, size = Image.Image.__new__(Image.Image), encoded.size
     if isinstance(encoded, TransformedImage):
         mode, size = encoded.mode, size[::-1]
-    state = vars(image)
-    state.update(_ATTRIBUTES, _mode=mode, _size=size, _proxyloader_image=encoded)
-    if like is None:
-        image.info = {}
-    elif may_lose_info:
+    info: dict[str, Any] = {"info": {}} if like is None else _info_state(like)
+    if may_lose_info and like is not None:
         before = Image.Image.__new__(Image.Image)
-        vars(before).update(_info_state(like), _mode=like.mode, _size=like.size)
-        state[_INFO] = encoded, before
-    else:
-        state.update(_info_state(like))
+        before.__dict__ = {**info, "_mode": like.mode, "_size": like.size}
+        info = {_INFO: (encoded, before)}
+    image.__dict__ = {**_ATTRIBUTES, "_mode": mode, "_size": size, _IMAGE: encoded, **info}
     return image
 
 
 def _info_state(image: Image.Image) -> dict[str, Any]:
-    """Return a copy of the keys that ``info`` depends on."""
-    state = vars(image)
+    """Return a copy of the key that ``info`` depends on."""
+    state = image.__dict__
     if (info := state.get("info")) is not None:
         return {"info": _copy_info(info)}
-    return {key: state[key] for key in (_HEADER, _INFO) if key in state}
+    return {_HEADER: state[_HEADER]} if _HEADER in state else {_INFO: state[_INFO]}
 
 
 def _copy_info(info: dict[str | tuple[int, int], Any]) -> dict[str | tuple[int, int], Any]:
@@ -265,9 +257,9 @@ def get_image_path(image: Image.Image) -> str:
 def get_transformed(image: Image.Image) -> TransformedImage | None:
     """Return an undecoded image of a file with the transforms called on it; None for any other image."""
     encoded = find_undecoded(image)
-    if isinstance(encoded, EncodedImage):
-        return TransformedImage.start(encoded, image.mode)
-    return encoded if isinstance(encoded, TransformedImage) else None
+    if isinstance(encoded, TransformedImage):
+        return encoded
+    return TransformedImage.start(encoded, image.mode) if isinstance(encoded, EncodedImage) else None
 
 
 def is_lazy(value: Any) -> bool:

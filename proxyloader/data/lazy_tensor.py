@@ -176,7 +176,10 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
     def as_subclass(self, cls: Any) -> Any:  # bypasses the functions below
         stock = getattr(cls, "stock", cls)
         if stock in (torch.Tensor, tv_tensors.Image) and not requires_gradient(self):
-            return _alias(self, LazyTensor if stock is torch.Tensor else LazyImageTensor)
+            kind = LazyTensor if stock is torch.Tensor else LazyImageTensor
+            alias = kind.__new__(kind, self, self._node)
+            alias._has_known_strides = self._has_known_strides
+            return share(self, alias, lambda values: values)
         return wrap_values(materialize(self).as_subclass(stock))
 
     @classmethod
@@ -386,13 +389,6 @@ def _run_eagerly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return map_leaves(lambda each: originals[id(each)] if id(each) in originals else wrap_values(each), result)
 
 
-def _alias(tensor: LazyTensor, kind: type[LazyTensor]) -> LazyTensor:
-    """Return a tensor of another class that shares all of its memory."""
-    alias = kind.__new__(kind, tensor, tensor._node)
-    alias._has_known_strides = tensor._has_known_strides
-    return share(tensor, alias, lambda values: values)
-
-
 def _compute(tensor: LazyTensor) -> torch.Tensor:
     """Compute the values of a tensor, in memory shared with its source."""
     if not isinstance(tensor._node, torch.Tensor):
@@ -440,7 +436,7 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     has_known_strides = all(each._has_known_strides for each in lazy)
     if packet in FACTORY_OPERATORS and (has_known_strides or _Tag.nondeterministic_seeded not in tags):
         return operator(*map_leaves(_drop_values, args), **map_leaves(_drop_values, kwargs))
-    if operator is torch.ops.aten.stack.default and _is_first_dim(*args[1:], **kwargs):
+    if operator is torch.ops.aten.stack.default and (*args[1:], *kwargs.values(), 0)[0] == 0:
         return stack_tensors(args[0])
     if not can_record(*(each._node for each in lazy)) or requires_values(packet, tags, args):
         return NotImplemented
@@ -466,9 +462,15 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0]
 
     def result(like: torch.Tensor, node: Operation, part: int | None = None) -> LazyTensor:
-        tensor = _track_sharing(LazyTensor(like, node), operator, args, kwargs, part)
+        tensor = LazyTensor(like, node)
         tensor._has_known_strides = has_known_strides
-        return tensor
+        if operator._schema.returns[0].alias_info is None or not isinstance(args[0], LazyTensor):
+            return tensor
+        return share(args[0], tensor, functools.partial(compute, part))
+
+    def compute(part: int | None, source: torch.Tensor) -> torch.Tensor:
+        values = operator(source, *map_leaves(materialize, args[1:]), **map_leaves(materialize, kwargs))
+        return values if part is None else values[part]  # type: ignore[no-any-return]
 
     if isinstance(like, torch.Tensor):
         return result(like, node)
@@ -501,23 +503,6 @@ def _is_unshared(operator: Any, args: Any) -> bool:
 def is_unshared(tensor: LazyTensor) -> bool:
     """Return whether no other tensor shares the memory of a tensor."""
     return all(other is tensor for other in _aliases(tensor))
-
-
-def _is_first_dim(dim: int = 0) -> bool:
-    return dim == 0
-
-
-def _track_sharing(result: LazyTensor, operator: Any, args: Any, kwargs: Any, part: int | None) -> LazyTensor:
-    """Record whether a result shares memory with the first argument."""
-    returns = operator._schema.returns[0].alias_info
-    if returns is None or not isinstance(args[0], LazyTensor):
-        return result
-
-    def compute(source: torch.Tensor) -> torch.Tensor:
-        values = operator(source, *map_leaves(materialize, args[1:]), **map_leaves(materialize, kwargs))
-        return values if part is None else values[part]  # type: ignore[no-any-return]
-
-    return share(args[0], result, compute)
 
 
 def share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
@@ -612,13 +597,9 @@ def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor |
     return stack_tensors(batch, collate_tensor_fn)
 
 
-def _reduce(tensor: torch.Tensor) -> Any:
-    return reduce_tensor(materialize(tensor))  # type: ignore[no-untyped-call]
-
-
 # A LazyTensor is looked up as torch.Tensor, so it uses these functions, too.
 default_collate_fn_map.update(dict.fromkeys((torch.Tensor, ProxySample), collate_tensors))
-ForkingPickler.register(torch.Tensor, _reduce)
+ForkingPickler.register(torch.Tensor, lambda tensor: reduce_tensor(materialize(tensor)))  # type: ignore[no-untyped-call]
 
 _overloaded_args = torch.overrides._get_overloaded_args
 

@@ -136,9 +136,9 @@ _CONSTANTS = frozenset({int, float, bool, str, tuple, type(None), Image.Resampli
 
 def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
-    if isinstance(value, torch.Tensor):
-        return value.clone()
-    return copy.copy(value) if isinstance(value, (list, np.ndarray, ImageFilter.Filter)) else value
+    if isinstance(value, (list, np.ndarray, ImageFilter.Filter)):
+        return copy.copy(value)
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 def _extend(deferral: Deferral, image: Image.Image, note: Note, again: Callable[[Any], Any]) -> TransformedImage | None:
@@ -321,12 +321,6 @@ def get_levels(mode: str, color: Any) -> tuple[float, ...]:
     return tuple(map(float, level if isinstance(level, tuple) else (level,)))
 
 
-class Blank(NamedTuple):
-    """Meaning of the pixels of a new image: one color."""
-
-    levels: tuple[float, ...]
-
-
 _new = original(Image.new)
 
 
@@ -334,13 +328,14 @@ def _defer_new(new: Callable[..., Image.Image], mode: Any, size: Any, color: Any
     width, height = size = tuple(map(operator.index, size))
     if mode not in ("RGB", "L") or min(size) < 1 or width * height > MAX_PIXELS:
         return NotImplemented
-    blank = Blank(get_levels(mode, color))
-    return create_lazy_image(DeferredPixels(size, functools.partial(new, mode, size, color), blank), mode=mode)
+    pixels = DeferredPixels(size, functools.partial(new, mode, size, color), get_levels(mode, color))
+    return create_lazy_image(pixels, mode=mode)
 
 
 def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any = None) -> Any:
-    canvas, deferral = find_undecoded(image), recording()
-    is_new = isinstance(canvas, DeferredPixels) and isinstance(canvas.meaning, Blank)
+    canvas: Any = find_undecoded(image)
+    deferral = recording()
+    is_new = isinstance(canvas, DeferredPixels) and not isinstance(canvas.meaning, Degenerate)
     if not is_new or not is_lazy(im) or mask is not None or deferral is None:
         return NotImplemented
     left, top, *others = box = tuple(map(operator.index, box or (0, 0)))
@@ -352,7 +347,7 @@ def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any =
         made.paste(image, box)
         return made
 
-    note = _crop(-left, -top, *image.size, canvas.meaning.levels)
+    note = _crop(-left, -top, *image.size, canvas.meaning)
     transformed = _extend(deferral, im.convert(image.mode), note, again)
     return NotImplemented if transformed is None else replace_undecoded(image, transformed)
 
@@ -502,13 +497,13 @@ CONVERSIONS: dict[str, tuple[Any, Branch]] = {
 def _convert(call: Callable[..., Any], conversion: Any, array_steps: Branch) -> Callable[..., Any]:
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        if active() is None or not args or not isinstance(args[0], Image.Image):
+        if (deferral := active()) is None or not args or not isinstance(args[0], Image.Image):
             is_array = len(args) == 1 and type(args[0]) is np.ndarray and args[0].flags.c_contiguous
             of = find_decoded(args[0]) if is_array and array_steps else None
             if of is None or torch.get_default_dtype() is not torch.float32:
                 return call(*args, **kwargs)
             return create_lazy_output(of.note(array_steps, (), of.size, lambda image: call(np.array(image))))
-        result = apply_undecoded(conversion, False, args[0]) if len(args) == 1 and not kwargs else None
+        result = apply_undecoded(deferral, conversion, False, args[0]) if len(args) == 1 and not kwargs else None
         if result is None:
             result = call(*args, **kwargs)
             if args[0].mode == "RGB":  # other images may be masks, which stay on the CPU as with torch

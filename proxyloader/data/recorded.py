@@ -1,13 +1,14 @@
 """Operation: a torch operation recorded on tensors without values, and replayed once DALI has produced the values.
 
-The worker records operations. Unpickling an operation in the main process executes it and yields its result. On a CPU,
-most of the time of an operation on a batch is spent on newly allocated memory, so the result overwrites the first
-argument if nothing else refers to that.
+Unpickling an operation in the main process executes it and yields its result. On a CPU, most of the time of an
+operation on a batch is spent on newly allocated memory, so the result overwrites the first argument if nothing else
+refers to that.
 """
 
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -72,9 +73,7 @@ class Operation:
     @property
     def owns_memory(self) -> bool:
         """Whether the result does not share memory with an argument."""
-        if self.name in ("set", "take", "paint"):
-            return self.name != "take"
-        return _is_pointwise_operator(self.name) or get_operator(self.name)._schema.is_mutable
+        return self.name == "paint" or _writes(self.name) or _is_pointwise_operator(self.name)
 
 
 class _Input:
@@ -146,18 +145,11 @@ def flatten(value: Any) -> list[Any]:
 
 def execute(name: str, args: Any, kwargs: Any, overwrite: bool = False) -> Any:
     """Execute a recorded operation on tensors with values, possibly overwriting the first argument."""
-    if name == "take":
-        return args[0][args[1]]
-    if name == "paint":
-        return _paint(*args)
-    operator = None if name == "set" else get_operator(name)
-    if operator is not None and not operator._schema.is_mutable:
-        return ((overwrite and _get_in_place(name)) or operator)(*args, **kwargs)
+    function = get_operator(name)
+    if not _writes(name):
+        return ((overwrite and _get_in_place(name)) or function)(*args, **kwargs)
     tensor = args[0] if overwrite else args[0].clone()
-    if operator is None:
-        tensor[args[1]] = args[2]
-    else:
-        operator(tensor, *args[1:], **kwargs)
+    function(tensor, *args[1:], **kwargs)
     return tensor
 
 
@@ -175,21 +167,29 @@ def _paint(base: Any, shape: Any, dtype: torch.dtype, places: Sequence[Any], val
     return painted
 
 
+_OWN = {"set": operator.setitem, "take": operator.getitem, "paint": _paint}
+
+
 @functools.cache
 def get_operator(name: str) -> Any:
-    return functools.reduce(getattr, name.split("."), torch.ops)
+    return _OWN.get(name) or functools.reduce(getattr, name.split("."), torch.ops)
+
+
+def _writes(name: str) -> bool:
+    """Return whether an operation is in-place, so that it is done to a copy of its first argument."""
+    return name == "set" or (name not in _OWN and get_operator(name)._schema.is_mutable)
 
 
 @functools.cache
 def _get_in_place(name: str) -> Any:
     """Return the in-place variant of an operator; None if there is none."""
     namespace, packet, overload = name.split(".")
-    operator = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_", None), overload, None)
-    return operator if _is_pointwise_operator(name) else None
+    in_place = getattr(getattr(getattr(torch.ops, namespace), f"{packet}_", None), overload, None)
+    return in_place if _is_pointwise_operator(name) else None
 
 
 def _is_pointwise_operator(name: str) -> bool:
-    return _Tag.pointwise in get_operator(name).tags
+    return _Tag.pointwise in getattr(get_operator(name), "tags", ())
 
 
 def stack_nodes(nodes: Sequence[Any]) -> Node:
@@ -197,16 +197,11 @@ def stack_nodes(nodes: Sequence[Any]) -> Node:
     first = nodes[0]
     if all(isinstance(node, ProxySample) and node.output == first.output for node in nodes):
         return collate_proxy_samples(nodes)
-    if _is_pointwise(first) and all(_is_same_operation(first, node) for node in nodes):
+    is_pointwise = isinstance(first, Operation) and first.keeps_shape and isinstance(first.args[0], Node)
+    if is_pointwise and _is_pointwise_operator(first.name) and all(_is_same_operation(first, node) for node in nodes):
         inner = stack_nodes([node.args[0] for node in nodes])
         return Operation(first.name, (inner, *first.args[1:]), first.kwargs, True, first.keeps_dtype)
     return Operation("aten.stack.default", (list(nodes),), {})
-
-
-def _is_pointwise(node: Any) -> bool:
-    if not isinstance(node, Operation) or not node.keeps_shape or not isinstance(node.args[0], Node):
-        return False
-    return _is_pointwise_operator(node.name)  # "set" and "take" do not set keeps_shape
 
 
 def _is_same_operation(first: Operation, node: Any) -> bool:
@@ -264,19 +259,19 @@ def to_meta(value: Any) -> Any:
     return value
 
 
-def infer_result(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def infer_result(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation on the meta device. Results are cached, because this is slow.
 
     Raises:
         Exception: the operator rejects the arguments, or does not support the meta device.
     """
-    key = operator, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
+    key = function, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
     try:
         result = _inferred.get(key)
     except TypeError:  # an argument is not hashable
-        return operator(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
+        return function(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
     if result is None:
-        result = operator(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
+        result = function(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
         if len(_inferred) >= MAX_CACHED:
             _inferred.clear()
         _inferred[key] = result

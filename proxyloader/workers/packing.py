@@ -25,7 +25,7 @@ from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 
 from ..data.batch_memory import aligned, batch_memory
-from ..data.canvas import Canvas, canvases
+from ..data.canvas import Canvas, Canvases
 from ..data.deferral import Deferral
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient, to_pure_tensor
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
@@ -149,7 +149,7 @@ class Packer:
     def _collate(self, samples: Any) -> Any:
         is_for_gpu = self.deferral is not None and self.deferral.on_gpu
         may_copy = is_for_gpu and LazyTensor.any_created and self.collate_fn is not default_collate
-        with canvases() if may_copy else contextlib.nullcontext():
+        with Canvases() if may_copy else contextlib.nullcontext():
             return self.collate_fn(samples)
 
     def pack_alone(self, sample: Any) -> PackedBatch:
