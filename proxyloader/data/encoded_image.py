@@ -117,7 +117,10 @@ class EncodedImage:
             ImageError: the file is missing, empty, too large, or not an image that Pillow can decode.
         """
         path = os.fspath(path)
-        data = _read(path)
+        try:
+            data = _read(path)
+        except OSError as error:
+            raise _read_error(path, error) from error
         if data is None:
             return cls.decode_with_pillow(None, path)
         return cls._create(data, path, is_whole=len(data) <= MAX_READ_BYTES)
@@ -133,12 +136,12 @@ class EncodedImage:
         Raises:
             ImageError: Pillow cannot decode the image, or it is too large.
         """
-        if not data:
-            raise _error(path, EMPTY, kind=ForeignImageError)
         return cls._create(bytes(data), path, is_whole=True)
 
     @classmethod
     def _create(cls, data: bytes | memoryview, path: str, is_whole: bool) -> EncodedImage:
+        if not data:
+            raise _error(path, EMPTY, kind=ForeignImageError)
         jpeg = cls.from_jpeg(data, path)
         if jpeg is not None:
             Image._decompression_bomb_check(jpeg.size)  # warns like Image.open
@@ -204,10 +207,10 @@ def _is_too_large(height: int, width: int, scans: int = 1) -> bool:
     return pixels > limit or pixels * scans > MAX_PASSES * max(limit, PILLOW_LIMIT_PIXELS)
 
 
-def _read_content(path: str) -> bytes | memoryview | None:
+def _read(path: str) -> bytes | memoryview | None:
     """Return the content of a file, at most ``MAX_READ_BYTES`` and one more byte.
 
-    Return None for devices and for files without a size, such as in /proc, because these may be endless.
+    Return None for devices and files without a size, such as in /proc, which may be endless: Pillow reads them.
 
     The content is read into the memory of the batch if it fits. This takes four system calls, three fewer than
     Python's ``open`` and ``read``. OSError: the file cannot be read, or it is a directory.
@@ -237,17 +240,6 @@ def _read_content(path: str) -> bytes | memoryview | None:
         return b"".join(parts)
     finally:
         os.close(descriptor)
-
-
-def _read(path: str) -> bytes | memoryview | None:
-    """Return the content of a file, or None if Pillow should read it. Raise ImageError if it cannot be read."""
-    try:
-        data = _read_content(path)
-    except OSError as error:
-        raise _read_error(path, error) from error
-    if data is not None and not data:
-        raise _error(path, EMPTY, kind=ForeignImageError)
-    return data
 
 
 def _decode(

@@ -84,8 +84,8 @@ def find_caller(frame: FrameType | None) -> str:
 class _Decoded(threading.local):
     """The image that this thread decoded last. Code may use the pixels of several crops of it."""
 
-    source: weakref.ref[EncodedImage] | None = None
-    image: Image.Image | None = None
+    def __init__(self) -> None:
+        self.images: weakref.WeakKeyDictionary[EncodedImage, Image.Image] = weakref.WeakKeyDictionary()
 
 
 _last = _Decoded()
@@ -93,12 +93,11 @@ _last = _Decoded()
 
 def _decode(image: EncodedImage) -> Image.Image:
     """Return the decoded image, which must not be changed."""
-    if _last.image is None or _last.source is None or _last.source() is not image:
-        state = vars(_last)
-        source = weakref.ref(image, lambda gone: state.pop("image", None) if state["source"] is gone else None)
-        state.update(image=image.decoded(), source=source)
-    assert _last.image is not None
-    return _last.image
+    if image not in _last.images:
+        decoded = image.decoded()
+        _last.images.clear()
+        _last.images[image] = decoded
+    return _last.images[image]
 
 
 class TransformedImage(ProxyInputs):
