@@ -519,7 +519,7 @@ BASIC_INDICES = (int, slice, type(None), type(...))
 
 def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """Execute or record ``tensor[index] = value``."""
-    alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and all(o is tensor for o in _aliases(tensor))
+    alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and is_unshared(tensor)
     alone &= not any(each is tensor for each in flatten((index, value)))  # torch may refuse to read what it writes
     if isinstance(value, torch.Tensor) and value.dtype != tensor.dtype:
         # torch converts values only for basic indices, but does not check that on the meta device.

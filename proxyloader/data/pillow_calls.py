@@ -182,7 +182,7 @@ def resize(
     image: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
 ) -> Note | None:
     width, height = map(operator.index, size)
-    left, top, right, bottom = edges = np.array((0, 0, *image.size) if box is None else box, np.float32).tolist()
+    left, top, right, bottom = edges = [0.0, 0.0, *image.size] if box is None else np.array(box, np.float32).tolist()
     if edges == [0, 0, *image.size] and (width, height) == image.size:
         return Note((), (), image.size[::-1])
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):

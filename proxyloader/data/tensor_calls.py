@@ -93,7 +93,8 @@ def _apply(
     transformed, deferral = find_transformed(image), recording()
     if transformed is None or deferral is None or torch.get_default_dtype() is not torch.float32:
         return None
-    if any(isinstance(each, torch.Tensor) and _is_lazy_or_in_graph(each) for each in (*args, *kwargs.values())):
+    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+    if tensors and (requires_gradient(*tensors) or any(isinstance(each, LazyTensor) for each in tensors)):
         return None
     state = transformed.chain.state
     try:
@@ -133,10 +134,6 @@ def _returns_image(steps: Branch) -> bool:
     is_cast = isinstance(last, ToFloat) and not last.scale
     is_clone = last is None or isinstance(last, (augment.EraseByColor, augment.EraseWithNoise))
     return is_cast or is_clone or _must_return_subclass()
-
-
-def _is_lazy_or_in_graph(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, LazyTensor) or requires_gradient(tensor)
 
 
 def _one(step: Step, image: Input, *numbers: Any) -> Note:

@@ -53,15 +53,11 @@ class _PixelUses(threading.local):
     def explain(self, why: str | None = None) -> None:
         """Record the reason, by default the line that accesses the pixels, unless this batch already has one."""
         if self.why is None:  # walking the stack is slow, so it happens once per batch
-            self.why = _describe_caller() if why is None else why
+            caller = find_caller(sys._getframe(1)) if why is None else ""
+            self.why = why or (f"pixels are used {caller}" if caller else "")
 
 
 pixel_uses = _PixelUses()
-
-
-def _describe_caller() -> str:
-    caller = find_caller(sys._getframe(1))
-    return f"pixels are used {caller}" if caller else ""
 
 
 def find_caller(frame: FrameType | None) -> str:
