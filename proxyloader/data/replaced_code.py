@@ -5,7 +5,6 @@ Other modules may have imported a function by its name. So its code is replaced,
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import pkgutil
@@ -43,10 +42,12 @@ def unless_handled(call: Callable[..., Any], handle: Callable[..., Any]) -> Call
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         if recording() is not None:
-            with contextlib.suppress(Exception):
+            try:
                 result = handle(call, *args, **kwargs)
-                if result is not NotImplemented:
-                    return result
+            except Exception:
+                result = NotImplemented
+            if result is not NotImplemented:
+                return result
         return call(*args, **kwargs)
 
     return hooked

@@ -34,7 +34,7 @@ from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, requires_gradient, share
 from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, number, pad_lines, select
 from .placeholders import ProxySample
-from .replaced_code import find, original, replacements
+from .replaced_code import find, original, replacements, unless_handled
 
 Version = Literal["v1", "v2"]
 
@@ -74,51 +74,35 @@ def tensor_patches() -> Iterator[tuple[Any, Any, Any]]:
 
 def _record(call: Callable[..., Any], note: Noter, version: Version, is_pure: bool = True) -> Callable[..., Any]:
     """Return a function that records calls. ``is_pure``: whether it returns a plain tensor, even for an image."""
-
-    @functools.wraps(call)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        if args and isinstance(args[0], LazyTensor):
-            result = _apply(call, note, version, is_pure, *args, **kwargs)
-            if result is not None:
-                return result
-        return call(*args, **kwargs)
-
-    return hooked
+    return unless_handled(call, functools.partial(_apply, note, version, is_pure))
 
 
-def _apply(
-    call: Any, note: Noter, version: Version, is_pure: bool, image: LazyTensor, *args: Any, **kwargs: Any
-) -> Any:
-    """Return the result of a call without values; None if it needs values or has no kernel."""
-    transformed, deferral = find_transformed(image), recording()
+def _apply(note: Noter, version: Version, is_pure: bool, call: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a call without values; NotImplemented if it needs values or has no kernel."""
+    transformed, deferral = find_transformed(image) if isinstance(image, LazyTensor) else None, recording()
     if transformed is None or deferral is None or torch.get_default_dtype() is not torch.float32:
-        return None
+        return NotImplemented
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
     if tensors and (requires_gradient(*tensors) or any(isinstance(each, LazyTensor) for each in tensors)):
-        return None
+        return NotImplemented
     state = transformed.chain.state
-    try:
-        found = note(Input(state, transformed.size, version), *args, **kwargs)
-    except Exception:  # torchvision raises its own error
-        return None
+    found = note(Input(state, transformed.size, version), *args, **kwargs)
     if found is None or min(found.size) < 1 or math.prod(found.size) > MAX_PIXELS:
-        return None
+        return NotImplemented
     if is_pure and type(image) is not LazyTensor and (found.in_place or _returns_image(found.steps)):
-        return None
+        return NotImplemented
     steps = found.steps
     if state.pure is not is_pure:
         steps = ToTensor(state.order, is_pure), *steps  # type: ignore[arg-type]
-    if steps and deferral.find_call_obstacle(transformed.chain.then_steps(steps)):
-        return None
     args, kwargs = tuple(map(frozen, args)), {name: frozen(value) for name, value in kwargs.items()}
     stock = type(image).stock
 
     def again(values: torch.Tensor) -> Any:
         return call(values.as_subclass(stock), *args, **kwargs)
 
-    if found.in_place and not is_unshared(image):
-        return None
     after = transformed.note(steps, found.numbers, found.size, again) if steps else transformed
+    if (steps and deferral.find_call_obstacle(after.chain)) or (found.in_place and not is_unshared(image)):
+        return NotImplemented
     if after.chain.state.kind == "pil":
         return create_lazy_image(after)
     if found.in_place:
