@@ -121,9 +121,7 @@ class EncodedImage:
             data = _read(path)
         except OSError as error:
             raise _read_error(path, error) from error
-        if data is None:
-            return cls.decode_with_pillow(None, path)
-        return cls._create(data, path, is_whole=len(data) <= MAX_READ_BYTES)
+        return cls._create(data, path, is_whole=data is not None and len(data) <= MAX_READ_BYTES)
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str = "") -> EncodedImage:
@@ -139,14 +137,14 @@ class EncodedImage:
         return cls._create(bytes(data), path, is_whole=True)
 
     @classmethod
-    def _create(cls, data: bytes | memoryview, path: str, is_whole: bool) -> EncodedImage:
-        if not data:
+    def _create(cls, data: bytes | memoryview | None, path: str, is_whole: bool) -> EncodedImage:
+        if data is not None and not data:
             raise _error(path, EMPTY, kind=ForeignImageError)
-        jpeg = cls.from_jpeg(data, path)
-        if jpeg is not None:
-            Image._decompression_bomb_check(jpeg.size)  # warns like Image.open
-            return jpeg
-        return cls.decode_with_pillow(data if is_whole else None, path)
+        jpeg = None if data is None else cls.from_jpeg(data, path)
+        if jpeg is None:
+            return cls.from_pil(_decode(data if is_whole else None, path), path)
+        Image._decompression_bomb_check(jpeg.size)  # warns like Image.open
+        return jpeg
 
     @classmethod
     def from_jpeg(cls, data: bytes | memoryview, path: str = "") -> EncodedImage | None:
@@ -172,18 +170,6 @@ class EncodedImage:
                 return cls(jpeg, header.height, header.width, path, header)
         type(checks).damaged += 1
         return None
-
-    @classmethod
-    def decode_with_pillow(cls, data: bytes | memoryview | None, path: str = "") -> EncodedImage:
-        """Decode an image of any format with Pillow. The pixels are sent uncompressed.
-
-        Args:
-            data: entire content of the file; None: Pillow reads it from ``path``.
-
-        Raises:
-            ImageError: Pillow cannot decode the image, or it is too large.
-        """
-        return cls.from_pil(_decode(data, path), path)
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
@@ -245,7 +231,10 @@ def _read(path: str) -> bytes | memoryview | None:
 def _decode(
     data: bytes | memoryview | None, path: str, opener: Callable[[IO[bytes]], Image.Image] | None = None
 ) -> Image.Image:
-    """Return the image in mode RGB. See ``EncodedImage.decode_with_pillow``."""
+    """Return the image in mode RGB, from a file's entire content, or if that is None, from ``path``.
+
+    ImageError: Pillow cannot decode the image, or it is too large.
+    """
     try:
         file: IO[bytes]
         with open(path, "rb") if data is None else io.BytesIO(data) as file, (opener or Image.open)(file) as image:

@@ -310,7 +310,7 @@ def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
     hook_pillow()
     image = JpegImageFile.__new__(JpegImageFile)
     attributes = {"_mode": _get_mode(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
-    vars(image).update(_ATTRIBUTES, fp=file, filename=filename or "", _exclusive_fp=False, **attributes)
+    image.__dict__ = {**_ATTRIBUTES, **attributes, "fp": file, "filename": filename or "", "_exclusive_fp": False}
     image.readonly = 1  # like Pillow before decoding
     return image
 

@@ -338,12 +338,12 @@ def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any =
     is_new = isinstance(canvas, DeferredPixels) and not isinstance(canvas.meaning, Degenerate)
     if not is_new or not is_lazy(im) or mask is not None or deferral is None:
         return NotImplemented
-    left, top, *others = box = tuple(map(operator.index, box or (0, 0)))
+    left, top, *others = box = tuple(map(operator.index, (0, 0) if box is None else box))
     if others and others != [left + im.width, top + im.height]:
         return NotImplemented
 
     def again(image: Image.Image) -> Image.Image:
-        made = canvas.compute()
+        made: Image.Image = canvas.compute()
         made.paste(image, box)
         return made
 
@@ -414,24 +414,21 @@ def blend(im1: Image.Image, im2: Any, alpha: Any) -> Note | None:
     return Note((step,), (factor,), im2.size[::-1], lambda image: enhance(image, alpha), im2)
 
 
-def pad_lines(size: Size, padding: Sequence[int], mode: str) -> tuple[Line, Line] | None:
-    """Return the rows and columns of a padded image whose border has pixels of the image; None if it is cropped.
+def pad_by_pixels(size: Size, padding: Sequence[int], mode: str) -> Note | None:
+    """Return the note of a padding whose border has pixels of the image; None if it also crops.
 
     ``padding``: left, top, right and bottom, in pixels.
     """
     left, top, right, bottom = padding
-    if min(padding) < 0:
-        return None
     lines = [np.arange(count, dtype=np.float32) for count in size]
-    rows, columns = (np.pad(line, each, mode) for line, each in zip(lines, ((top, bottom), (left, right))))  # type: ignore[call-overload]
-    return rows, columns
+    sides = (top, bottom), (left, right)
+    return None if min(padding) < 0 else select(*(np.pad(line, each, mode) for line, each in zip(lines, sides)))  # type: ignore[call-overload]
 
 
 def pad(img: Image.Image, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
     if padding_mode == "constant":
         return None  # it calls ``ImageOps.expand``
-    lines = pad_lines(img.size[::-1], as_ltrb(padding), padding_mode)
-    return None if lines is None else select(*lines)
+    return pad_by_pixels(img.size[::-1], as_ltrb(padding), padding_mode)
 
 
 def select(rows: Line, columns: Line) -> Note:

@@ -32,7 +32,7 @@ from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normaliza
 from .deferral import recording
 from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, requires_gradient, share
-from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, number, pad_lines, select
+from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, number, pad_by_pixels, select
 from .placeholders import ProxySample
 from .replaced_code import find, original, replacements, unless_handled
 
@@ -158,9 +158,9 @@ def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant
     left, top, right, bottom = sides = as_ltrb(padding)
     if padding_mode != "constant":
         most = {"edge": math.inf, "reflect": -1, "symmetric": 0}[padding_mode]  # more than the image; torch's limit
-        lines = pad_lines(image.size, sides, padding_mode)
         is_valid = max(left, right) <= width + most and max(top, bottom) <= height + most
-        return select(*lines) if lines and is_valid and not isinstance(fill, (list, tuple)) else None
+        is_valid = is_valid and not isinstance(fill, (list, tuple))
+        return pad_by_pixels(image.size, sides, padding_mode) if is_valid else None
     levels = as_fill(fill, image.state)
     if image.state.dtype == "uint8" and not all(level.is_integer() for level in levels):
         return None

@@ -74,7 +74,7 @@ def test_the_first_batch_decides_and_the_batches_are_the_same(asked: Asked, file
 
 
 def test_images_that_pillow_has_decoded_do_not_count(asked: Asked, files: list[np.ndarray]) -> None:
-    ppm = np.frombuffer(EncodedImage.decode_with_pillow(files[0].tobytes()).data, np.uint8)
+    ppm = np.frombuffer(EncodedImage.from_pil(Image.open(io.BytesIO(files[0])).convert("RGB")).data, np.uint8)
     collected(new_server(), [files[0], ppm])
     collected(new_server(), [ppm, ppm])
     assert asked == [(mean_pixels_of(files[:1]), 0), (0, 0)]
