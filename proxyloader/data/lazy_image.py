@@ -113,7 +113,8 @@ def find_undecoded(image: Image.Image) -> Undecoded | None:
         encoded = state.pop(_FILE)
         if image.fp is not None:  # type: ignore[attr-defined]  # not closed
             # The state of a file that Pillow has decoded.
-            state.update(_proxyloader_image=encoded, tile=[], _readonly=0)
+            state.update(_proxyloader_image=encoded, tile=[])
+            image.readonly = 0
             if image._exclusive_fp:  # type: ignore[attr-defined]
                 image.fp.close()  # type: ignore[attr-defined]
             image.fp = None  # type: ignore[attr-defined]
