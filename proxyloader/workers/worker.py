@@ -150,6 +150,8 @@ class PackStream:
 
 
 def _pack_samples(packer: Packer, fetched: FetchedSamples, request: BatchRequest | None = None) -> PackedBatch:
+    if packer.deferral is not None and packer.deferral.on_gpu:
+        leave_core()
     samples, unreadable = fetched.samples, tuple(fetched.unreadable)
     if unreadable and not samples:
         return PackedBatch(request, indices=(), unreadable=unreadable)
@@ -184,6 +186,19 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
     if isinstance(dataset, PackedDataset):
         dataset.begin(worker_id)
     gc.freeze()  # so that the garbage collector does not repeatedly traverse all modules; forked workers have done so
+
+
+def leave_core() -> None:
+    """Move this thread to another core, if it may use several.
+
+    A GPU interrupts one core for every image that its engines decode, so a worker on this core is up to twice as slow.
+    Batches are returned in order, so all others wait for it, and Linux does not move a thread that never sleeps.
+    """
+    cores = os.sched_getaffinity(0)
+    if others := cores - {ctypes.CDLL(None).sched_getcpu()}:
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setaffinity(0, others)
+            os.sched_setaffinity(0, cores)
 
 
 def keep_freed_memory() -> None:
