@@ -102,7 +102,7 @@ a damaged JPEG passes for a whole one
     data/jpeg.py:find_damage | return str(error) => return ''
     data/test_jpeg.py workers/test_scan_checks.py
 the damaged ones are remembered as sound
-    workers/scan_checks.py:checking.__exit__ | and (self._damaged == checks.damaged) =>
+    workers/fetch.py:checking.__exit__ | and (self._damaged == checks.damaged) =>
     workers/test_scan_checks.py integration/test_caught_errors.py
 a lost block in a JPEG is not looked for
     data/jpeg.py:is_sound | data.find(ZERO_RUN, header.first_scan) < 0 => True
@@ -212,19 +212,19 @@ all epochs have the order of the first
     workers/loader_state.py:LoaderState.next_epoch | self.epoch + 1 => self.epoch
     integration/test_reproduction.py
 a batch of a Subset is read from other places of its folder
-    workers/fetch_folder.py:_resolve_indices | [dataset.indices[index] for index in indices] => indices
+    workers/fetch.py:_resolve_subsets | [dataset.indices[index] for index in indices] => indices
     workers/test_fetch_folder.py
 a batch whose transform fails leaves other numbers to the next one
-    workers/fetch_folder.py:FolderFetcher.__call__ | set_rng_states(states) => pass
+    workers/fetch.py:Fetcher._fetch_folder | set_rng_states(states) => pass
     workers/test_fetch_folder.py
 a folder whose dataset changes the class of a sample is read without it
-    workers/fetch_folder.py:_is_stock_folder | (folder.target_transform is None) and =>
+    workers/fetch.py:_is_stock_folder | (folder.target_transform is None) and =>
     workers/test_fetch_folder.py
 numbers that were drawn ahead are drawn again
     transforms/random_numbers.py:NumbersAhead.end | self._drawn(self._at, 0.0, 1.0) => pass
     transforms/test_random_numbers.py
 all samples of an epoch are given the same random numbers
-    workers/fetch.py:Fetcher._sample_seeder | , _to_int(index) =>
+    workers/fetch.py:Fetcher._seed_sample | epoch, index) => epoch)
     integration/test_reproduction.py
 a resumed epoch begins a batch too early
     workers/request_sampler.py:RequestSampler.record_return | += self => += (loader_state.samples > 0) * self

@@ -24,10 +24,10 @@ from ..data.dataset import describe_dataset, find_plans, get_length, get_sources
 from ..data.deferral import Deferral
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
+from ..workers.fetch import PassedSamples
 from ..workers.loader_state import LoaderState, is_stateful
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import unwrap_batch_sampler
-from ..workers.scan_checks import PassedSamples
 from .assembly import BatchAssembler
 from .backend import NO_DALI, NO_SERVER, ImageCounts, describe_backend, find_torch_reason, uses_proxy
 from .checkpoint import CheckpointedLoader

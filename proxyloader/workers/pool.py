@@ -18,12 +18,10 @@ from ..data import hooks
 from ..data.deferral import Deferral
 from ..transforms.plan import Plan
 from .arena import Arena
-from .fetch import Fetcher
-from .fetch_folder import FolderFetcher
+from .fetch import Fetcher, PassedSamples
 from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, is_distributed
-from .scan_checks import PassedSamples
 from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
 
@@ -260,8 +258,7 @@ def _create_fetcher(
     batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
     is_shared = is_distributed(loader.batch_sampler if batched else loader.sampler)
     known = frozenset(plans) if loader.collate_fn is default_collate else frozenset()
-    folders = FolderFetcher(known, passed, deferral, has_workers) if batched and deferral is not None else None
-    return Fetcher(loader.dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, folders, deferral)
+    return Fetcher(loader.dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, deferral, known)
 
 
 def _create_arena(loader: Any) -> Arena | None:

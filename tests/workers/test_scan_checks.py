@@ -25,9 +25,8 @@ from proxyloader.data import encoded_image
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks
 from proxyloader.make_dataset import photograph
-from proxyloader.workers.fetch import Fetcher
+from proxyloader.workers.fetch import Fetcher, PassedSamples, checking
 from proxyloader.workers.request_sampler import BatchRequest
-from proxyloader.workers.scan_checks import PassedSamples, checking
 
 from ..limits import WAIT_S
 from ..odd_formats import encoded
