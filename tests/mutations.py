@@ -236,7 +236,7 @@ a state of another seed is taken
     workers/loader_state.py:_check_saved | state['seed'] != seed => state['seed'] == 'another'
     workers/test_request_sampler.py
 after a break the next order is drawn from a generator that is too far ahead
-    workers/draw_rollback.py:SamplerDraws.roll_back | self._states[0] => self._states[-1]
+    workers/request_sampler.py:SamplerDraws.roll_back | self._states[0] => self._states[-1]
     integration/test_torch_contract.py
 Ctrl-C while DALI is imported leaves a part of it, with which no loader works
     dali/api.py: | with defer_interrupts(): => if defer_interrupts:
@@ -285,10 +285,10 @@ an error names the sample before
     loader/recovery.py:BatchRecovery.errors | indices[row] => indices[row - 1]
     integration/test_unreadable.py integration/test_faults_input.py loader
 workers go on behind what they drew for a loop that was left
-    workers/draw_rollback.py:SamplerDraws.begin | self.discarded += (range(self.first_excess, number),) => pass
+    workers/request_sampler.py:SamplerDraws.begin | self.discarded += (range(self.first_excess, number),) => pass
     integration/test_torch_contract.py
 a worker goes back to where it was before the last request that was not needed
-    workers/draw_rollback.py:WorkerDraws.rewind | enumerate(self._history) => reversed(list(enumerate(self._history)))
+    workers/request_sampler.py:WorkerDraws.rewind | enumerate(self._history) => reversed(list(enumerate(self._history)))
     integration/test_torch_contract.py
 # stopping
 a loop that was interrupted goes on as if nothing had been

@@ -364,20 +364,15 @@ class DataLoader(CheckpointedLoader[T]):
         discovered = self._servers.drop_unused()
         if pool is not None and pool.requests is not None:
             pool.requests.roll_back_draws()
-        # Only new workers load the states of a checkpoint. A stream of torch's own batches cannot skip to its position.
-        is_torch_stream = pool is not None and pool.worker_dataset is None
-        needs_new = loader_state.resumes and (is_torch_stream or bool(loader_state.worker_states))
-        if pool is not None and pool.packer is not None:  # a change of device or dtype changes what workers prepare
-            needs_new |= pool.packer.kernel_output != self._options.kernel_output
-        if pool is not None and self.persistent_workers and not (pool.broken or needs_new):
-            if not loader_state.resumes and previous is not None:
-                loader_state.worker_states = self._states_at_end(previous)
-            # After an epoch that was left early, requests tell workers which draws to roll back.
-            must_roll_back = not pool.uses_torch_batches and (previous is None or not previous.finished)
-            if pool.requests is not None and pool.worker_dataset is not None:  # workers accept requests and indices
-                uses_torch_batches = not must_roll_back and self._uses_torch_batches(False, loader_state)
-                pool.uses_torch_batches = pool.requests.yields_indices = uses_torch_batches
-            return pool  # persistent workers keep their dataset
+        if pool is not None and self.persistent_workers and not pool.broken:
+            # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
+            # change of device or dtype changes what workers prepare.
+            needs_new = loader_state.resumes and (pool.uses_torch_batches or bool(loader_state.worker_states))
+            needs_new |= pool.packer is not None and pool.packer.kernel_output != self._options.kernel_output
+            if not needs_new:
+                if not loader_state.resumes and previous is not None:
+                    loader_state.worker_states = self._states_at_end(previous)
+                return pool  # persistent workers keep their dataset
         options, reason = self._options, self._torch_reason
         transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
         counts.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]

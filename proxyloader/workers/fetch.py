@@ -180,11 +180,6 @@ class Fetcher:
         """Whether images are no longer deferred; see NOTE [ When deferral stops ]."""
         return self.deferral is not None and not self.deferral.is_active
 
-    @property
-    def transform(self) -> Any:
-        """The transform of the user's dataset, or None."""
-        return getattr(self.dataset, "transform", None)
-
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return the index and sample of the next readable sample after ``index``. Add others to ``unreadable``.
 

@@ -51,7 +51,6 @@ class WorkerPool:
         worker_dataset: the dataset passed to ``workers``; None if they yield torch's own batches.
         board: where workers write the states at the start and end of an epoch.
         deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
-        uses_torch_batches: whether torch's own loader produces the batches of the next epoch.
         broken: whether a worker was lost, so that the next epoch requires new workers.
         feed: the feed that uses the workers.
     """
@@ -65,7 +64,6 @@ class WorkerPool:
     board: StateBoard | None
     deferral: Deferral | None = None
     packer: Packer | None = None
-    uses_torch_batches: bool = False
     broken: bool = False
     feed: weakref.ref[Any] | None = field(default=None, repr=False)
 
@@ -146,7 +144,7 @@ class WorkerPool:
             arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
         arguments |= dict(dataset=loader.dataset, collate_fn=loader.collate_fn)
         workers, fetcher = _create_workers(loader, arguments), _create_fetcher(loader, {})
-        return cls(workers, fetcher, requests, None, {}, None, None, uses_torch_batches=True)
+        return cls(workers, fetcher, requests, None, {}, None, None)
 
     def start(
         self,
@@ -203,6 +201,11 @@ class WorkerPool:
             return {}
         states = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}
         return {worker: state for worker, state in states.items() if state}
+
+    @property
+    def uses_torch_batches(self) -> bool:
+        """Whether torch's own loader produces the batches."""
+        return self.worker_dataset is None
 
     @property
     def has_workers(self) -> bool:

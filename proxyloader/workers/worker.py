@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ..data import hooks
 from ..data.bad_samples import UnreadableSample
@@ -23,20 +22,17 @@ from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
-from .draw_rollback import WorkerDraws
 from .fetch import FetchedSamples, Fetcher
 from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
-from .request_sampler import BatchRequest
+from .request_sampler import BatchRequest, WorkerDraws
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class PackedDataset(Dataset[Any]):
     """Dataset of torch's workers for a map-style dataset: takes requests and returns packed batches.
-
-    For plain indices, returns the same batch as torch; see ``WorkerPool.uses_torch_batches``.
 
     Args:
         keeps_generators: whether the worker's generators continue from epoch to epoch.
@@ -71,11 +67,7 @@ class PackedDataset(Dataset[Any]):
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
 
-    def __getitems__(self, request: BatchRequest | Any) -> Any:
-        if not isinstance(request, BatchRequest):
-            self._stop_deferring()
-            dataset, batched, collate_fn = self.fetcher.dataset, self._packer.batched, self._packer.collate_fn
-            return _MapDatasetFetcher(dataset, batched, collate_fn, False).fetch(request)  # type: ignore[no-untyped-call]
+    def __getitems__(self, request: BatchRequest) -> Any:
         if self._draws is not None:
             self._draws.rewind(request.number, request.first_excess, request.discarded)
         arena: Any = self._arena if request.slot is not None else None
@@ -110,21 +102,16 @@ class PackedDataset(Dataset[Any]):
         deferral = self._packer.deferral
         if deferral is None or deferral.is_active:
             return True
-        self._stop_deferring()
-        if self._transform is self.fetcher.transform:
+        transform = getattr(self.fetcher.dataset, "transform", None)
+        if not self._hooks_removed:  # deferral has stopped, here or in other workers
+            self._hooks_removed, self._transform = True, transform
+            hooks.release(deferral)
+        if self._transform is transform:
             return False
         self._hooks_removed = False
         deferral.restart()
         hooks.hold(deferral)
         return True
-
-    def _stop_deferring(self) -> None:
-        """Remove the hooks after deferral stops, here or in other workers."""
-        deferral = self._packer.deferral
-        if deferral is not None and not self._hooks_removed:
-            self._hooks_removed, self._transform = True, self.fetcher.transform
-            deferral.is_active = False
-            hooks.release(deferral)
 
 
 def _wrap_failure(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
