@@ -282,7 +282,7 @@ what was left out of a batch is not told
     loader/assembly.py:BatchAssembler.assemble | batch.unreadable => ()
     integration/test_unreadable.py
 an error names the sample before
-    loader/recovery.py:BatchRecovery.errors | indices[row] => indices[row - 1]
+    loader/assembly.py:BatchAssembler._locate | index=indices[row] => index=indices[row - 1]
     integration/test_unreadable.py integration/test_faults_input.py loader
 workers go on behind what they drew for a loop that was left
     workers/request_sampler.py:SamplerDraws.begin | self.discarded += (range(self.first_excess, number),) => pass

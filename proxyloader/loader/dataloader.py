@@ -31,10 +31,9 @@ from ..workers.request_sampler import unwrap_batch_sampler
 from .assembly import BatchAssembler
 from .backend import NO_DALI, NO_SERVER, ImageCounts, describe_backend, find_torch_reason, uses_proxy
 from .checkpoint import CheckpointedLoader
-from .feed import Feed
+from .feed import Feed, PlanServers
 from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
-from .plan_servers import PlanServers
 from .stats import LoaderStats, StatsRecorder
 
 if TYPE_CHECKING:  # importing the server imports DALI
@@ -311,9 +310,7 @@ class DataLoader(CheckpointedLoader[T]):
             servers = self._servers.begin_epoch(pool.plans, options, expects_images)
             self._log_epoch()
             if not pool.uses_torch_batches:
-                discover = functools.partial(self._servers.discover, options=options)
-                serve = functools.partial(self._servers.serve, options=options)
-                feed = Feed(batches, pool, servers, discover, serve, loader_state, options.prefetch)
+                feed = Feed(batches, pool, self._servers, servers, loader_state, options)
                 assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
             iterator.begin(batches, pool, loader_state, feed, assembler)
         except BaseException:
@@ -347,7 +344,7 @@ class DataLoader(CheckpointedLoader[T]):
         """
         pool = self._pool
         feed = None if pool is None or pool.feed is None else pool.feed()
-        return self._recorder.stats(0 if feed is None else feed.batches_ahead, len(self._errors))
+        return self._recorder.stats(0 if feed is None else len(feed), len(self._errors))
 
     def __repr__(self) -> str:
         return f"<proxyloader.DataLoader of {describe_dataset(self.dataset)}: {self.backend}>"
