@@ -177,9 +177,6 @@ a translated transform that its dataset changes stays as it was
 an image is made by the settings that its transform has later
     transforms/chain.py:Chain.then | _frozen_copy(transform) => transform
     integration/test_called_transforms.py
-an operation writes over an image that something else uses, too
-    workers/packing.py:_ContentPickler._is_used_once | self._use_counts[place[0] + output.output, place[1]] == 1 => True
-    data/test_lazy_tensor.py
 a change in place does not reach the views of a tensor
     data/lazy_tensor.py:is_unshared | all((other is tensor for other in _aliases(tensor))) => True
     data/test_lazy_tensor.py integration/test_random_programs.py
