@@ -109,15 +109,15 @@ class Packer:
         pickler = _ContentPickler(self._run_size, self.kernel_output is not None)
         may_have_images = self._has_images or has_placeholders
         if may_have_images or (LazyTensor.any_created and contains(content, (LazyTensor,))):
-            data = pickler.dumps(content)
+            data = pickler.pickle(content)
             if rejected := self._reject_plans(pickler.runs):
                 pickler = _ContentPickler(self._run_size, self.kernel_output is not None, rejected)
-                data = pickler.dumps(content)
+                data = pickler.pickle(content)
         sample_list = samples if self.batched else [samples]
         counts = self._count(pickler, sample_list, num_samples)
         if not pickler.runs and not pickler.is_computed:
             return PackedBatch(request, content=content if collates else self.collate_fn(content), **counts)
-        samples_alone = tuple(map(pickler.dumps, sample_list)) if self._keep_samples else ()
+        samples_alone = tuple(map(pickler.pickle, sample_list)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
         runs = tuple(_pack_run(calls, layout, self.kernel_output) for calls in pickler.runs)
@@ -245,7 +245,7 @@ class _ContentPickler(ForkingPickler):
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> (output, run), or (output, run, row) of each
         self._stacks: dict[tuple[int, int], ProxyBatch] = {}  # id of a ProxyInputBatch, output -> its first stack
 
-    def dumps(self, content: Any) -> bytes:
+    def pickle(self, content: Any) -> bytes:
         self.clear_memo()
         self._buffer.seek(0)
         self._buffer.truncate()
