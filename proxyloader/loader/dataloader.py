@@ -24,7 +24,7 @@ from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import describe_dataset, find_plans, get_length, get_sources, has_transform
 from ..data.deferral import Deferral
-from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler, find_sharded_sampler
+from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
 from ..workers.fetch import PassedSamples
 from ..workers.loader_state import LoaderState, carry_over, dataset_state, is_stateful
@@ -300,14 +300,14 @@ class DataLoader(TorchDataLoader[T]):
         try:
             # Workers start while the pipelines are built. They fork before DALI starts threads.
             try:
-                batches = self._start(pool, loader_state)
+                batches = pool.start(self, loader_state)
             except RuntimeError as error:
                 if not self.persistent_workers:
                     raise
                 log.warning("a persistent worker was lost (%s); starting new ones", str(error))
                 pool.broken = True
                 pool = self._prepare_pool(loader_state)
-                batches = self._start(pool, loader_state)
+                batches = pool.start(self, loader_state)
             options, feed, assembler = self._options, None, None
             is_deferring = pool.fetcher.deferral is not None and pool.fetcher.deferral.is_active
             expects_images = is_deferring and options.server is None and has_transform(self.dataset)
@@ -320,10 +320,6 @@ class DataLoader(TorchDataLoader[T]):
         except BaseException:
             pool.shut_down(batches)
             raise
-
-    def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
-        pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # for torch's warning
-        return pool.start(loader_state, self.seed, self.generator, self._seed_generator)
 
     @property
     def errors(self) -> UnreadableSamples:
@@ -354,11 +350,10 @@ class DataLoader(TorchDataLoader[T]):
         return f"<proxyloader.DataLoader of {describe_dataset(self.dataset)}: {self.backend}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy starts without workers and pipelines, at the same epoch.
-        fresh = {"_loader_state": None, "_passed_samples": None, "_errors": UnreadableSamples()}
-        fresh |= {"_next_epoch": LoaderState(self._next_epoch.epoch)} | self._new_counts()
-        unbound = {"_process": 0, "_begin_lock": None}  # a lock cannot be pickled
-        return self.__dict__ | _new_process_state(self) | fresh | unbound
+        # A copy starts without workers and pipelines, at the same epoch. A lock cannot be pickled.
+        fresh: dict[str, Any] = {"_loader_state": None, "_passed_samples": None, "_process": 0, "_begin_lock": None}
+        fresh |= {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
+        return self.__dict__ | _new_process_state(self) | self._new_counts() | fresh
 
     def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
         pool, counts, previous = self._pool, self._counts, self._loader_state
@@ -415,7 +410,7 @@ class DataLoader(TorchDataLoader[T]):
         """
         options, counts = self._options, self._counts
         never_uses_dali |= counts.has_fallen_back and not counts.has_images
-        sampler_type = type(unwrap_batch_sampler(self._user_sampler))  # other samplers' states are recorded per batch
+        sampler_type = type(self._inner_sampler)  # other samplers' states are recorded per batch
         return (
             never_uses_dali
             and (options.server, options.seed, options.on_error) == (None, None, "raise")
@@ -474,13 +469,12 @@ class DataLoader(TorchDataLoader[T]):
             )
         state = self._state_between_epochs() if current is None or current.finished else self._state_in_epoch(current)
         depends_on_workers = isinstance(self.dataset, IterableDataset) or bool(state.worker_states)
-        workers = self.num_workers if depends_on_workers else None
-        return state.state_dict(self.seed, self._dataset_length, self._order, workers)
+        return state.state_dict(self._fingerprint | ({} if depends_on_workers else {"num_workers": None}))
 
     def _state_in_epoch(self, current: LoaderState) -> LoaderState:
         state = current.copy()
         if not state.batches and not isinstance(self.dataset, IterableDataset):
-            record_upcoming_order(state, unwrap_batch_sampler(self._user_sampler), self.seed, "next")
+            record_upcoming_order(state, self._inner_sampler, self.seed, "next")
         if self._pool is None or self._pool.worker_dataset is None:
             return state
         if not self.num_workers:
@@ -494,7 +488,7 @@ class DataLoader(TorchDataLoader[T]):
         state, previous = self._next_state.copy(), self._loader_state
         if state.resumes:  # a state was loaded, and its epoch has not started
             return state
-        sampler = unwrap_batch_sampler(self._user_sampler)
+        sampler = self._inner_sampler
         record_upcoming_order(state, sampler, self.seed, "iter")
         if self._seed_generator is not None:
             state.generator_states["workers"] = self._seed_generator.get_state()
@@ -520,7 +514,7 @@ class DataLoader(TorchDataLoader[T]):
     def _seed_generator(self) -> torch.Generator | None:
         """The user's generator, from which torch draws worker seeds; None if the sampler also uses it."""
         generator = self.generator if isinstance(self.generator, torch.Generator) else None  # torch rejects others
-        return None if generator is sampler_generator(unwrap_batch_sampler(self._user_sampler)) else generator
+        return None if generator is sampler_generator(self._inner_sampler) else generator
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume in the next iteration where ``state_dict`` was called, with the remaining batches.
@@ -535,24 +529,33 @@ class DataLoader(TorchDataLoader[T]):
                 samples; or it is from the middle of an epoch, and the order (``shuffle``, ``num_shards`` or none) or,
                 for an IterableDataset, the number of workers differs.
         """
-        fingerprint = self.seed, self._dataset_length, self._order, self.num_workers
-        saved = LoaderState.from_state_dict(state_dict, *fingerprint)
+        saved = LoaderState.from_state_dict(state_dict, self._fingerprint)
         self._set_next_state(saved.resume_for(self._sharded))
         self._loader_state = None
 
     @property
-    def _user_sampler(self) -> Any:
-        return self.sampler if self.batch_sampler is None else self.batch_sampler
+    def _fingerprint(self) -> dict[str, Any]:
+        """What a loader must have in common with the one that saved a state."""
+        return {
+            "seed": self.seed,
+            "dataset_length": None if isinstance(self.dataset, IterableDataset) else get_length(self.dataset),
+            # "" for any other sampler
+            "order": {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}.get(type(self._inner_sampler), ""),
+            "num_workers": self.num_workers,
+        }
 
     @property
-    def _order(self) -> str:
-        """Order of torch's own samplers, "shuffled" or "unshuffled"; "" for any other sampler."""
-        names = {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}
-        return names.get(type(unwrap_batch_sampler(self._user_sampler)), "")
+    def _inner_sampler(self) -> Any:
+        return unwrap_batch_sampler(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
+    @property
+    def _has_own_order(self) -> bool:
+        """Whether the sampler draws from its own generator."""
+        return sampler_generator(self._inner_sampler) is not None
 
     @property
     def _sharded(self) -> ShardedSampler | None:
-        return find_sharded_sampler(self._user_sampler)
+        return self._inner_sampler if isinstance(self._inner_sampler, ShardedSampler) else None
 
     def _set_next_state(self, loader_state: LoaderState) -> None:
         self._next_epoch = loader_state
@@ -565,10 +568,6 @@ class DataLoader(TorchDataLoader[T]):
         if self._sharded is not None and self._sharded.epoch != self._next_epoch.epoch:
             self._next_epoch = LoaderState(self._sharded.epoch)
         return self._next_epoch
-
-    @property
-    def _dataset_length(self) -> int | None:
-        return None if isinstance(self.dataset, IterableDataset) else get_length(self.dataset)
 
 
 def _new_process_state(loader: DataLoader[Any]) -> dict[str, Any]:

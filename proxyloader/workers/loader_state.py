@@ -23,12 +23,12 @@ from .._random_state import seed_generators
 from ..data.sharded_sampler import ShardedSampler, check_shard_spec
 from .arena import Arena
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 RESTART = "restart the epoch: loader.set_epoch(state['epoch'])"
 
 SLOT_BYTES = 1 << 12
-LENGTH_BYTES = 8
+HEADER_BYTES = 8
 POLL_S = 0.001
 
 WorkerStates = Mapping[int, dict[str, Any]]
@@ -53,9 +53,9 @@ class LoaderState:
             ``ShardedSampler``, the number in this shard, counting each batch as full.
         finished: whether the epoch has ended.
         resumes: whether the position comes from a checkpoint, whose states of samplers and generators are restored.
-        random_states: states of torch's default generator when the order was drawn: when the iterator of the sampler
-            was created ("iter"), and when its first batch was requested ("next"). Empty if a seed determines the order.
-        generator_states: the same for the sampler's own generator, and "workers" for the generator of worker seeds.
+        generator_states: states of the generator from which the order was drawn, the sampler's own or torch's default:
+            when the iterator of the sampler was created ("iter"), and when its first batch was requested ("next"); not
+            if a seed determines the order. "workers" is that of the generator of worker seeds.
         new_workers: in a state between epochs, whether torch creates a new iterator for the next epoch, which draws a
             seed for its workers between "iter" and "next".
         sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``, and
@@ -71,7 +71,6 @@ class LoaderState:
     samples: int = 0
     finished: bool = False
     resumes: bool = field(default=False, compare=False)
-    random_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
     new_workers: bool = True
     sampler_state: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -91,36 +90,30 @@ class LoaderState:
         else:
             self.generator_states[stage] = generator.get_state()
 
-    def state_dict(
-        self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
-    ) -> dict[str, Any]:
+    def state_dict(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
         """Return the position as a dict, with the properties that a loader must match to load it.
 
-        ``dataset_length`` is None and ``order`` is "" if unknown; ``num_workers`` is None if any number is allowed.
+        ``fingerprint``: the seed; the dataset_length, None if unknown; the order, "" if unknown; and num_workers, None
+        if any number is allowed.
         """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED_FIELDS}
-        for name in GENERATOR_FIELDS:  # as text, so that a state can be saved as JSON
-            state[name] = {stage: value.numpy().tobytes().hex() for stage, value in state[name].items()}
-        fingerprint = {"seed": seed, "dataset_length": dataset_length, "order": order, "num_workers": num_workers}
+        # As text, so that a state can be saved as JSON.
+        state["generator_states"] = {
+            stage: each.numpy().tobytes().hex() for stage, each in self.generator_states.items()
+        }
         return {"version": STATE_VERSION, **fingerprint, **state}
 
     @classmethod
-    def from_state_dict(
-        cls,
-        state: Any,
-        seed: int | None,
-        dataset_length: int | None,
-        order: str = "",
-        num_workers: int | None = None,
-    ) -> LoaderState:
+    def from_state_dict(cls, state: Any, fingerprint: dict[str, Any]) -> LoaderState:
         """Convert the ``state_dict`` of a loader to a position. ValueError: see ``DataLoader.load_state_dict``."""
-        _check_saved(state, seed, dataset_length, order, num_workers)
+        _check_saved(state, **fingerprint)
         # Copy the values, which change during the epoch, as the given state belongs to the user.
         values = {name: copy.copy(state[name]) for name in SAVED_FIELDS}
-        for name in GENERATOR_FIELDS:
-            for stage, text in values[name].items():
-                values[name] = values[name] | {stage: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)}
-        values["worker_states"] = {int(worker): saved for worker, saved in values["worker_states"].items()}  # from JSON
+        values["generator_states"] = {
+            stage: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+            for stage, text in state["generator_states"].items()
+        }
+        values["worker_states"] = {int(worker): saved for worker, saved in state["worker_states"].items()}  # from JSON
         return cls(**values, resumes=True)
 
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
@@ -173,8 +166,6 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
         )
 
 
-GENERATOR_FIELDS = ("random_states", "generator_states")
-
 SAVED_FIELDS = tuple(field.name for field in fields(LoaderState) if field.name not in ("finished", "resumes"))
 """Attributes stored in a checkpoint."""
 
@@ -211,22 +202,22 @@ class StateBoard:
 
     def begin(self, epoch: int) -> None:
         """Publish the number of the next epoch. Main process."""
-        self._epoch[0] = epoch
+        self._header(2 * self._workers)[0] = epoch
 
     def epoch(self) -> int:
         """Return the number of the epoch. Worker."""
-        return int(self._epoch[0])
+        return int(self._header(2 * self._workers)[0])
 
-    @property
-    def _epoch(self) -> NDArray[np.int64]:
-        return self._arena.memory(2 * self._workers, LENGTH_BYTES)[:LENGTH_BYTES].view(np.int64)
+    def _header(self, slot: int) -> NDArray[np.int64]:
+        """Return the number at the start of a slot, (1,) int64."""
+        return self._arena.memory(slot, HEADER_BYTES)[:HEADER_BYTES].view(np.int64)
 
     def write(self, worker: int, state: dict[str, Any], is_end: bool = False) -> None:
         """Write the state at the start or at the end of an epoch. Worker."""
         slot, data = worker + is_end * self._workers, np.frombuffer(pickle.dumps(state), np.uint8)
-        memory = self._arena.memory(slot, LENGTH_BYTES + len(data))
-        memory[:LENGTH_BYTES].view(np.int64)[0] = len(data)
-        memory[LENGTH_BYTES : LENGTH_BYTES + len(data)] = data
+        size = HEADER_BYTES + len(data)
+        self._arena.memory(slot, size)[HEADER_BYTES:size] = data
+        self._header(slot)[0] = size
         self._arena.mark_ready(slot)
 
     def clear(self) -> None:
@@ -248,8 +239,7 @@ class StateBoard:
     def _read(self, slot: int) -> dict[str, Any]:
         if not self._arena.is_ready(slot):
             return {}
-        length = int(self._arena.memory(slot, LENGTH_BYTES)[:LENGTH_BYTES].view(np.int64)[0])
-        state: dict[str, Any] = pickle.loads(self._arena.memory(slot, LENGTH_BYTES + length)[LENGTH_BYTES:].data)
+        state: dict[str, Any] = pickle.loads(self._arena.memory(slot, int(self._header(slot)[0]))[HEADER_BYTES:].data)
         return state
 
 

@@ -150,28 +150,25 @@ class WorkerPool:
         )
         return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
 
-    def start(
-        self,
-        loader_state: LoaderState,
-        seed: int | None,
-        generator: torch.Generator | None,
-        seed_generator: torch.Generator | None,
-    ) -> Any:
+    def start(self, loader: Any, loader_state: LoaderState) -> Any:
         """Start an epoch of torch's loader. Return its iterator.
 
         With a seed, the worker seeds that torch draws depend only on it. Without one, torch may draw them from the
-        user's ``seed_generator``.
+        user's generator.
         """
+        seed, generator = loader.seed, loader.generator
         self.feed = None  # an earlier iterator no longer uses these workers
+        self.workers._IterableDataset_len_called = loader._IterableDataset_len_called  # for torch's warning
         if self.requests is not None:
             self.requests.begin(loader_state)
         if self.board is not None:
             self.board.begin(loader_state.epoch)
             if self.requests is None or not self.has_workers:
                 self.board.clear()  # persistent workers restart their streams, and write their states again
-        if seed_generator is not None:
-            loader_state.restore_or_record(seed_generator, "workers")
-        order = loader_state.random_states if loader_state.resumes else {}
+        if loader._seed_generator is not None:
+            loader_state.restore_or_record(loader._seed_generator, "workers")
+        # What torch draws a shuffled order from, unless the sampler has its own generator.
+        order = loader_state.generator_states if loader_state.resumes and not loader._has_own_order else {}
         if generator is None and seed is not None:  # avoid the default generator, as other threads draw from it
             self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
         elif generator is None and "iter" in order and "next" not in order:  # a state between epochs

@@ -16,7 +16,6 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import Any
 
 import torch
@@ -155,7 +154,7 @@ class RequestSampler:
         sampler: the user's batch sampler, or sampler if batching is disabled.
         seed: seed of the order, unless the sampler has its own generator.
         num_prefetched: number of batches that torch's loader requests before it receives the first.
-        yields_indices: whether the next iteration yields indices instead of requests, for torch's own fetcher.
+        yields_indices: whether to yield indices instead of requests, for torch's own fetcher.
 
     Attributes:
         sizes: with ``yields_indices``, for each batch that the training loop has not received yet: the number of
@@ -173,7 +172,7 @@ class RequestSampler:
         yields_indices: bool = False,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
-        self.yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
+        self._yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
         self._iterator: Any = None
         self._must_advance_default = False
         self.draws = SamplerDraws(num_prefetched)
@@ -203,22 +202,17 @@ class RequestSampler:
             first = next(remaining, _END)
         if first is _END:
             return
-        yields_indices, batched, sizes = self.yields_indices, self._batched, self.sizes
-        sizes.clear()
-        count, size = 1, (1, self.positions(1))
+        self.sizes.clear()
         for indices in itertools.chain((first,), remaining):
-            if batched:
-                if type(indices) is not list and not hasattr(indices, "__len__"):
-                    indices = list(indices)  # a generator cannot be pickled
-                if len(indices) != count:
-                    count = len(indices)
-                    size = count, self.positions(count)
-            if yields_indices:
-                sizes.append(size)
+            if self._batched and not hasattr(indices, "__len__"):
+                indices = list(indices)  # a generator cannot be pickled
+            if self._yields_indices:
+                size = len(indices) if self._batched else 1
+                self.sizes.append((size, self.positions(size)))
                 yield indices
             else:
                 yield self._request(indices, loader_state.epoch)
-        if not yields_indices:
+        if not self._yields_indices:
             self.draws.record(self._next_number, sampler_generator(self._inner_sampler))
 
     def _request(self, indices: Any, epoch: int) -> BatchRequest:
@@ -291,19 +285,32 @@ class RequestSampler:
         repeats = not getattr(self._inner_sampler, "drop_last", False)
         done = loader_state.samples // self._num_replicas if repeats else -(-loader_state.samples // self._num_replicas)
         if type(self._sampler) is not BatchSampler:
-            iterator: Iterator[Any] = iter(self._sampler)
-            self._iterator = iterator
-            return _remaining(iterator, loader_state, loader_state.batches if self._batched else done)
+            self._iterator = iter(self._sampler)
+            return self._resume(loader_state, loader_state.batches if self._batched else done)
         if find_sharded_sampler(self._sampler) is not None:  # its __iter__ advances the epoch
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
 
-    def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[list[int]]:
+    def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[Any]:
         """Yield the batches of torch's BatchSampler, but store the sampler's iterator in an attribute."""
         if self._iterator is None:
             self._iterator = iter(sampler.sampler)
-        remaining = _remaining(self._iterator, loader_state, done)
-        yield from BatchSampler(remaining, sampler.batch_size, sampler.drop_last)
+        yield from BatchSampler(self._resume(loader_state, done), sampler.batch_size, sampler.drop_last)
+
+    def _resume(self, loader_state: LoaderState, done: int) -> Iterator[Any]:
+        """Yield the rest of the sampler's iterator, after restoring its state or skipping ``done`` items.
+
+        If the sampler has a state, which is already restored, no items are skipped. ``iter()`` is not called on the
+        iterator, because that might restart it.
+        """
+        iterator, state = self._iterator, loader_state.sampler_state if loader_state.resumes else {}
+        if "iterator" in state and is_stateful(iterator):
+            iterator.load_state_dict(state["iterator"])
+        elif not {"iterator", "sampler"} & state.keys():
+            for _ in range(done):
+                next(iterator, None)
+        while (item := next(iterator, _END)) is not _END:
+            yield item
 
     def _restore_sampler(self, loader_state: LoaderState) -> None:
         """Restore the state of the sampler at the start of the epoch, or record it."""
@@ -323,11 +330,17 @@ class RequestSampler:
 
     @contextlib.contextmanager
     def _controlled_generators(self, loader_state: LoaderState, stage: str) -> Iterator[None]:
-        sampler = self._inner_sampler
+        sampler, states = self._inner_sampler, loader_state.generator_states
         generator = sampler_generator(sampler)
+        # Whether the state was saved between epochs, before the order was drawn.
+        is_between_epochs = loader_state.resumes and stage == "iter" and "next" not in states
         if generator is not None:
-            with _controlled_sampler_generator(generator, loader_state, stage):
-                yield
+            loader_state.restore_or_record(generator, stage)
+            yield
+            if is_between_epochs and loader_state.new_workers:
+                del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
+            elif is_between_epochs:
+                states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_lock:
                 sampler.generator = make_generator(self._seed, loader_state.epoch, "order", stage)
@@ -339,24 +352,23 @@ class RequestSampler:
             with preserve_rng():
                 seed_generators(self._seed, loader_state.epoch, "order", stage)
                 yield
-        elif loader_state.resumes and stage in loader_state.random_states:
-            is_between_epochs = stage == "iter" and "next" not in loader_state.random_states
+        elif loader_state.resumes and stage in states:
             with preserve_rng():
-                torch.set_rng_state(loader_state.random_states[stage])
+                torch.set_rng_state(states[stage])
                 yield
                 if is_between_epochs:
                     if loader_state.new_workers:
                         draw_seed()
-                    loader_state.random_states["next"] = torch.get_rng_state()
-            # A state between epochs was saved before the order was drawn. The default generator may still be in that
-            # state. Unless it advances as well, it would draw the same order for the next epoch.
+                    states["next"] = torch.get_rng_state()
+            # The default generator may still be in the state of a checkpoint between epochs. Unless it advances as
+            # well, it would draw the same order for the next epoch.
             if is_between_epochs:
                 self._must_advance_default = True
             elif stage == "next" and self._must_advance_default:
                 self._must_advance_default = False
                 draw_seed()
         else:
-            loader_state.random_states[stage] = torch.get_rng_state()
+            states[stage] = torch.get_rng_state()
             yield
 
 
@@ -365,18 +377,6 @@ def sampler_generator(sampler: Any) -> torch.Generator | None:
     with _generator_lock:
         generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
-
-
-@contextlib.contextmanager
-def _controlled_sampler_generator(generator: torch.Generator, loader_state: LoaderState, stage: str) -> Iterator[None]:
-    states = loader_state.generator_states
-    loader_state.restore_or_record(generator, stage)
-    yield
-    if loader_state.resumes and stage == "iter" and "next" not in states:  # a state between epochs
-        if loader_state.new_workers:
-            del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
-        else:
-            states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
 
 
 def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
@@ -394,38 +394,14 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
 def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, stage: str) -> None:
     """Record the generator states that determine the order of an epoch without batches so far, unless recorded before.
 
-    ``stage`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
+    ``stage`` is the next draw, "iter" or "next"; see ``LoaderState.generator_states``.
     """
     generator = sampler_generator(sampler)
-    if generator is not None:
-        loader_state.generator_states.setdefault(stage, generator.get_state())
-    elif seed is None:
-        loader_state.random_states.setdefault(stage, torch.get_rng_state())
+    if generator is not None or seed is None:
+        state = torch.get_rng_state() if generator is None else generator.get_state()
+        loader_state.generator_states.setdefault(stage, state)
 
 
 def draw_seed() -> None:
     """Draw a seed from the default generator, as torch's iterators and samplers do when they start."""
     torch.empty((), dtype=torch.int64).random_()
-
-
-def _remaining(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Return the rest of an iterator. The first ``next()`` restores its state, or skips ``done`` items.
-
-    If its sampler has a state, which is already restored, no items are skipped. ``iter()`` is not called on the
-    iterator, because that might restart it.
-    """
-    starts_epoch = not done and not loader_state.resumes
-    if starts_epoch and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
-        return iterator  # another generator would slow down each index
-    return _resume(iterator, loader_state, done)
-
-
-def _resume(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    state = loader_state.sampler_state if loader_state.resumes else {}
-    if "iterator" in state and is_stateful(iterator):
-        iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
-    elif not {"iterator", "sampler"} & state.keys():
-        for _ in range(done):
-            next(iterator, None)
-    while (item := next(iterator, _END)) is not _END:
-        yield item
