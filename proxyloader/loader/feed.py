@@ -252,17 +252,10 @@ class Feed:
             if getattr(self._batches, "lost", False):
                 self.truncated, self._batches = True, None
         else:
-            is_packed = isinstance(message, BatchMessage)
-            request = None if requests is None else requests.pop_request(message.number if is_packed else None)
+            request = None if requests is None else requests.pop_request(message.number)
             in_flight.batch = PackedBatch(request)  # releases its slot even if the next lines fail
             try:
-                if is_packed:
-                    batch = message.open(request, self.pool.arena)
-                else:  # a batch as torch sends it
-                    batch_size = self.pool.workers.batch_size or 1
-                    size = infer_size(message, batch_size) if request is None else len(request.index_list())
-                    batch = PackedBatch(request, content=message, num_samples=size, has_fallen_back=True)
-                in_flight.batch = batch
+                batch = in_flight.batch = message.open(request, self.pool.arena)
                 if batch.failure is not None:
                     in_flight.error = batch.failure.exception()
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
@@ -290,10 +283,3 @@ class Feed:
                 inputs, schedule = batch.inputs(run, self.pool.arena), batch.schedule(run, self.pool.arena)
                 submit: Any = self.servers[run.server].submit
                 in_flight.pipeline_runs.append(submit(inputs) if schedule is None else submit(inputs, schedule))
-
-
-def infer_size(batch: Any, batch_size: int) -> int:
-    """Return the number of samples in a batch of a stream: the length of its first tensor, or else ``batch_size``."""
-    while isinstance(batch, (tuple, list, dict)) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch) if isinstance(batch, torch.Tensor) and batch.ndim else batch_size

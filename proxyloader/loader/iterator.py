@@ -8,10 +8,12 @@ import threading
 from time import monotonic
 from typing import Any
 
+import torch
+
 from ..workers.loader_state import LoaderState
 from ..workers.pool import WorkerPool
 from .assembly import SKIPPED_BATCH, BatchAssembler
-from .feed import Feed, InFlightBatch, infer_size
+from .feed import Feed, InFlightBatch
 from .stats import TAKE, StatsRecorder, Step, profile_row
 
 TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
@@ -140,7 +142,7 @@ class LoaderIterator:
             self._pool.broken |= getattr(self._batches, "failed", False)
             self._advance()  # past the failed batch
             raise
-        size = self._advance() or infer_size(batch, self._pool.workers.batch_size or 1)
+        size = self._advance() or _infer_size(batch, self._pool.workers.batch_size or 1)
         now_s = monotonic()
         wait_s = now_s - start_s
         self._recorder.add_step(_step((start_s - self._last_return_s, wait_s, wait_s, size, 0)), size)
@@ -156,3 +158,10 @@ class LoaderIterator:
         size, positions = self._sizes.popleft()
         state.samples += positions
         return size
+
+
+def _infer_size(batch: Any, batch_size: int) -> int:
+    """Return the number of samples in a batch of a stream: the length of its first tensor, or else ``batch_size``."""
+    while isinstance(batch, (tuple, list, dict)) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch) if isinstance(batch, torch.Tensor) and batch.ndim else batch_size

@@ -18,7 +18,7 @@ from ..data.deferral import Deferral
 from ..transforms.plan import Plan
 from .arena import Arena
 from .fetch import Fetcher, PassedSamples
-from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
+from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, is_distributed
 from .torch_workers import Workers, WorkersIterator
@@ -139,15 +139,11 @@ class WorkerPool:
             self.worker_dataset = StatefulStream(dataset, states, self.board, loader.seed)
             # torch handles data pipes by their class, so it must see the data pipe itself.
             stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
-            collate = PackStream(self.fetcher, self.packer, self.worker_dataset, not is_stateful(dataset))
-            return dict(dataset=stream, collate_fn=collate)
+            return dict(dataset=stream, collate_fn=PackStream(self.fetcher, self.packer, self.worker_dataset))
         num_prefetched = max(1, loader.num_workers * (loader.prefetch_factor or 0))
         self.requests = RequestSampler(sampler, batched, self.arena, loader.seed, num_prefetched)
         keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
-        sends_unpacked = loader.in_order and not is_stateful(dataset)
-        self.worker_dataset = PackedDataset(
-            self.fetcher, self.packer, self.arena, states, self.board, keeps_generators, sends_unpacked
-        )
+        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states, self.board, keeps_generators)
         return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
 
     def start(self, loader: Any, loader_state: LoaderState) -> Any:

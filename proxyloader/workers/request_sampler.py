@@ -241,9 +241,9 @@ class RequestSampler:
         """Roll back the draws of the sampler's own generator after a loop was left early."""
         self.draws.roll_back(sampler_generator(self._inner_sampler))
 
-    def pop_request(self, number: int | None) -> BatchRequest:
-        """Return the request of a batch that has arrived, which then owns the slot. None: the oldest request."""
-        return self._pending.pop(next(iter(self._pending)) if number is None else number)
+    def pop_request(self, number: int) -> BatchRequest:
+        """Return the request of a batch that has arrived, which then owns the slot."""
+        return self._pending.pop(number)
 
     def record_return(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of the epoch that the training loop received a batch."""

@@ -36,7 +36,6 @@ class PackedDataset(Dataset[Any]):
 
     Args:
         keeps_generators: whether the worker's generators continue from epoch to epoch.
-        sends_unpacked: whether to send a batch without deferred images as is, like torch.
     """
 
     def __init__(
@@ -47,12 +46,10 @@ class PackedDataset(Dataset[Any]):
         states: WorkerStates | None = None,
         board: StateBoard | None = None,
         keeps_generators: bool = False,
-        sends_unpacked: bool = False,
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
         self._draws = WorkerDraws() if keeps_generators else None
-        self._sends_unpacked = sends_unpacked
         # Sizes of the last batch. A dataset may read many files that are never sent, which must not fill the slot.
         self._batch_bytes = self._sent_bytes = 0
         self._hooks_removed = False  # whether deferral has stopped
@@ -71,8 +68,8 @@ class PackedDataset(Dataset[Any]):
         if self._draws is not None:
             self._draws.rewind(request.number, request.first_excess, request.discarded)
         arena: Any = self._arena if request.slot is not None else None
-        is_deferring, info = self._is_deferring(), self.fetcher.worker_info()
-        if arena is not None and is_deferring:
+        info = self.fetcher.worker_info()
+        if self._is_deferring() and arena is not None:
             memory = arena.memory_to_write(request.slot, self._batch_bytes)
             batch_memory.begin(memory[: self._sent_bytes * 5 // 4])
         try:
@@ -84,8 +81,6 @@ class PackedDataset(Dataset[Any]):
         if arena is not None:
             batch_memory.end()  # the message may overwrite files that are not sent
         try:
-            if self._sends_unpacked and not is_deferring and packed.failure is None and packed.indices is None:
-                return packed.content
             return BatchMessage.create(packed, info, self.state, self._arena)
         finally:
             if arena is not None:
@@ -122,16 +117,14 @@ def _wrap_failure(error: Exception, request: BatchRequest, info: Any) -> PackedB
 
 
 class PackStream:
-    """The collate_fn of workers for an iterable-style dataset. ``sends_unpacked``: see PackedDataset."""
+    """The collate_fn of workers for an iterable-style dataset."""
 
-    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, sends_unpacked: bool = False) -> None:
-        self._fetcher, self._packer, self._stream, self._sends_unpacked = fetcher, packer, stream, sends_unpacked
+    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream) -> None:
+        self._fetcher, self._packer, self._stream = fetcher, packer, stream
 
-    def __call__(self, samples: Any) -> Any:
-        if self._fetcher.has_fallen_back and self._sends_unpacked and not self._stream.state():
-            if self._packer.deferral is not None:
-                hooks.release(self._packer.deferral)
-            return self._packer.collate_fn(samples)
+    def __call__(self, samples: Any) -> BatchMessage:
+        if self._fetcher.deferral is not None and self._fetcher.has_fallen_back:
+            hooks.release(self._fetcher.deferral)
         packed = _pack_samples(self._packer, FetchedSamples(samples if self._packer.batched else [samples]))
         return BatchMessage.create(packed, self._fetcher.worker_info(), self._stream.state)
 
