@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from .._random_state import make_generator
 from .._validation import check_int
@@ -360,12 +360,6 @@ def _check_sharded_once(sampler: Any) -> None:
             f"{type(sampler).__name__} splits the shards of num_shards={inner.num_shards} again, so some samples would "
             "never be used. Remove num_shards, or pass use_distributed_sampler=False to Lightning"
         )
-
-
-def find_sharded_sampler(sampler: Any) -> ShardedSampler | None:
-    """Return ``sampler``, or the sampler inside torch's BatchSampler, if it is a ShardedSampler; otherwise None."""
-    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return inner if isinstance(inner, ShardedSampler) else None
 
 
 def check_shard_spec(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:

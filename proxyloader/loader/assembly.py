@@ -326,7 +326,7 @@ def _resolve(outputs: list[Outputs], advice: str, place: Any) -> Any:
 
 def _has_one_image_each(run: PackedRun, samples: int) -> bool:
     """Return whether the decoded images of a run seem to be those of the samples, in their order."""
-    files = None if run.schedule is None else run.schedule[0].files
+    files = run.files
     if files is None or len(run) != samples:
         return len(run) == samples
     is_in_turn = len(files) % samples == 0 and bool((files.reshape(-1, samples) == np.arange(samples)).all())

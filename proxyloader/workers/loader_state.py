@@ -46,36 +46,28 @@ def is_stateful(obj: Any) -> bool:
 class LoaderState:
     """Position of the training loop in an epoch, as stored in a checkpoint.
 
-    Attributes:
-        epoch: number of the epoch, from 0.
-        batches: number of batches that the training loop received.
-        samples: number of samples in these batches. With a distributed sampler, the number in all processes. With a
-            ``ShardedSampler``, the number in this shard, counting each batch as full.
-        finished: whether the epoch has ended.
-        resumes: whether the position comes from a checkpoint, whose states of samplers and generators are restored.
-        generator_states: states of the generator from which the order was drawn, the sampler's own or torch's default:
-            when the iterator of the sampler was created ("iter"), and when its first batch was requested ("next"); not
-            if a seed determines the order. "workers" is that of the generator of worker seeds.
-        new_workers: in a state between epochs, whether torch creates a new iterator for the next epoch, which draws a
-            seed for its workers between "iter" and "next".
-        sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``, and
-            "taken", the part of the epoch consumed by other numbers of processes, see ``ShardedSampler.indices``;
-            "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the last batch that the
-            training loop received, if they have one.
-        worker_states: see ``WorkerStates``; after each worker's last batch that the loop received.
-        next_worker: number of the worker that returns the next batch.
+    ``sampler_state`` has the "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a
+    ``ShardedSampler``, and "taken", the part of the epoch consumed by other numbers of processes, see
+    ``ShardedSampler.indices``; "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the
+    last batch that the training loop received, if they have one.
+
+    ``generator_states`` has the states of the generator from which the order was drawn, the sampler's own or torch's
+    default: when the iterator of the sampler was created ("iter"), and when its first batch was requested ("next"); not
+    if a seed determines the order. "workers" is that of the generator of worker seeds.
     """
 
     epoch: int = 0
-    batches: int = 0
-    samples: int = 0
+    batches: int = 0  # that the training loop received
+    samples: int = 0  # in these batches, in all processes of a distributed sampler; in this shard, counted as full
     finished: bool = False
-    resumes: bool = field(default=False, compare=False)
+    resumes: bool = field(default=False, compare=False)  # whether states from a checkpoint are restored
     generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    # In a state between epochs, whether torch creates a new iterator for the next epoch, which draws a seed for its
+    # workers between "iter" and "next".
     new_workers: bool = True
     sampler_state: dict[str, Any] = field(default_factory=dict, repr=False)
-    worker_states: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
-    next_worker: int = 0
+    worker_states: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)  # after each worker's last batch
+    next_worker: int = 0  # that returns the next batch
 
     def next_epoch(self) -> LoaderState:
         return LoaderState(self.epoch + 1)

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .._random_state import get_rng_states, make_generator, preserve_rng, seed_generators, set_rng_states
-from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
+from ..data.sharded_sampler import ShardedSampler
 from .arena import Arena
 from .loader_state import LoaderState, is_stateful
 
@@ -50,8 +50,8 @@ def unwrap_batch_sampler(sampler: Any) -> Any:
 
 def is_distributed(sampler: Any) -> bool:
     """Return whether several processes train together and require the same number of batches."""
-    sharded = find_sharded_sampler(sampler)
-    processes = sharded.num_shards if sharded is not None else getattr(unwrap_batch_sampler(sampler), "num_replicas", 1)
+    inner = unwrap_batch_sampler(sampler)
+    processes = inner.num_shards if isinstance(inner, ShardedSampler) else getattr(inner, "num_replicas", 1)
     return processes > 1 or (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
@@ -61,22 +61,14 @@ def is_distributed(sampler: Any) -> bool:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request to a worker for one batch.
+    """A request to a worker for one batch."""
 
-    Attributes:
-        number: sequence number of the request in its loader, from 0.
-        indices: indices of the samples of the batch, or a single index if batching is disabled.
-        batched: whether batching is enabled.
-        slot: slot that the worker may write to; None: no slot was free.
-        first_excess, discarded: see ``SamplerDraws``.
-    """
-
-    number: int
+    number: int  # sequence number in its loader
     epoch: int
-    indices: Any
+    indices: Any  # of the samples of the batch, or a single index if batching is disabled
     batched: bool
-    slot: int | None
-    first_excess: int = 0
+    slot: int | None  # that the worker may write to; None: no slot was free
+    first_excess: int = 0  # see ``SamplerDraws``
     discarded: tuple[range, ...] = ()
 
     def index_list(self) -> list[Any]:
@@ -274,8 +266,8 @@ class RequestSampler:
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
         state saved in either process must work in both.
         """
-        if self._batched and find_sharded_sampler(self._sampler) is not None:
-            return int(self._sampler.batch_size)  # type: ignore[attr-defined]
+        if type(self._sampler) is BatchSampler and isinstance(self._sampler.sampler, ShardedSampler):
+            return self._sampler.batch_size
         return self._num_replicas * size
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
@@ -287,7 +279,7 @@ class RequestSampler:
         if type(self._sampler) is not BatchSampler:
             self._iterator = iter(self._sampler)
             return self._resume(loader_state, loader_state.batches if self._batched else done)
-        if find_sharded_sampler(self._sampler) is not None:  # its __iter__ advances the epoch
+        if isinstance(self._inner_sampler, ShardedSampler):  # its __iter__ advances the epoch
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
 
