@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 from torchvision.datasets import MNIST, SEMEION, USPS
 
 from ..data.dataset import describe_dataset, get_length, get_sources
-from ..data.placeholders import Proxy
 from ..kernels.support import NO_KERNELS
 from ..transforms.plan import Plan
 from ..workers.messages import PackedBatch
@@ -64,21 +63,10 @@ def _has_grey_arrays(dataset: Any) -> bool:
     return own.startswith("torchvision.")
 
 
-def uses_proxy(dataset: Any) -> bool:
-    """Return whether the dataset's transform is the proxy of a server."""
-    return any(isinstance(getattr(source, "transform", None), Proxy) for source in get_sources(dataset))
-
-
 def describe_backend(
     reason: str, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
 ) -> str:
-    """Describe DALI's transforms, or why torch loads the images.
-
-    Args:
-        reason: why torch alone loads the dataset; "" if it does not.
-        plans: the plans of all transforms known so far.
-        has_begun: whether an epoch has begun.
-    """
+    """Describe DALI's transforms with the known plans, or the ``reason`` why torch loads the images."""
     if reason or counts.has_fallen_back:
         return f"torch: {reason or counts.fallback_reason}"
     first = f", the first: {counts.decode_reason}" if counts.decode_reason else ""
@@ -97,20 +85,17 @@ def describe_backend(
     return f"DALI on {device}, if the dataset calls transforms on JPEGs"
 
 
-def _has_arrays(dataset: Any) -> bool:
-    """Return whether a dataset creates its images from an array in memory, like CIFAR10, and so decodes none."""
-    return all(
-        isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))
-        and len(data) == get_length(source)
-        for source in get_sources(dataset)
-    )
-
-
 class ImageCounts:
     """Counts the images of a loader's first epoch by what decoded them, for the log."""
 
     def __init__(self, dataset: Any, on_gpu: bool) -> None:
-        self._name, self._has_arrays, self._on_gpu = describe_dataset(dataset), _has_arrays(dataset), on_gpu
+        self._name, self._on_gpu = describe_dataset(dataset), on_gpu
+        # Whether the dataset creates its images from an array in memory, like CIFAR10, and so decodes none.
+        self._has_arrays = all(
+            isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))
+            and len(data) == get_length(source)
+            for source in get_sources(dataset)
+        )
         self._dali_images = self._pillow_images = self._worker_images = 0
         self._is_logged = self.is_server_idle = False
         self.decode_reason = ""  # why the workers decoded the first deferred image, if known

@@ -24,6 +24,7 @@ from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import describe_dataset, find_plans, get_length, get_sources, has_transform
 from ..data.deferral import Deferral
+from ..data.placeholders import Proxy
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
 from ..workers.fetch import PassedSamples
@@ -31,7 +32,7 @@ from ..workers.loader_state import LoaderState, carry_over, dataset_state, is_st
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import record_upcoming_order, sampler_generator, sampler_state, unwrap_batch_sampler
 from .assembly import BatchAssembler
-from .backend import NO_DALI, NO_SERVER, ImageCounts, describe_backend, find_torch_reason, uses_proxy
+from .backend import NO_DALI, NO_SERVER, ImageCounts, describe_backend, find_torch_reason
 from .feed import Feed, PlanServers
 from .iterator import LoaderIterator
 from .options import OPTION_NAMES, LoaderOptions
@@ -246,7 +247,7 @@ class DataLoader(TorchDataLoader[T]):
             patch_accelerate()
         if (reason := self._torch_reason) == NO_DALI:
             self._warn(f"{reason}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice")
-        if not reason and server is None and uses_proxy(dataset):
+        if not reason and server is None and any(isinstance(each, Proxy) for each in self._find_transforms()):
             self._warn(NO_SERVER)
         self._find_plans()  # reports a dtype that no batch can have
 
@@ -370,7 +371,7 @@ class DataLoader(TorchDataLoader[T]):
                     loader_state.worker_states = self._states_at_end(previous)
                 return pool  # persistent workers keep their dataset
         options, reason = self._options, self._torch_reason
-        transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
+        transforms = self._find_transforms()
         counts.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         sends_to_gpu = not options.translate and options.on_gpu
@@ -389,6 +390,9 @@ class DataLoader(TorchDataLoader[T]):
             deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images, can_stop)
         self._pool = WorkerPool(self, loader_state, plans, arena, self._passed_samples, deferral)
         return self._pool
+
+    def _find_transforms(self) -> list[Any]:
+        return [getattr(source, "transform", None) for source in get_sources(self.dataset)]
 
     @property
     def _torch_reason(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from time import monotonic
@@ -11,16 +10,14 @@ from typing import Any
 import torch
 
 from ..workers.loader_state import LoaderState
+from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
 from .assembly import SKIPPED_BATCH, BatchAssembler
-from .feed import Feed, InFlightBatch
+from .feed import Feed
 from .stats import TAKE, StatsRecorder, Step, profile_row
 
 TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
 """Attributes of torch's iterator by which scripts check that its workers and its thread have exited."""
-
-_step = functools.partial(tuple.__new__, Step)
-"""``Step._make`` without its length check."""
 
 
 class LoaderIterator:
@@ -107,7 +104,7 @@ class LoaderIterator:
                     assembler.end_epoch(had_batches)
                 raise StopIteration
             try:
-                self._record_progress(in_flight)
+                self._record_progress(in_flight.batch)
                 if not self._has_batches and in_flight.error is None:
                     assembler.warn_if_idle(in_flight.batch)
                 batch = assembler.assemble(in_flight)
@@ -121,14 +118,15 @@ class LoaderIterator:
         self._recorder.add(packed, step)
         return batch
 
-    def _record_progress(self, in_flight: InFlightBatch) -> None:
-        if self._pool.requests is None:
-            self._loader_state.batches += 1
-        elif in_flight.batch is not None and in_flight.batch.request is not None:
-            self._pool.requests.record_return(in_flight.batch.request, self._loader_state)
-        if in_flight.batch is not None and in_flight.batch.worker_state is not None:
-            self._loader_state.worker_states[in_flight.batch.worker] = in_flight.batch.worker_state
-            self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
+    def _record_progress(self, batch: PackedBatch | None) -> None:
+        state, requests = self._loader_state, self._pool.requests
+        if requests is None:
+            state.batches += 1
+        elif batch is not None and batch.request is not None:
+            requests.record_return(batch.request, state)
+        if batch is not None and batch.worker_state is not None:
+            state.worker_states[batch.worker] = batch.worker_state
+            state.next_worker = (batch.worker + 1) % self._pool.workers.num_workers
 
     def _next_torch_batch(self) -> Any:
         # Hot path: for batches of a few numbers, every line adds measurable overhead.
@@ -145,7 +143,7 @@ class LoaderIterator:
         size = self._advance() or _infer_size(batch, self._pool.workers.batch_size or 1)
         now_s = monotonic()
         wait_s = now_s - start_s
-        self._recorder.add_step(_step((start_s - self._last_return_s, wait_s, wait_s, size, 0)), size)
+        self._recorder.add_step(Step(start_s - self._last_return_s, wait_s, wait_s, size), size)
         self._last_return_s = now_s
         return batch
 

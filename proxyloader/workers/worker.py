@@ -22,7 +22,7 @@ from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
-from .fetch import FetchedSamples, Fetcher
+from .fetch import Fetcher
 from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
@@ -90,7 +90,13 @@ class PackedDataset(Dataset[Any]):
         self._packer.begin_batch()
         fetched = self.fetcher(request)
         self.fetcher.seed_batch(request)
-        return _pack_samples(self._packer, fetched, request)
+        samples, unreadable = fetched.samples, tuple(fetched.unreadable)
+        if unreadable and not samples:
+            return PackedBatch(request, indices=(), unreadable=unreadable)
+        # ``__getitems__`` may return a batch, whose length is not its number of samples.
+        packed = self._packer(samples if self._packer.batched else samples[0], request, len(fetched.indices))
+        indices = tuple(fetched.indices) if unreadable else None
+        return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
     def _is_deferring(self) -> bool:
         """Return whether a batch may have images for DALI; see NOTE [ When deferral stops ]."""
@@ -125,20 +131,8 @@ class PackStream:
     def __call__(self, samples: Any) -> BatchMessage:
         if self._fetcher.deferral is not None and self._fetcher.has_fallen_back:
             hooks.release(self._fetcher.deferral)
-        packed = _pack_samples(self._packer, FetchedSamples(samples if self._packer.batched else [samples]))
+        packed = self._packer(samples, num_samples=len(samples) if self._packer.batched else 1)
         return BatchMessage.create(packed, self._fetcher.worker_info(), self._stream.state)
-
-
-def _pack_samples(packer: Packer, fetched: FetchedSamples, request: BatchRequest | None = None) -> PackedBatch:
-    samples, unreadable = fetched.samples, tuple(fetched.unreadable)
-    if unreadable and not samples:
-        return PackedBatch(request, indices=(), unreadable=unreadable)
-    num_samples = len(samples) if request is None else len(fetched.indices)  # __getitems__ may return a batch
-    packed = packer(samples if packer.batched else samples[0], request, num_samples)
-    if not unreadable:
-        return packed
-    indices = tuple(fetched.indices) if request is not None else None
-    return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferral | None, worker_id: int) -> None:
