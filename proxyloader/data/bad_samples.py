@@ -20,18 +20,8 @@ OnError = Literal["raise", "skip", "replace"]
 ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "replace")
 
 FILE_ERRNOS = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EILSEQ,
-        errno.EINVAL,
-        errno.EFBIG,
-    }
+    getattr(errno, name)
+    for name in ["ENOENT", "ENOTDIR", "EISDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "EILSEQ", "EINVAL", "EFBIG"]
 )
 """Error numbers caused by the file itself: its path, permissions or type. Other errors never skip a sample, because the
 disk, the network or the process may have caused them."""
@@ -103,11 +93,8 @@ def _is_from_pillow(error: BaseException) -> bool:
 
 def _is_from_torchvision_io(error: RuntimeError) -> bool:
     """Return whether ``torchvision.io`` has raised the error because of the file. It raises plain RuntimeErrors."""
-    names = [
-        frame.f_code.co_name
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") == "torchvision.io.image"
-    ]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [each.f_code.co_name for each in frames if each.f_globals.get("__name__") == "torchvision.io.image"]
     if not names:
         return False
     if (number := re.search(r"\[Errno (\d+)\]", str(error))) is not None:
@@ -145,7 +132,6 @@ class UnreadableSample:
 
     @classmethod
     def from_error(cls, index: Any, error: BaseException) -> UnreadableSample:
-        """Create the entry for an exception raised by the dataset."""
         if isinstance(error, ImageError):
             return cls(index, error.path, error.reason)
         return cls(index, _find_path(error), f"{type(error).__name__}: {error}")

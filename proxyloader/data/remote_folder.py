@@ -77,22 +77,23 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
         _check_process(root)
         system = self._open_filesystem()
         prefix = system._strip_protocol(root).rstrip("/") + "/"
-        paths = [(path.removeprefix(prefix), path, info) for path, info in system.find(prefix, detail=True).items()]
-        files = [each for each in sorted(paths, key=lambda each: each[0]) if "/" in each[0]]
-        self.classes = sorted({name.split("/")[0] for name, _, _ in files})
+        found = {path.removeprefix(prefix): (path, info) for path, info in system.find(prefix, detail=True).items()}
+        names = sorted(name for name in found if "/" in name)
+        self.classes = sorted({name.split("/")[0] for name in names})
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
-        files = [each for each in files if each[0].lower().endswith(IMG_EXTENSIONS)]
-        labels = [name.split("/")[0] for name, _, _ in files]
+        names = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+        labels = [name.split("/")[0] for name in names]
         if missing := {*self.classes} - {*labels} or (not self.classes and {root}):
             raise FileNotFoundError(
                 f"{root}: no image in {', '.join(sorted(missing))}. Images must be in one folder per class, such as "
                 f"{root.rstrip('/')}/class/image.jpg, and end in {', '.join(IMG_EXTENSIONS)}"
             )
+        files = [found[name] for name in names]
         self._versions = [
-            (path, int(info["size"]), str(info.get("ETag") or info.get("mtime") or "")) for _, path, info in files
+            (path, int(info["size"]), str(info.get("ETag") or info.get("mtime") or "")) for path, info in files
         ]
         self.targets = [self.class_to_idx[label] for label in labels]
-        urls = [str(system.unstrip_protocol(path)) for _, path, _ in files]
+        urls = [str(system.unstrip_protocol(path)) for path, _ in files]
         self.samples = list(zip(urls, self.targets))
         self.imgs = self.samples
 
@@ -134,14 +135,12 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
 
     def _fetch(self, index: int) -> bytes | Exception:
         """Return the content of a file, or the error of the last attempt."""
-        version = self._versions[index]
-        cache = self._open_cache()
-        data = cache.get(version) if cache is not None else None
-        if data is not None:
-            return bytes(data)
-        fetched = self._download(version[0])
-        if cache is not None and isinstance(fetched, bytes):
-            cache.set(version, fetched)
+        version, cache = self._versions[index], self._open_cache()
+        fetched = cache.get(version) if cache is not None else None
+        if fetched is None:
+            fetched = self._download(version[0])
+            if cache is not None and isinstance(fetched, bytes):
+                cache.set(version, fetched)
         return fetched
 
     def _download(self, path: str) -> bytes | Exception:

@@ -94,14 +94,14 @@ class LoaderStats:
             labels: labels that identify the loader, such as ``loader="train", rank="0"``.
         """
         pairs = ",".join(f"{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in labels.items())
-        lines = []
+        text = ""
         for field, value in self.as_dict().items():
             name, help_text = METRICS[field]
-            lines.append(f"# HELP proxyloader_{name} {help_text}")
-            lines.append(f"# TYPE proxyloader_{name} {'counter' if name.endswith('_total') else 'gauge'}")
+            text += f"# HELP proxyloader_{name} {help_text}\n"
+            text += f"# TYPE proxyloader_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
             value = value / 1000 if field.endswith("_ms") else value
-            lines.append(f"proxyloader_{name}{f'{{{pairs}}}' if pairs else ''} {value}")
-        return "\n".join(lines) + "\n"
+            text += f"proxyloader_{name}{f'{{{pairs}}}' if pairs else ''} {value}\n"
+        return text
 
 
 class Step(NamedTuple):

@@ -126,9 +126,8 @@ class _DeadlineProcess:
     def terminate(self) -> None:
         self._process.terminate()
         self._process.join(GRACE_S / 4)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join(GRACE_S)
+        self._process.kill()
+        self._process.join(GRACE_S)
         self._deadline_s = time.monotonic() + GRACE_S
 
 
