@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -354,8 +354,3 @@ def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_on
     (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert "ImageFolder, 48 samples" in warning and "the dataset's code produced 48" in warning
     assert "pixels are used at" in warning
-
-
-def test_parts_of_a_dataset_go_the_same_way(photos: Path) -> None:
-    parts = [ImageFolder(str(photos), transform) for transform in (AUGMENTED, MIXED)]
-    assert_as_stock(ConcatDataset([*parts, ImageFolder(str(photos), CHEAP)]))
