@@ -476,16 +476,14 @@ class DataLoader(TorchDataLoader[T]):
         return state.state_dict(self._fingerprint | ({} if depends_on_workers else {"num_workers": None}))
 
     def _state_in_epoch(self, current: LoaderState) -> LoaderState:
-        state = current.copy()
+        state, pool = current.copy(), self._pool
         if not state.batches and not isinstance(self.dataset, IterableDataset):
             record_upcoming_order(state, self._inner_sampler, self.seed, "next")
-        if self._pool is None or self._pool.worker_dataset is None:
-            return state
-        if not self.num_workers:
-            state.worker_states = {0: saved} if (saved := self._pool.worker_dataset.state()) else {}
-        else:  # each batch carries the state of its worker
+        if pool is not None and self.num_workers:  # each batch carries the state of its worker
             unknown = [worker for worker in range(self.num_workers) if worker not in state.worker_states]
-            state.worker_states |= self._pool.states_at_start(unknown)
+            state.worker_states |= pool.states_at_start(unknown)
+        elif pool is not None and pool.worker_dataset is not None:
+            state.worker_states = {0: saved} if (saved := pool.worker_dataset.state()) else {}
         return state
 
     def _state_between_epochs(self) -> LoaderState:

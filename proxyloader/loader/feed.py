@@ -34,7 +34,6 @@ from .options import LoaderOptions
 from .stats import SUBMIT, profile_row
 
 if TYPE_CHECKING:  # importing them imports DALI
-    from ..dali.build import PipelineOptions
     from ..dali.program_server import ProgramServer
     from ..dali.run_queue import PipelineRun, RunQueue
 
@@ -68,9 +67,7 @@ class PlanServers:
         # Drop pipelines before building others, as both may not fit into GPU memory.
         self.queues = {key: queue for key, queue in self.queues.items() if key in active}
         for key in active - self.queues.keys():
-            self.queues[key] = (
-                self._build_for_kernels(plans, options) if key == KERNELS else self._build(plans[key], options)
-            )
+            self.queues[key] = self._build(plans.get(key), options, plans)
         return self.queues | user_queue
 
     def drop_unused(self) -> dict[str, Plan]:
@@ -100,50 +97,40 @@ class PlanServers:
         key = KERNELS if plan is None else plan.key
         if key not in self.queues:
             self._idle.discard(key)
-            self.queues[key] = self._build_for_kernels({}, options) if plan is None else self._build(plan, options)
+            self.queues[key] = self._build(plan, options, {})
         return self.queues[key]
 
-    def _build(self, plan: Plan, options: LoaderOptions) -> PlanQueue:
-        from ..dali.plan_server import PlanServer
-
-        return PlanServer(plan, self._pipeline_options(options), options.format)
-
-    def _build_for_kernels(self, plans: dict[str, Plan], options: LoaderOptions) -> PlanQueue:
-        from ..dali.program_server import ProgramServer, get_decoder
-        from ..kernels.launcher import get_launcher
-        from ..kernels.operations import get_output_dtype
-
-        pipeline_options, format = self._pipeline_options(options), options.format
-        dtypes = {get_output_dtype(plan, format.dtype) for plan in plans.values()} or {format.dtype or torch.float32}
-        with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
-            device_id = pipeline_options.device_id
-            launching = [pool.submit(get_launcher, device_id, dtype, format.channels_last) for dtype in dtypes]
-            decoder = get_decoder(pipeline_options)
-            for each in launching:
-                each.result()
-        return ProgramServer(decoder)
-
-    def _pipeline_options(self, options: LoaderOptions) -> PipelineOptions:
+    def _build(self, plan: Plan | None, options: LoaderOptions, plans: dict[str, Plan]) -> PlanQueue:
+        """Build the run queue of a plan; with None, that of all plans that kernels run, of which some are known."""
         from ..dali.build import PipelineOptions
 
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
-        device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
-        return PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
+        device_id, depth, format = cuda_ordinal(options.device), options.prefetch + 1, options.format
+        pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
+        if plan is not None:
+            from ..dali.plan_server import PlanServer
+
+            return PlanServer(plan, pipeline_options, format)
+        from ..dali.program_server import ProgramServer, get_decoder
+        from ..kernels.launcher import get_launcher
+        from ..kernels.operations import get_output_dtype
+
+        dtypes = {get_output_dtype(each, format.dtype) for each in plans.values()} or {format.dtype or torch.float32}
+        with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
+            launching = [pool.submit(get_launcher, device_id, dtype, format.channels_last) for dtype in dtypes]
+            decoder = get_decoder(pipeline_options)
+            for launcher in launching:
+                launcher.result()
+        return ProgramServer(decoder)
 
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A batch that the training loop has not received yet.
+    """A batch that the training loop has not received yet."""
 
-    Attributes:
-        batch: the batch from the worker; None if an error occurred before it arrived.
-        pipeline_runs: the DALI runs submitted for ``batch.runs``, in their order.
-        error: the error of the batch, or None.
-    """
-
-    batch: PackedBatch | None = None
-    pipeline_runs: list[PipelineRun] = field(default_factory=list)
+    batch: PackedBatch | None = None  # None if an error occurred before it arrived
+    pipeline_runs: list[PipelineRun] = field(default_factory=list)  # submitted for ``batch.runs``, in their order
     error: Exception | None = None
 
     def inputs_released(self) -> bool:

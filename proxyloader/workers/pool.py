@@ -186,10 +186,10 @@ class WorkerPool:
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the initial states of workers that have not returned a batch yet, by worker number."""
-        processes = getattr(self.feed and self.feed(), "worker_processes", ())
-        if self.board is None or not processes:
+        feed = self.feed() if self.feed is not None else None
+        if self.board is None or feed is None:
             return {}
-        states = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}
+        states = {worker: self.board.read_start(worker, feed.worker_processes[worker].is_alive) for worker in workers}
         return {worker: state for worker, state in states.items() if state}
 
     @property
