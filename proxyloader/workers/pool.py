@@ -156,7 +156,7 @@ class WorkerPool:
         self.feed = None  # an earlier iterator no longer uses these workers
         self.workers._IterableDataset_len_called = loader._IterableDataset_len_called  # for torch's warning
         if self.requests is not None:
-            self.requests.begin(loader_state)
+            self.requests.loader_state = loader_state
         if self.board is not None:
             self.board.begin(loader_state.epoch)
             if self.requests is None or not self.has_workers:

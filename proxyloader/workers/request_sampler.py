@@ -2,9 +2,11 @@
 
 NOTE [ Rolling back draws ]
 Decoded batches are prefetched in addition to those that workers load, so more requests are issued than by torch's
-loader. If a loop is left early, the draws for the excess requests are rolled back, by ``SamplerDraws`` and, in the
-workers, ``WorkerDraws``. Otherwise later epochs would differ from torch's and depend on timing, because samplers, and
-transforms in persistent workers, may draw from a generator that continues from epoch to epoch.
+loader. If a loop is left early, the draws for the excess requests are rolled back, those of the sampler by
+``RequestSampler`` and those of workers by ``WorkerDraws``. Otherwise later epochs would differ from torch's and depend
+on timing, because samplers, and transforms in persistent workers, may draw from a generator that continues from epoch
+to epoch. A sampler that draws incrementally advances its own generator at each request. torch's RandomSampler draws
+once more at its end.
 """
 
 from __future__ import annotations
@@ -68,56 +70,11 @@ class BatchRequest:
     indices: Any  # of the samples of the batch, or a single index if batching is disabled
     batched: bool
     slot: int | None  # that the worker may write to; None: no slot was free
-    first_excess: int = 0  # see ``SamplerDraws``
-    discarded: tuple[range, ...] = ()
+    first_excess: int = 0  # number of the first request that torch's loader would not have issued yet
+    discarded: tuple[range, ...] = ()  # numbers of earlier ones whose draws were rolled back, until every worker knows
 
     def index_list(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
-
-
-class SamplerDraws:
-    """Rolls back the sampler's draws for excess requests, which torch's loader would not have issued yet. Main process.
-
-    A sampler that draws incrementally advances its own generator at each request. torch's RandomSampler draws once more
-    at its end. ``num_prefetched`` is the number of requests that torch's loader issues before its first batch.
-
-    Attributes:
-        first_excess: number of the first excess request.
-        discarded: numbers of earlier requests whose draws were rolled back, until every worker knows.
-    """
-
-    def __init__(self, num_prefetched: int) -> None:
-        self._num_prefetched, self._first, self.first_excess = num_prefetched, 0, num_prefetched
-        self.discarded: tuple[range, ...] = ()
-        self._states: deque[torch.Tensor] = deque()  # from torch's last request to our last one
-
-    def begin(self, number: int) -> None:
-        """Begin an epoch whose first request has this number."""
-        if number - self._first >= self._num_prefetched:
-            self.discarded = ()  # each worker has received a request
-        if self.first_excess < number:
-            self.discarded += (range(self.first_excess, number),)
-        self._first, self.first_excess = number, number + self._num_prefetched
-        self._states.clear()
-
-    def record(self, number: int, generator: torch.Generator | None) -> None:
-        """Record the state of the sampler's generator after a request, or at the end of the epoch."""
-        if number < self.first_excess:
-            self._states.clear()
-        if generator is not None:
-            self._states.append(generator.get_state())
-
-    def advance(self, number: int) -> None:
-        """Record that the training loop received a batch, after which torch's loader issues another request."""
-        if self._first <= number:
-            self.first_excess += 1
-            if len(self._states) > 1:
-                self._states.popleft()
-
-    def roll_back(self, generator: torch.Generator | None) -> None:
-        """Reset the generator to its state under torch's loader, unless others have drawn from it."""
-        if generator is not None and len(self._states) > 1 and torch.equal(generator.get_state(), self._states[-1]):
-            generator.set_state(self._states[0])
 
 
 class WorkerDraws:
@@ -127,7 +84,7 @@ class WorkerDraws:
         self._history: deque[tuple[int, tuple[Any, ...]]] = deque()
 
     def rewind(self, number: int, first_excess: int, discarded: tuple[range, ...]) -> None:
-        """Prepare for a request with this number. ``first_excess``, ``discarded``: see ``SamplerDraws``."""
+        """Prepare for a request with this number. ``first_excess``, ``discarded``: see ``BatchRequest``."""
         stale = (k for k, (past, _) in enumerate(self._history) if any(past in numbers for numbers in discarded))
         if (first := next(stale, None)) is not None:
             set_rng_states(self._history[first][1])
@@ -151,7 +108,7 @@ class RequestSampler:
     Attributes:
         sizes: with ``yields_indices``, for each batch that the training loop has not received yet: the number of
             samples, and how many positions it advances the order.
-        draws: rolls back the sampler's draws for excess requests.
+        loader_state: where to start the next iteration, which records in it the states that reproduce the iteration.
     """
 
     def __init__(
@@ -167,21 +124,24 @@ class RequestSampler:
         self._yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
         self._iterator: Any = None
         self._must_advance_default = False
-        self.draws = SamplerDraws(num_prefetched)
-        self.begin(LoaderState())
+        self.loader_state = LoaderState()
         self._pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
-        self._next_number = 0
-
-    def begin(self, loader_state: LoaderState) -> None:
-        """Start the next iteration at this state, and record in it the states that reproduce the iteration."""
-        self._loader_state = loader_state
+        self._next_number = self._first_number = 0  # of the next request, and the first of the epoch
+        self._num_prefetched, self._first_excess = num_prefetched, num_prefetched
+        self._discarded: tuple[range, ...] = ()
+        self._draws: deque[torch.Tensor] = deque()  # the sampler's generator from torch's last request to our last one
 
     def __iter__(self) -> Iterator[Any]:
         self.discard_pending()  # torch begins an epoch after the workers have finished the previous one
         self.roll_back_draws()
-        self.draws.begin(self._next_number)
-        loader_state = self._loader_state
+        number, loader_state = self._next_number, self.loader_state
+        if number - self._first_number >= self._num_prefetched:
+            self._discarded = ()  # each worker has received a request
+        if self._first_excess < number:
+            self._discarded += (range(self._first_excess, number),)
+        self._first_number, self._first_excess = number, number + self._num_prefetched
+        self._draws.clear()
         self._restore_sampler(loader_state)
         # Not lazily, because torch creates the iterator before it draws seeds.
         with self._controlled_generators(loader_state, "iter"):
@@ -205,13 +165,13 @@ class RequestSampler:
             else:
                 yield self._request(indices, loader_state.epoch)
         if not self._yields_indices:
-            self.draws.record(self._next_number, sampler_generator(self._inner_sampler))
+            self._record_draws()
 
     def _request(self, indices: Any, epoch: int) -> BatchRequest:
-        number, sampler, draws = self._next_number, self._inner_sampler, self.draws
-        draws.record(number, sampler_generator(sampler))
+        number, sampler = self._next_number, self._inner_sampler
+        self._record_draws()
         slot = self._arena.acquire() if self._arena is not None else None
-        request = BatchRequest(number, epoch, indices, self._batched, slot, draws.first_excess, draws.discarded)
+        request = BatchRequest(number, epoch, indices, self._batched, slot, self._first_excess, self._discarded)
         self._next_number += 1
         self._pending[number] = request
         if is_stateful(sampler) or is_stateful(self._iterator):
@@ -229,9 +189,18 @@ class RequestSampler:
         self._pending.clear()
         self._sampler_states.clear()
 
+    def _record_draws(self) -> None:
+        """Record the state of the sampler's generator after a request, or at the end of the epoch."""
+        if self._next_number < self._first_excess:
+            self._draws.clear()
+        if (generator := sampler_generator(self._inner_sampler)) is not None:
+            self._draws.append(generator.get_state())
+
     def roll_back_draws(self) -> None:
-        """Roll back the draws of the sampler's own generator after a loop was left early."""
-        self.draws.roll_back(sampler_generator(self._inner_sampler))
+        """Reset the sampler's generator to its state under torch's loader, unless others have drawn from it."""
+        generator, draws = sampler_generator(self._inner_sampler), self._draws
+        if generator is not None and len(draws) > 1 and torch.equal(generator.get_state(), draws[-1]):
+            generator.set_state(draws[0])
 
     def pop_request(self, number: int) -> BatchRequest:
         """Return the request of a batch that has arrived, which then owns the slot."""
@@ -239,7 +208,10 @@ class RequestSampler:
 
     def record_return(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of the epoch that the training loop received a batch."""
-        self.draws.advance(request.number)
+        if self._first_number <= request.number:  # torch's loader issues another request
+            self._first_excess += 1
+            if len(self._draws) > 1:
+                self._draws.popleft()
         loader_state.batches += 1
         loader_state.samples += self.positions(len(request.index_list()))
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)

@@ -29,7 +29,7 @@ from proxyloader.workers.request_sampler import RequestSampler
 
 def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None = None) -> list[Any]:
     """Iterate over the remaining batches like a training loop, or over the first ``at_most`` of them."""
-    requests.begin(progress)
+    requests.loader_state = progress
     found: list[Any] = []
     for request in requests:
         if at_most is not None and len(found) == at_most:
@@ -166,7 +166,7 @@ def test_a_stateful_sampler_or_iterator_resumes_after_the_last_batch(kind: Any, 
 
     whole = indices(made(), LoaderState())
     requests, progress = made(), LoaderState()
-    requests.begin(progress)
+    requests.loader_state = progress
     drawn = list(itertools.islice(requests, 2))  # the second is on its way to a worker
     requests.pop_request(drawn[0].number)
     requests.record_return(drawn[0], progress)
