@@ -187,33 +187,22 @@ class DataLoader(TorchDataLoader[T]):
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
             raise TypeError("pass the server by keyword: DataLoader(dataset, ..., server=server)")
-        sharded = build_sampler(
-            dataset,
-            num_shards,
-            last_batch_policy,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            drop_last=drop_last,
-            seed=seed,
-        )
+        order: dict[str, Any] = dict(batch_size=batch_size, shuffle=shuffle, sampler=sampler)
+        order |= dict(batch_sampler=batch_sampler, drop_last=drop_last)
+        sharded = build_sampler(dataset, num_shards, last_batch_policy, **order, seed=seed)
         if sharded is not None:
-            shuffle, sampler, drop_last = None, sharded, sharded.last_batch_policy is LastBatchPolicy.DROP
+            drops_last = sharded.last_batch_policy is LastBatchPolicy.DROP
+            order |= dict(shuffle=None, sampler=sharded, drop_last=drops_last)
         super().__init__(
             dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+            **order,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,

@@ -7,7 +7,6 @@ checkpoint contains the state after the worker's last batch that the training lo
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -186,15 +185,11 @@ class StateBoard:
     def __init__(self, workers: int) -> None:
         self._workers, self._arena = workers, Arena(2 * workers + 1, SLOT_BYTES)
 
-    @classmethod
-    def create(cls, dataset: Any, workers: int) -> StateBoard | None:
-        """Create a board if the dataset may have a state and memory can be shared with workers; else return None."""
-        may_have_state = isinstance(dataset, IterableDataset) or is_stateful(dataset)
-        return cls(workers) if workers and may_have_state and hasattr(os, "memfd_create") else None
-
-    def begin(self, epoch: int) -> None:
-        """Publish the number of the next epoch. Main process."""
+    def begin(self, epoch: int, clears: bool) -> None:
+        """Publish the number of the next epoch. ``clears``: discard all states before it begins. Main process."""
         self._header(2 * self._workers)[0] = epoch
+        for slot in range(2 * self._workers if clears else 0):
+            self._arena.mark_ready(slot, False)
 
     def epoch(self) -> int:
         """Return the number of the epoch. Worker."""
@@ -211,11 +206,6 @@ class StateBoard:
         self._arena.memory(slot, size)[HEADER_BYTES:size] = data
         self._header(slot)[0] = size
         self._arena.mark_ready(slot)
-
-    def clear(self) -> None:
-        """Discard all states before an epoch begins. Main process."""
-        for slot in range(2 * self._workers):
-            self._arena.mark_ready(slot, False)
 
     def read_start(self, worker: int, is_alive: Callable[[], bool]) -> dict[str, Any]:
         """Wait for a starting worker. Return its state at the start of the epoch; {} if it died. Main process."""

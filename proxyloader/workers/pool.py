@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from ..data.deferral import Deferral
 from ..transforms.plan import Plan
 from .arena import Arena
 from .fetch import Fetcher, PassedSamples
-from .loader_state import LoaderState, StateBoard, StatefulStream
+from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, is_distributed
 from .torch_workers import Workers, WorkersIterator
@@ -117,10 +118,11 @@ class WorkerPool:
         """Return the arguments of torch's loader with which its workers pack batches."""
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         states = loader_state.worker_states if loader_state.resumes else {}
-        self.board = StateBoard.create(dataset, loader.num_workers)
+        is_iterable = isinstance(dataset, IterableDataset)
+        if loader.num_workers and (is_iterable or is_stateful(dataset)) and hasattr(os, "memfd_create"):
+            self.board = StateBoard(loader.num_workers)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
         may_have_images = has_images or (deferral is not None and not loader.pin_memory)
-        is_iterable = isinstance(dataset, IterableDataset)
         if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
             self.arena = _create_arena(loader)
         self.packer = Packer(
@@ -158,9 +160,8 @@ class WorkerPool:
         if self.requests is not None:
             self.requests.loader_state = loader_state
         if self.board is not None:
-            self.board.begin(loader_state.epoch)
-            if self.requests is None or not self.has_workers:
-                self.board.clear()  # persistent workers restart their streams, and write their states again
+            # Persistent workers restart their streams, and write their states again.
+            self.board.begin(loader_state.epoch, clears=self.requests is None or not self.has_workers)
         if loader._seed_generator is not None:
             loader_state.restore_or_record(loader._seed_generator, "workers")
         # What torch draws a shuffled order from, unless the sampler has its own generator.
