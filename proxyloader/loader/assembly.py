@@ -32,10 +32,9 @@ from ..kernels.programs import Schedule
 from ..workers.fetch import MAX_ATTEMPTS, no_replacement
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import KERNELS, ContentUnpickler
-from .backend import ImageCounts
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
-from .stats import WAIT, profile_row
+from .stats import WAIT, ImageCounts, profile_row
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs

@@ -32,11 +32,10 @@ from ..workers.loader_state import LoaderState, carry_over, dataset_state, is_st
 from ..workers.pool import WorkerPool, run_size
 from ..workers.request_sampler import record_upcoming_order, sampler_generator, sampler_state, unwrap_batch_sampler
 from .assembly import BatchAssembler
-from .backend import NO_DALI, NO_SERVER, ImageCounts, describe_backend, find_torch_reason
 from .feed import Feed, PlanServers
 from .iterator import LoaderIterator
-from .options import OPTION_NAMES, LoaderOptions
-from .stats import LoaderStats, StatsRecorder
+from .options import NO_DALI, NO_SERVER, OPTION_NAMES, LoaderOptions, describe_backend, find_torch_reason
+from .stats import ImageCounts, LoaderStats, StatsRecorder
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
