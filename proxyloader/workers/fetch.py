@@ -18,7 +18,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import Subset, get_worker_info
 from torch.utils.data._utils import collate
@@ -61,16 +60,14 @@ class PassedSamples:
     """
 
     def __init__(self, size: int) -> None:
-        self._size, self._local = size, np.zeros(0, np.uint8)
-        self._shared: Arena | None = None
-        try:
-            self._shared = Arena(1, size) if size else None
-        except OSError:  # no shared memory; each process checks the files that it reads
-            self._local = np.zeros(size, np.uint8)
+        self._size = size
+        self._arena: Arena | None = None
+        with contextlib.suppress(OSError):  # without shared memory, all files are checked in each epoch
+            self._arena = Arena(1, size) if size else None
 
     @property
-    def _passed(self) -> memoryview:
-        return (self._local if self._shared is None else self._shared.memory(0, self._size)[: self._size]).data
+    def _passed(self) -> Any:
+        return b"" if self._arena is None else self._arena.memory(0, self._size)[: self._size].data
 
     def has_all(self, indices: Sequence[Any]) -> bool:
         passed = self._passed
@@ -219,8 +216,8 @@ class Fetcher:
 
     def preserve_generators(self) -> contextlib.AbstractContextManager[None]:
         """Context for fetching and collating. In the main process, restores the user's generators at exit."""
-        must_restore = self._seed is not None and self.worker_info() is None
-        return preserve_rng() if must_restore else contextlib.nullcontext()
+        is_in_main = self._seed is not None and self.worker_info() is None
+        return preserve_rng() if is_in_main else contextlib.nullcontext()
 
     def worker_info(self) -> Any:
         """Return torch's ``get_worker_info()`` in a worker of this loader; otherwise None.
@@ -259,10 +256,8 @@ class Fetcher:
 
     def _fetch_batch(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
         """Return the result of ``__getitems__``; ``_NOT_BATCHED`` if samples must be fetched one by one."""
-        source = self.dataset
-        while isinstance(source, Subset):  # a Subset accepts lists if its dataset does
-            source = source.dataset
-        if not request.batched or self._seed is not None or getattr(source, "__getitems__", None) is None:
+        base, _ = _resolve_subsets(self.dataset, ())  # a Subset accepts lists if its dataset does
+        if not request.batched or self._seed is not None or getattr(base, "__getitems__", None) is None:
             return _NOT_BATCHED
         before = get_rng_states(include_numpy_and_python=True)
         try:

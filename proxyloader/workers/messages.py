@@ -98,10 +98,10 @@ class WorkerError:
         failure = cls(wrapper, error if isinstance(error, ProxyLoaderError) else None)
         try:
             ForkingPickler.dumps(failure)
+            return failure
         except Exception:  # its class cannot be pickled
             wrapper.exc_type = RuntimeError
-            failure = cls(wrapper, None)
-        return failure
+            return cls(wrapper, None)
 
     def exception(self) -> Exception:
         """Return the exception to raise in the main process, without a traceback, whose frames would reference it."""

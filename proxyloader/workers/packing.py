@@ -113,11 +113,11 @@ class Packer:
             if rejected := self._reject_plans(pickler.runs):
                 pickler = _ContentPickler(self._run_size, self.kernel_output is not None, rejected)
                 data = pickler.pickle(content)
-        sample_list = samples if self.batched else [samples]
-        counts = self._count(pickler, sample_list, num_samples)
+        samples = samples if self.batched else [samples]
+        counts = self._count(pickler, samples, num_samples)
         if not pickler.runs and not pickler.is_computed:
             return PackedBatch(request, content=content if collates else self.collate_fn(content), **counts)
-        samples_alone = tuple(map(pickler.pickle, sample_list)) if self._keep_samples else ()
+        samples_alone = tuple(map(pickler.pickle, samples)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
         runs = tuple(_pack_run(calls, layout, self.kernel_output) for calls in pickler.runs)
@@ -167,15 +167,12 @@ class Packer:
             # Results of transforms arrive on the GPU in all epochs, even if their values were used.
             is_for_gpu = self.deferral.on_gpu and pickler.is_computed
             self.deferral.record(num_samples, bool(sizes) or sends_pixels or is_for_gpu, bool(used))
+        computed_only = len(samples) - len(calls) if pickler.is_computed else 0
         return {
             "num_samples": num_samples,
             "has_fallen_back": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
-            "image_counts": (
-                encoded,
-                len(images) - encoded,
-                max(used, len(samples) - len(calls) if pickler.is_computed else 0),
-            ),
+            "image_counts": (encoded, len(images) - encoded, max(used, computed_only)),
             "bytes_read": sum(sizes),
             "decode_reason": why,
         }
@@ -206,17 +203,12 @@ def _get_plans(runs: Sequence[Sequence[ProxyInputs]]) -> dict[str, Plan]:
 
 
 class _Run(list[ProxyInputs]):
-    """The calls of a run.
-
-    Attributes:
-        counts: number of calls in each output, one after the other. Without kernels, all are in one.
-        files: number of the decoded image, by ``_ContentPickler._get_file``.
-    """
+    """The calls of a run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: list[int] = []
-        self.files: dict[int, int] = {}
+        self.counts: list[int] = []  # of calls in each output, one after the other; without kernels, all are in one
+        self.files: dict[int, int] = {}  # number of the decoded image, by ``_ContentPickler._get_file``
 
     def add(self, calls: Sequence[ProxyInputs], files: Iterable[int]) -> None:
         """Append calls of these files to the last output."""
@@ -309,7 +301,9 @@ class _ContentPickler(ForkingPickler):
     def _needs_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
         is_rejected = bool(self._rejected) and any(call.server in self._rejected for call in calls)
-        return not is_rejected and not all(map(_is_transformed, calls))
+        # torchvision has already transformed an image whose values were used.
+        is_done = all(isinstance(call, TransformedImage) and call.is_materialized for call in calls)
+        return not is_rejected and not is_done
 
     def _recipe(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
         """Return a value or operation that restores a tensor that is not an output of DALI."""
@@ -369,11 +363,6 @@ def _contiguous(image: LazyTensor) -> Any:
     """Return what restores an image (H, W, C), which is contiguous as with torch if it is a view of (C, H, W)."""
     is_dense = isinstance(image._node, Operation) and image._has_known_strides and image.is_contiguous()
     return Operation("aten.contiguous.default", (image._node,), {}) if is_dense else image._node
-
-
-def _is_transformed(call: ProxyInputs) -> bool:
-    """Return whether torchvision has already transformed the image because its values were used."""
-    return isinstance(call, TransformedImage) and call.is_materialized
 
 
 def _is_sent_by_value(obj: Any) -> bool:

@@ -76,8 +76,10 @@ class PackedDataset(Dataset[Any]):
             with self.fetcher.preserve_generators():
                 packed = self._pack(request)
             self._batch_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
-        except Exception as error:
-            packed = _wrap_failure(error, request, info)
+        except Exception as error:  # sent in a batch, so that the main process releases its slot
+            unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
+            where = f"in DataLoader worker process {info.id}" if info is not None else None
+            packed = PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
         if arena is not None:
             batch_memory.end()  # the message may overwrite files that are not sent
         try:
@@ -113,13 +115,6 @@ class PackedDataset(Dataset[Any]):
         deferral.restart()
         hooks.hold(deferral)
         return True
-
-
-def _wrap_failure(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
-    """Wrap an error in a batch, so that the main process releases its slot."""
-    unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
-    where = f"in DataLoader worker process {info.id}" if info is not None else None
-    return PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
 
 
 class PackStream:
