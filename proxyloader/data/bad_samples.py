@@ -6,9 +6,9 @@ import errno
 import logging
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
@@ -141,7 +141,7 @@ class UnreadableSample:
         return ImageError(message, code=code, index=self.index, path=self.path, reason=self.reason)
 
 
-class UnreadableSamples(Sequence[UnreadableSample]):
+class UnreadableSamples(list[UnreadableSample]):
     """``DataLoader.errors``: each unreadable sample once, in order of first occurrence.
 
     Attributes:
@@ -149,21 +149,12 @@ class UnreadableSamples(Sequence[UnreadableSample]):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.total = 0
-        self._seen: dict[tuple[Any, str], UnreadableSample] = {}
+        self._seen: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
-        return f"UnreadableSamples({list(self._seen.values())}, total={self.total})"
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    @overload
-    def __getitem__(self, at: int) -> UnreadableSample: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[UnreadableSample]: ...
-    def __getitem__(self, at: int | slice) -> UnreadableSample | list[UnreadableSample]:
-        return list(self._seen.values())[at]
+        return f"UnreadableSamples({list(self)}, total={self.total})"
 
     def add(self, samples: Iterable[UnreadableSample], on_error: OnError) -> None:
         """Add samples, and log new ones unless ``on_error`` is "raise"."""
@@ -172,10 +163,11 @@ class UnreadableSamples(Sequence[UnreadableSample]):
             key = repr(sample.index), sample.path
             if key in self._seen:
                 continue
-            self._seen[key] = sample
-            if on_error != "raise" and len(self._seen) <= MAX_LOG_LINES:
+            self._seen.add(key)
+            self.append(sample)
+            if on_error != "raise" and len(self) <= MAX_LOG_LINES:
                 action = "skipped" if on_error == "skip" else "replaced by the next readable sample"
                 path = f"{sample.path}: " if sample.path else ""
                 log.warning("dataset[%s] is %s: %s%s", sample.index, action, path, sample.reason)
-                if len(self._seen) == MAX_LOG_LINES:
+                if len(self) == MAX_LOG_LINES:
                     log.warning("further unreadable samples are listed only in loader.errors")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -162,14 +163,11 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
             # s3fs opens only ten connections by default.
             config = {"max_pool_connections": self._connections} | (options.get("config_kwargs") or {})
             options = options | {"config_kwargs": config}
-        return _import_fsspec().core.url_to_fs(self.root, **options)[0]
+        return _import("fsspec.core", "RemoteImageFolder").url_to_fs(self.root, **options)[0]
 
     def _open_cache(self) -> Any:
         if self._cache_dir is not None and self._cache is None:
-            try:
-                import diskcache
-            except ImportError as missing:
-                raise ImportError("cache_dir requires diskcache: pip install 'proxyloader[remote]'") from missing
+            diskcache = _import("diskcache", "cache_dir")
             self._cache = diskcache.Cache(os.fspath(self._cache_dir), size_limit=self._cache_bytes)
         return self._cache
 
@@ -189,7 +187,7 @@ def _open(data: bytes | Exception, url: str) -> Image.Image:
 
 def _get_package(url: str) -> str:
     """Return the name of the package that implements the file system of a URL, or ""."""
-    core = _import_fsspec().core
+    core = _import("fsspec.core", "RemoteImageFolder")
     try:
         return str(core.get_filesystem_class(core.split_protocol(url)[0]).__module__).split(".")[0]
     except (ImportError, ValueError):  # fsspec raises it again with advice when it opens the URL
@@ -210,9 +208,9 @@ def _check_process(root: str) -> None:
         )
 
 
-def _import_fsspec() -> Any:
+def _import(module: str, user: str) -> Any:
     try:
-        import fsspec.core
+        return importlib.import_module(module)
     except ImportError as missing:
-        raise ImportError("RemoteImageFolder requires fsspec: pip install 'proxyloader[remote]'") from missing
-    return fsspec
+        package = module.partition(".")[0]
+        raise ImportError(f"{user} requires {package}: pip install 'proxyloader[remote]'") from missing
