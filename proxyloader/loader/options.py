@@ -159,7 +159,7 @@ def describe_backend(
     parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
-    if not parts and counts._dali_images:
+    if not parts and counts.images[0]:
         parts.append("different transforms for each image")
     if parts:
         exceptions = f"; the dataset's code decodes some images{first}" if first else ""

@@ -214,7 +214,7 @@ class ImageCounts:
             and len(data) == get_length(source)
             for source in get_sources(dataset)
         )
-        self._dali_images = self._pillow_images = self._worker_images = 0
+        self.images = 0, 0, 0  # see ``PackedBatch.image_counts``
         self._is_logged = self.is_server_idle = False
         self.decode_reason = ""  # why the workers decoded the first deferred image, if known
         self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
@@ -230,14 +230,12 @@ class ImageCounts:
     def begin_epoch(self) -> None:
         """Reset the counts, as an earlier epoch may have been left early."""
         if not self._is_logged:
-            self._dali_images = self._pillow_images = self._worker_images = 0
+            self.images = 0, 0, 0
 
     def add(self, batch: PackedBatch) -> None:
-        dali, pillow, workers = batch.image_counts
-        self.sends_pixels = pillow > 0 and not (dali or self._dali_images)
-        self._dali_images += dali
-        self._pillow_images += pillow
-        self._worker_images += workers
+        (dali, pillow, workers), (new_dali, new_pillow, new_workers) = self.images, batch.image_counts
+        self.images = dali + new_dali, pillow + new_pillow, workers + new_workers
+        self.sends_pixels = new_pillow > 0 and not self.images[0]
         self.decode_reason = self.decode_reason or batch.decode_reason
         self.has_images |= batch.has_seen_images
         if batch.has_fallen_back and not self.has_fallen_back:
@@ -247,30 +245,29 @@ class ImageCounts:
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
-        total = self._dali_images + self._pillow_images + self._worker_images
-        if self._is_logged or self.has_fallen_back or not total:
+        _, pillow, workers = self.images
+        if self._is_logged or self.has_fallen_back or not any(self.images):
             return
         self._is_logged = True
         # An array needs no decoding, and DALI transforms it faster than torchvision.
-        slow = self._worker_images + (0 if self._has_arrays else self._pillow_images)
-        is_slow = slow / total > WARN_FRACTION
+        is_slow = workers + (0 if self._has_arrays else pillow) > WARN_FRACTION * sum(self.images)
         is_best = NO_KERNELS in self.decode_reason  # there is nothing that a user could change
         log.log(
             logging.WARNING if is_slow and not is_best else logging.INFO,
             "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; the "
             "dataset's code produced %s%s",
             self._name,
-            *(f"{count:,}" for count in (self._dali_images, self._pillow_images, self._worker_images)),
+            *(f"{count:,}" for count in self.images),
             self._reason() if is_slow else "",
         )
 
     def _reason(self) -> str:
         reasons = ["Only the images that DALI decodes load faster than with torch"]
-        if self._pillow_images and not self._has_arrays:
+        if self.images[1] and not self._has_arrays:
             reasons.append("Pillow decodes non-JPEGs, JPEGs DALI decodes differently, and images whose pixels are used")
         if self.decode_reason:
             reasons.append(f"The first image that the dataset's code decoded: {self.decode_reason}")
-        elif self._worker_images:
+        elif self.images[2]:
             kind = "neither RGB nor gray JPEGs" if self._on_gpu else "not RGB"
             reasons.append(
                 f"The dataset's code produces images that are {kind}, whose pixels it uses, or whose transform no "

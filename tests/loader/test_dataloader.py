@@ -213,7 +213,7 @@ def test_pipelines_of_transforms_that_do_not_come_back_are_dropped(
         dataset.epoch.fill_(epoch)
         assert {images.shape[2] for images, _ in loader} == {20 + epoch}
         assert 1 <= in_memory(Pipeline) - before <= 2  # those of this epoch, and of the last one
-    assert not loader._counts._worker_images
+    assert not loader._counts.images[2]
 
 
 @pytest.mark.usefixtures("no_collector")
