@@ -59,8 +59,9 @@ class Operation:
         """Return the pickle reduction of the operation, which unpickles to its result."""
         first = self.args[0] if self.args else None
         used_once = False
-        if isinstance(first, Operation):  # this function holds two of the references
-            used_once = first.owns_memory and sys.getrefcount(first) == 1 + 2
+        if isinstance(first, Operation):  # ``first`` and the arguments hold two of the references
+            references, unreferenced = (sys.getrefcount(each) for each in (first, object()))
+            used_once = first.owns_memory and references == unreferenced + 2
         args, kwargs = map_leaves(_wrap_output, self.args), map_leaves(_wrap_output, self.kwargs)
         return replay, (self.name, args, kwargs, used_once and self.keeps_dtype)
 
