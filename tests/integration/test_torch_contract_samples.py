@@ -83,6 +83,12 @@ class Record:
     number: int
 
 
+@dataclass(frozen=True)
+class Frozen:
+    image: Any
+    number: int
+
+
 class Slotted:
     __slots__ = ("image", "number")
 
@@ -100,6 +106,7 @@ HOLDS: dict[str, Hold] = {
     "a defaultdict": lambda image, k: defaultdict(list, image=image, number=k),
     "a mapping of one's own": lambda image, k: UserDict(image=image, number=k),
     "a dataclass": Record,
+    "a frozen dataclass": Frozen,
     "an object with slots": Slotted,
     "a deque": lambda image, k: deque([image, k]),
     "the image twice": lambda image, k: (image, image, k),
