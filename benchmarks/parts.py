@@ -44,12 +44,10 @@ from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import OwnDataset
 from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, machine, make_transform
 from proxyloader.workers.arena import Arena
-from proxyloader.workers.fetch import Fetcher
-from proxyloader.workers.fetch_folder import FolderFetcher
+from proxyloader.workers.fetch import Fetcher, PassedSamples
 from proxyloader.workers.messages import PackedBatch
 from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
-from proxyloader.workers.scan_checks import PassedSamples
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory, set_up_worker
 
 PARTS = ("files", "worker", "main_process")
@@ -147,8 +145,8 @@ class Worker:
     def __init__(self, dataset: Any, deferral: Deferral, reads_first: bool) -> None:
         size, on_gpu = len(dataset), deferral.on_gpu
         plans, passed = find_plans(dataset, deferral.find_obstacle)[0], PassedSamples(size)
-        folders = FolderFetcher(plans, passed, deferral, is_in_worker=True) if reads_first else None
-        fetcher = Fetcher(dataset, passed=passed, folders=folders, deferral=deferral)
+        known = plans if reads_first else ()
+        fetcher = Fetcher(dataset, passed=passed, has_workers=True, deferral=deferral, plans=known)
         self.arena = Arena(1, size << 20)
         output = (None, False) if on_gpu else None
         packer = Packer(default_collate, self.arena, size, plans=plans, deferral=deferral, kernel_output=output)

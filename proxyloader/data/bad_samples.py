@@ -6,9 +6,9 @@ import errno
 import logging
 import re
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 from PIL import Image, ImageFile, UnidentifiedImageError
 
@@ -20,18 +20,8 @@ OnError = Literal["raise", "skip", "replace"]
 ON_ERROR: tuple[OnError, ...] = ("raise", "skip", "replace")
 
 FILE_ERRNOS = frozenset(
-    {
-        errno.ENOENT,
-        errno.ENOTDIR,
-        errno.EISDIR,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ELOOP,
-        errno.ENAMETOOLONG,
-        errno.EILSEQ,
-        errno.EINVAL,
-        errno.EFBIG,
-    }
+    getattr(errno, name)
+    for name in ["ENOENT", "ENOTDIR", "EISDIR", "EACCES", "EPERM", "ELOOP", "ENAMETOOLONG", "EILSEQ", "EINVAL", "EFBIG"]
 )
 """Error numbers caused by the file itself: its path, permissions or type. Other errors never skip a sample, because the
 disk, the network or the process may have caused them."""
@@ -103,11 +93,8 @@ def _is_from_pillow(error: BaseException) -> bool:
 
 def _is_from_torchvision_io(error: RuntimeError) -> bool:
     """Return whether ``torchvision.io`` has raised the error because of the file. It raises plain RuntimeErrors."""
-    names = [
-        frame.f_code.co_name
-        for frame, _ in traceback.walk_tb(error.__traceback__)
-        if frame.f_globals.get("__name__") == "torchvision.io.image"
-    ]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [each.f_code.co_name for each in frames if each.f_globals.get("__name__") == "torchvision.io.image"]
     if not names:
         return False
     if (number := re.search(r"\[Errno (\d+)\]", str(error))) is not None:
@@ -145,7 +132,6 @@ class UnreadableSample:
 
     @classmethod
     def from_error(cls, index: Any, error: BaseException) -> UnreadableSample:
-        """Create the entry for an exception raised by the dataset."""
         if isinstance(error, ImageError):
             return cls(index, error.path, error.reason)
         return cls(index, _find_path(error), f"{type(error).__name__}: {error}")
@@ -155,7 +141,7 @@ class UnreadableSample:
         return ImageError(message, code=code, index=self.index, path=self.path, reason=self.reason)
 
 
-class UnreadableSamples(Sequence[UnreadableSample]):
+class UnreadableSamples(list[UnreadableSample]):
     """``DataLoader.errors``: each unreadable sample once, in order of first occurrence.
 
     Attributes:
@@ -163,21 +149,12 @@ class UnreadableSamples(Sequence[UnreadableSample]):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.total = 0
-        self._seen: dict[tuple[Any, str], UnreadableSample] = {}
+        self._seen: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
-        return f"UnreadableSamples({list(self._seen.values())}, total={self.total})"
-
-    def __len__(self) -> int:
-        return len(self._seen)
-
-    @overload
-    def __getitem__(self, at: int) -> UnreadableSample: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[UnreadableSample]: ...
-    def __getitem__(self, at: int | slice) -> UnreadableSample | list[UnreadableSample]:
-        return list(self._seen.values())[at]
+        return f"UnreadableSamples({list(self)}, total={self.total})"
 
     def add(self, samples: Iterable[UnreadableSample], on_error: OnError) -> None:
         """Add samples, and log new ones unless ``on_error`` is "raise"."""
@@ -186,10 +163,11 @@ class UnreadableSamples(Sequence[UnreadableSample]):
             key = repr(sample.index), sample.path
             if key in self._seen:
                 continue
-            self._seen[key] = sample
-            if on_error != "raise" and len(self._seen) <= MAX_LOG_LINES:
+            self._seen.add(key)
+            self.append(sample)
+            if on_error != "raise" and len(self) <= MAX_LOG_LINES:
                 action = "skipped" if on_error == "skip" else "replaced by the next readable sample"
                 path = f"{sample.path}: " if sample.path else ""
                 log.warning("dataset[%s] is %s: %s%s", sample.index, action, path, sample.reason)
-                if len(self._seen) == MAX_LOG_LINES:
+                if len(self) == MAX_LOG_LINES:
                     log.warning("further unreadable samples are listed only in loader.errors")

@@ -7,8 +7,7 @@ reads the dataset as torch's worker does. Changing the dataset's transform resta
 applies to the thread that fetches batches.
 
 The next epoch starts in the state in which the last one ended. If the dataset never returned an undecoded image,
-torch's own loader produces the batches, unless an argument such as ``seed`` requires more. Persistent workers then
-receive plain indices and return torch's batches.
+torch's own loader produces the batches, unless the workers persist or an argument such as ``seed`` requires more.
 """
 
 from __future__ import annotations

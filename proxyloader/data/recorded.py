@@ -1,8 +1,8 @@
 """Operation: a torch operation recorded on tensors without values, and replayed once DALI has produced the values.
 
 Unpickling an operation in the main process executes it and yields its result. On a CPU, most of the time of an
-operation on a batch is spent on newly allocated memory, so the result overwrites the first argument if nothing else
-refers to that.
+operation on a batch is spent on newly allocated memory, so the result overwrites the first argument if that is the
+result of another operation, and nothing else refers to it.
 """
 
 from __future__ import annotations
@@ -56,19 +56,15 @@ class Operation:
             self._materialized = execute(self.name, args, kwargs)
         return self._materialized
 
-    def reduced(self, is_used_once: Callable[[Any], bool] = lambda output: False) -> tuple[Any, ...]:
-        """Return the pickle reduction of the operation, which unpickles to its result.
-
-        ``is_used_once`` returns whether this is the only reference to an output of DALI in the pickle.
-        """
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return the pickle reduction of the operation, which unpickles to its result."""
         first = self.args[0] if self.args else None
-        used_once = is_used_once(first) if isinstance(first, (ProxySample, ProxyBatch)) else False
-        if isinstance(first, Operation):  # this function holds two of the references
-            used_once = first.owns_memory and sys.getrefcount(first) == 1 + 2
+        used_once = False
+        if isinstance(first, Operation):  # ``first`` and the arguments hold two of the references
+            references, unreferenced = (sys.getrefcount(each) for each in (first, object()))
+            used_once = first.owns_memory and references == unreferenced + 2
         args, kwargs = map_leaves(_wrap_output, self.args), map_leaves(_wrap_output, self.kwargs)
         return replay, (self.name, args, kwargs, used_once and self.keeps_dtype)
-
-    __reduce__ = reduced
 
     @property
     def owns_memory(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -77,22 +78,23 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
         _check_process(root)
         system = self._open_filesystem()
         prefix = system._strip_protocol(root).rstrip("/") + "/"
-        paths = [(path.removeprefix(prefix), path, info) for path, info in system.find(prefix, detail=True).items()]
-        files = [each for each in sorted(paths, key=lambda each: each[0]) if "/" in each[0]]
-        self.classes = sorted({name.split("/")[0] for name, _, _ in files})
+        found = {path.removeprefix(prefix): (path, info) for path, info in system.find(prefix, detail=True).items()}
+        names = sorted(name for name in found if "/" in name)
+        self.classes = sorted({name.split("/")[0] for name in names})
         self.class_to_idx = {name: index for index, name in enumerate(self.classes)}
-        files = [each for each in files if each[0].lower().endswith(IMG_EXTENSIONS)]
-        labels = [name.split("/")[0] for name, _, _ in files]
+        names = [name for name in names if name.lower().endswith(IMG_EXTENSIONS)]
+        labels = [name.split("/")[0] for name in names]
         if missing := {*self.classes} - {*labels} or (not self.classes and {root}):
             raise FileNotFoundError(
                 f"{root}: no image in {', '.join(sorted(missing))}. Images must be in one folder per class, such as "
                 f"{root.rstrip('/')}/class/image.jpg, and end in {', '.join(IMG_EXTENSIONS)}"
             )
+        files = [found[name] for name in names]
         self._versions = [
-            (path, int(info["size"]), str(info.get("ETag") or info.get("mtime") or "")) for _, path, info in files
+            (path, int(info["size"]), str(info.get("ETag") or info.get("mtime") or "")) for path, info in files
         ]
         self.targets = [self.class_to_idx[label] for label in labels]
-        urls = [str(system.unstrip_protocol(path)) for _, path, _ in files]
+        urls = [str(system.unstrip_protocol(path)) for path, _ in files]
         self.samples = list(zip(urls, self.targets))
         self.imgs = self.samples
 
@@ -134,14 +136,12 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
 
     def _fetch(self, index: int) -> bytes | Exception:
         """Return the content of a file, or the error of the last attempt."""
-        version = self._versions[index]
-        cache = self._open_cache()
-        data = cache.get(version) if cache is not None else None
-        if data is not None:
-            return bytes(data)
-        fetched = self._download(version[0])
-        if cache is not None and isinstance(fetched, bytes):
-            cache.set(version, fetched)
+        version, cache = self._versions[index], self._open_cache()
+        fetched = cache.get(version) if cache is not None else None
+        if fetched is None:
+            fetched = self._download(version[0])
+            if cache is not None and isinstance(fetched, bytes):
+                cache.set(version, fetched)
         return fetched
 
     def _download(self, path: str) -> bytes | Exception:
@@ -163,14 +163,11 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
             # s3fs opens only ten connections by default.
             config = {"max_pool_connections": self._connections} | (options.get("config_kwargs") or {})
             options = options | {"config_kwargs": config}
-        return _import_fsspec().core.url_to_fs(self.root, **options)[0]
+        return _import("fsspec.core", "RemoteImageFolder").url_to_fs(self.root, **options)[0]
 
     def _open_cache(self) -> Any:
         if self._cache_dir is not None and self._cache is None:
-            try:
-                import diskcache
-            except ImportError as missing:
-                raise ImportError("cache_dir requires diskcache: pip install 'proxyloader[remote]'") from missing
+            diskcache = _import("diskcache", "cache_dir")
             self._cache = diskcache.Cache(os.fspath(self._cache_dir), size_limit=self._cache_bytes)
         return self._cache
 
@@ -190,7 +187,7 @@ def _open(data: bytes | Exception, url: str) -> Image.Image:
 
 def _get_package(url: str) -> str:
     """Return the name of the package that implements the file system of a URL, or ""."""
-    core = _import_fsspec().core
+    core = _import("fsspec.core", "RemoteImageFolder")
     try:
         return str(core.get_filesystem_class(core.split_protocol(url)[0]).__module__).split(".")[0]
     except (ImportError, ValueError):  # fsspec raises it again with advice when it opens the URL
@@ -211,9 +208,9 @@ def _check_process(root: str) -> None:
         )
 
 
-def _import_fsspec() -> Any:
+def _import(module: str, user: str) -> Any:
     try:
-        import fsspec.core
+        return importlib.import_module(module)
     except ImportError as missing:
-        raise ImportError("RemoteImageFolder requires fsspec: pip install 'proxyloader[remote]'") from missing
-    return fsspec
+        package = module.partition(".")[0]
+        raise ImportError(f"{user} requires {package}: pip install 'proxyloader[remote]'") from missing

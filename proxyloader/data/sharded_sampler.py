@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, Sampler
+from torch.utils.data import IterableDataset, Sampler
 
 from .._random_state import make_generator
 from .._validation import check_int
@@ -148,11 +148,11 @@ class LastBatchPolicy(enum.Enum):
         Raises:
             ValueError: the policy is none of these.
         """
-        name = policy.name.lower() if isinstance(policy, enum.Enum) else str(policy).lower()
-        if name not in [each.value for each in cls]:
+        name = policy.name if isinstance(policy, enum.Enum) else str(policy)
+        if name.upper() not in cls.__members__:
             allowed = ", ".join(f"{each.value!r}" for each in cls)
             raise ValueError(f"last_batch_policy must be {allowed} or a member of LastBatchPolicy, got {policy!r}")
-        return cls(name)
+        return cls[name.upper()]
 
 
 class ShardedSampler(Sampler[int]):
@@ -283,11 +283,10 @@ class ShardedSampler(Sampler[int]):
     @property
     def shard_spec(self) -> dict[str, Any]:
         """How samples are split into shards, equal in all processes. A mid-epoch checkpoint depends on it."""
-        full = self.last_batch_policy is not LastBatchPolicy.PARTIAL
         return {
             "num_shards": self.num_shards,
             "last_batch_policy": self.last_batch_policy.value,
-            "batch_size": self.batch_size if full else None,
+            "batch_size": None if self.last_batch_policy is LastBatchPolicy.PARTIAL else self.batch_size,
             "shuffle": self.shuffle,
             "seed": self.seed if self.shuffle else None,
         }
@@ -327,7 +326,12 @@ def build_sampler(
                 f"{sampler.last_batch_policy.value!r}, got {batch_size}"
             )
         for each in (sampler, getattr(batch_sampler, "sampler", None)):
-            _check_sharded_once(each)
+            inner = getattr(getattr(each, "dataset", None), "_sampler", None)  # of Lightning's sampler
+            if isinstance(inner, ShardedSampler) and inner.num_shards > 1 and getattr(each, "num_replicas", 1) > 1:
+                raise ValueError(
+                    f"{type(each).__name__} splits the shards of num_shards={inner.num_shards} again, so some samples "
+                    "would never be used. Remove num_shards, or pass use_distributed_sampler=False to Lightning"
+                )
         return None
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ValueError(
@@ -346,26 +350,10 @@ def build_sampler(
     if drop_last and policy is not LastBatchPolicy.DROP:
         raise ValueError(f"drop_last=True contradicts last_batch_policy={policy.value!r}. Remove one, or use 'drop'")
     shard: tuple[Any, ...] = dataclasses.astuple(num_shards) if isinstance(num_shards, World) else (num_shards,)
-    options: dict[str, Any] = {"shuffle": bool(shuffle), "seed": seed or 0, "last_batch_policy": policy}
-    sharded = ShardedSampler(dataset, *shard, batch_size=batch_size, **options)
+    order: dict[str, Any] = {"shuffle": bool(shuffle), "seed": seed or 0}
+    sharded = ShardedSampler(dataset, *shard, **order, last_batch_policy=policy, batch_size=batch_size)
     sharded.world.check_processes()
     return sharded
-
-
-def _check_sharded_once(sampler: Any) -> None:
-    """Raise ValueError if Lightning's sampler splits the indices of a shard again."""
-    inner = getattr(getattr(sampler, "dataset", None), "_sampler", None)
-    if isinstance(inner, ShardedSampler) and inner.num_shards > 1 and getattr(sampler, "num_replicas", 1) > 1:
-        raise ValueError(
-            f"{type(sampler).__name__} splits the shards of num_shards={inner.num_shards} again, so some samples would "
-            "never be used. Remove num_shards, or pass use_distributed_sampler=False to Lightning"
-        )
-
-
-def find_sharded_sampler(sampler: Any) -> ShardedSampler | None:
-    """Return ``sampler``, or the sampler inside torch's BatchSampler, if it is a ShardedSampler; otherwise None."""
-    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
-    return inner if isinstance(inner, ShardedSampler) else None
 
 
 def check_shard_spec(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:

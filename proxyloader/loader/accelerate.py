@@ -20,7 +20,8 @@ from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-from ..data.sharded_sampler import find_sharded_sampler
+from ..data.sharded_sampler import ShardedSampler
+from ..workers.request_sampler import unwrap_batch_sampler
 from .dataloader import DataLoader
 from .options import OPTION_NAMES
 
@@ -109,8 +110,8 @@ def _supports_state(arguments: dict[str, Any], processes: int) -> bool:
 def _check_sharding(batch_sampler: Any, processes: int) -> None:
     """Raise ValueError if Accelerate would shard batches that are already sharded."""
     processes = getattr(batch_sampler, "num_processes", processes)
-    shards = find_sharded_sampler(batch_sampler) or find_sharded_sampler(getattr(batch_sampler, "batch_sampler", None))
-    if shards is not None and shards.num_shards > 1 and processes > 1:
+    shards = unwrap_batch_sampler(batch_sampler)
+    if isinstance(shards, ShardedSampler) and shards.num_shards > 1 and processes > 1:
         raise ValueError(
             f"Accelerate shards the loader over {processes} processes, but it already has num_shards="
             f"{shards.num_shards}, so samples would be missing. Create the loader without num_shards"

@@ -1,27 +1,40 @@
-"""BatchAssembler: combines a packed batch and the outputs of its runs into the final batch. Main process."""
+"""BatchAssembler: combines a packed batch and the outputs of its runs into the final batch. Main process.
+
+It also finds the images that a run fails on, and repeats the run without them.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable
+import os
+import re
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from ..dali.output_format import stack
+from .._random_state import preserve_rng
+from ..dali.output_format import stack, stack_or_list
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
+from ..data.encoded_image import EncodedImage
+from ..data.hooks import deferred
 from ..data.lazy_tensor import RESIZE, check_same_size
 from ..errors import ImageError, PipelineError
+from ..kernels.programs import Schedule
+from ..workers.fetch import MAX_ATTEMPTS, no_replacement
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import KERNELS, ContentUnpickler
-from .backend import ImageCounts
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
-from .recovery import BatchRecovery, RecoveredBatch
-from .stats import WAIT, profile_row
+from .stats import WAIT, ImageCounts, profile_row
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
@@ -37,6 +50,9 @@ RESIZE_IN_GRAPH = (
 
 SKIPPED_BATCH = object()
 """Sentinel for a batch without readable samples."""
+
+Failures = dict[tuple[int, int], ImageError]
+"""The error of each image that DALI failed on, by (run, number of the decoded image)."""
 
 
 class BatchAssembler:
@@ -56,7 +72,6 @@ class BatchAssembler:
         self._options, self._on_error, self._format = options, options.on_error, options.format
         self._counts = counts
         counts.begin_epoch()
-        self._recovery = BatchRecovery(feed.servers, feed.pool, options)
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
         """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample.
@@ -83,13 +98,11 @@ class BatchAssembler:
             if not self._options.translate:
                 return tree_map(self._to_device, content)
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
-        results = [self._collect(run, pipeline_run) for run, pipeline_run in zip(batch.runs, in_flight.pipeline_runs)]
-        outputs = [result for result in results if not isinstance(result, PipelineError)]
-        if len(outputs) < len(results):
-            recovered = self._recovery.recover(batch, results)
-            if recovered.failures:
-                return self._handle_failures(batch, recovered)
-            outputs = recovered.outputs
+        outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, in_flight.pipeline_runs)]
+        if any(isinstance(result, PipelineError) for result in outputs):
+            outputs, failures = self._recover(batch, outputs)
+            if failures:
+                return self._handle_failures(batch, outputs, failures)
         is_custom = any(run.schedule is None and run.server not in self._pool.plans for run in batch.runs)
         resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if is_custom else RESIZE)
         content = ContentUnpickler(batch.content, resolve, self._pin, batch.objects, self._options.image_device).load()
@@ -134,21 +147,6 @@ class BatchAssembler:
         except PipelineError as error:
             return error.with_traceback(None)  # the traceback would reference this frame
 
-    def _handle_failures(self, batch: PackedBatch, recovered: RecoveredBatch) -> Any:
-        """Raise, skip or replace the samples whose images DALI failed on, depending on ``on_error``."""
-        if self._on_error == "raise":
-            errors = self._recovery.errors(batch, recovered)
-            unreadable = [UnreadableSample.from_error(error.index, error) for error in errors]
-            self._errors.add(unreadable, self._on_error)
-            raise unreadable[0].error("; ".join(map(str, errors)), errors[0].code)
-        try:
-            samples, unreadable = self._recovery.samples(batch, recovered)
-        except ImageError as error:  # a replacement is missing
-            self._errors.add([UnreadableSample.from_error(error.index, error)], "raise")
-            raise
-        self._errors.add(unreadable, self._on_error)
-        return self._collate(batch, samples if batch.batched else samples[0]) if samples else SKIPPED_BATCH
-
     def _collate(self, batch: PackedBatch, samples: Any) -> Any:
         """Call the user's collate_fn on decoded samples, seeded for the batch if the loader has a seed."""
         fetcher = self._pool.fetcher
@@ -156,6 +154,157 @@ class BatchAssembler:
             if batch.request is not None:
                 fetcher.seed_batch(batch.request)
             return self._format.convert_batch(self._collate_fn(samples))
+
+    # --- failed runs --------------------------------------------------------------------------------------------------
+
+    def _handle_failures(self, batch: PackedBatch, outputs: list[Outputs], failures: Failures) -> Any:
+        """Raise, skip or replace the samples whose images DALI failed on, depending on ``on_error``."""
+        if self._on_error == "raise":
+            errors = self._locate(batch, failures)
+            unreadable = [UnreadableSample.from_error(error.index, error) for error in errors]
+            self._errors.add(unreadable, "raise")
+            raise unreadable[0].error("; ".join(map(str, errors)), errors[0].code)
+        try:
+            samples, unreadable = self._readable_samples(batch, outputs, failures)
+        except ImageError as error:  # a replacement is missing
+            self._errors.add([UnreadableSample.from_error(error.index, error)], "raise")
+            raise
+        self._errors.add(unreadable, self._on_error)
+        return self._collate(batch, samples if batch.batched else samples[0]) if samples else SKIPPED_BATCH
+
+    def _locate(self, batch: PackedBatch, failures: Failures) -> list[ImageError]:
+        """Return the error of each failed image, with the index of its sample if known."""
+        indices = batch.sample_indices
+        if indices is None or len(batch.runs) != 1 or not _has_one_image_each(batch.runs[0], len(indices)):
+            return [error.at(_describe_batch(batch)) for error in failures.values()]
+        return [error.at(f"dataset[{indices[row]}]", index=indices[row]) for (_, row), error in failures.items()]
+
+    def _readable_samples(
+        self, batch: PackedBatch, outputs: list[Outputs], failures: Failures
+    ) -> tuple[list[Any], list[UnreadableSample]]:
+        """Return the readable samples of the batch with replacements, and the unreadable ones.
+
+        The last sample of a batch without readable ones is also replaced if the fetcher fills batches.
+        """
+        samples: list[Any] = []
+        unreadable: list[UnreadableSample] = []
+        indices = batch.sample_indices or [None] * len(batch.samples)
+        for number, (index, data) in enumerate(zip(indices, batch.samples), 1):
+            try:
+                samples.append(self._unpickle(data, batch, outputs, failures))
+            except ImageError as error:
+                error.__traceback__ = None  # the traceback would reference this frame
+                unreadable.append(UnreadableSample.from_error(index, error))
+                is_empty = index is not None and not samples and number == len(indices)
+                if self._on_error == "replace" or (is_empty and self._pool.fetcher.fills_batches):
+                    samples.append(self._find_replacement(batch, index, unreadable))
+        return samples, unreadable
+
+    def _find_replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
+        epoch = batch.request.epoch if batch.request is not None else 0
+        fetcher, packer = self._pool.fetcher, self._pool.packer
+        assert packer is not None
+        candidate, attempts = index, min(MAX_ATTEMPTS, len(fetcher.dataset) - 1)
+        for _ in range(attempts):
+            is_deferred = contextlib.nullcontext() if fetcher.deferral is None else deferred(fetcher.deferral)
+            with preserve_rng(), is_deferred:
+                candidate, sample = fetcher.next_readable(candidate, epoch, unreadable)
+            single = packer.pack_alone(sample)
+            if not single.runs and not single.is_computed:
+                return sample
+            outputs, failures = self._recover(single, [self._run(single, run) for run in single.runs])
+            if not failures:
+                return self._unpickle(single.content, single, outputs, failures)[0]
+            unreadable.extend(UnreadableSample.from_error(candidate, error) for error in failures.values())
+        raise no_replacement(index, unreadable, attempts)
+
+    def _unpickle(self, data: bytes, batch: PackedBatch, outputs: list[Outputs], failures: Failures) -> Any:
+        """Return a sample, or raise the error of one of its images."""
+
+        def resolve(place: tuple[int, int, int]) -> torch.Tensor:
+            output, run, row = place
+            if (error := failures.get((run, batch.runs[run].find_file(output, row)))) is not None:
+                raise error
+            return outputs[run][output][row]
+
+        return ContentUnpickler(data, resolve, objects=batch.objects, device=self._options.image_device).load()
+
+    def _recover(
+        self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]
+    ) -> tuple[list[Outputs], Failures]:
+        """Repeat the failed runs. Return the outputs of all runs; the rows of failed images hold arbitrary values.
+
+        Raises:
+            PipelineError: DALI fails although Pillow decodes all images, or a hand-written pipeline fails and
+                ``on_error`` is "raise".
+        """
+        recovered: list[Outputs] = []
+        failures: Failures = {}
+        for number, (run, outputs) in enumerate(zip(batch.runs, results)):
+            if isinstance(outputs, PipelineError):
+                outputs, errors = self._rerun(batch, run, outputs)
+                failures |= {(number, row): error for row, error in errors.items()}
+            recovered.append(self._format.convert_outputs(outputs))
+        return recovered, failures
+
+    def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:
+        if not self._servers[run.server].pipeline.exec_dynamic:
+            outputs = self._run(batch, run)  # in DALI's old executor, the batches after a bad one fail as well
+            if not isinstance(outputs, PipelineError):
+                return outputs, {}
+        if run.schedule is not None or run.server in self._pool.plans:
+            return self._run_with_pillow(batch, run)
+        if self._on_error != "raise":
+            return self._run_one_by_one(batch, run)
+        advice = "on_error='skip' finds and skips the sample that fails"
+        raise error.at(f"{_describe_batch(batch)} ({advice})", indices=batch.sample_indices) from error
+
+    def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
+        images, *rest = map(list, batch.inputs(run, self._pool.arena))
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
+            decoded: list[Any] = list(pool.map(_decode, images, run.sources))
+        failures = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
+        good_row = next((row for row in range(len(decoded)) if row not in failures), None)
+        if good_row is None or (failures and self._on_error == "raise"):
+            return [], failures
+        schedule = batch.schedule(run, self._pool.arena)
+        for row in failures:  # the run requires an input in each row
+            if schedule is not None:
+                decoded[row] = _blank(schedule.shapes[row])
+                continue
+            for column in (decoded, *rest):
+                column[row] = column[good_row]
+        return self._submit(run, [decoded, *map(_stack_arrays, rest)], schedule), failures
+
+    def _run_one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
+        """Run each sample of a hand-written pipeline alone to find those that it fails on."""
+        inputs = batch.inputs(run, self._pool.arena)
+        rows: list[Outputs] = []
+        failures: dict[int, ImageError] = {}
+        for row, source in enumerate(run.sources):
+            try:
+                rows.append(self._submit(run, [[column[row]] for column in inputs], None))
+            except PipelineError as error:
+                reason = f"the pipeline fails on it: {_describe_failure(error.__cause__ or error)}"
+                failures[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
+                rows.append([])
+        count = max(map(len, rows))
+        return [stack_or_list([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], failures
+
+    def _submit(self, run: PackedRun, inputs: Sequence[Any], schedule: Schedule | None) -> Outputs:
+        server: Any = self._servers[run.server]
+        outputs: Outputs = server.collect(server.submit(inputs, *(() if schedule is None else (schedule,))))
+        return outputs
+
+    def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
+        server = self._servers[run.server]
+        server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
+        try:
+            return self._submit(run, batch.inputs(run, self._pool.arena), batch.schedule(run, self._pool.arena))
+        except PipelineError as error:
+            return error.with_traceback(None)
+        finally:
+            server.resume()
 
 
 def _resolve(outputs: list[Outputs], advice: str, place: Any) -> Any:
@@ -172,3 +321,41 @@ def _resolve(outputs: list[Outputs], advice: str, place: Any) -> Any:
             return images
     check_same_size(images, advice)
     return stack(images)
+
+
+def _has_one_image_each(run: PackedRun, samples: int) -> bool:
+    """Return whether the decoded images of a run seem to be those of the samples, in their order."""
+    files = run.files
+    if files is None or len(run) != samples:
+        return len(run) == samples
+    is_in_turn = len(files) % samples == 0 and bool((files.reshape(-1, samples) == np.arange(samples)).all())
+    return is_in_turn or bool((np.diff(files) >= 0).all())
+
+
+def _describe_batch(batch: PackedBatch) -> str:
+    indices = batch.sample_indices
+    return "in a batch of an IterableDataset" if indices is None else f"in the batch of dataset indices {list(indices)}"
+
+
+def _describe_failure(error: BaseException) -> str:
+    """Return the failed operator and its error in one line, or DALI's message if it names no operator."""
+    match = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
+    return ": ".join(match.groups()) if match is not None else str(error)
+
+
+def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:
+    try:
+        decoded = EncodedImage(image.tobytes(), 0, 0, source).decoded()
+        return np.frombuffer(EncodedImage.from_pil(decoded, source).data, np.uint8)
+    except ImageError as error:
+        return error.with_traceback(None)  # the traceback would reference this frame
+
+
+def _blank(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    """Return the file of a black image of this shape."""
+    height, width, _ = shape
+    return np.frombuffer(EncodedImage.from_pil(Image.new("RGB", (width, height))).data, np.uint8)
+
+
+def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
+    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays

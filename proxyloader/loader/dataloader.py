@@ -16,26 +16,26 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import DataLoader as TorchDataLoader
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
 
+from .._validation import check_int
 from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import describe_dataset, find_plans, get_length, get_sources, has_transform
 from ..data.deferral import Deferral
+from ..data.placeholders import Proxy
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
-from ..workers.loader_state import LoaderState, is_stateful
+from ..workers.fetch import PassedSamples
+from ..workers.loader_state import LoaderState, carry_over, dataset_state, is_stateful
 from ..workers.pool import WorkerPool, run_size
-from ..workers.request_sampler import unwrap_batch_sampler
-from ..workers.scan_checks import PassedSamples
+from ..workers.request_sampler import record_upcoming_order, sampler_generator, sampler_state, unwrap_batch_sampler
 from .assembly import BatchAssembler
-from .backend import NO_DALI, NO_SERVER, ImageCounts, describe_backend, find_torch_reason, uses_proxy
-from .checkpoint import CheckpointedLoader
-from .feed import Feed
+from .feed import Feed, PlanServers
 from .iterator import LoaderIterator
-from .options import OPTION_NAMES, LoaderOptions
-from .plan_servers import PlanServers
-from .stats import LoaderStats, StatsRecorder
+from .options import NO_DALI, NO_SERVER, OPTION_NAMES, LoaderOptions, describe_backend, find_torch_reason
+from .stats import ImageCounts, LoaderStats, StatsRecorder
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -64,7 +64,7 @@ class _IsPrepared:
         return False
 
 
-class DataLoader(CheckpointedLoader[T]):
+class DataLoader(TorchDataLoader[T]):
     """A ``torch.utils.data.DataLoader`` whose images are decoded and transformed by DALI.
 
     It accepts every argument of torch's loader, by position and by keyword, with the same meaning and defaults. Worker
@@ -142,6 +142,9 @@ class DataLoader(CheckpointedLoader[T]):
     _counts: ImageCounts
     _recorder: StatsRecorder
     _servers: PlanServers
+    _next_epoch: LoaderState
+    _loader_state: LoaderState | None
+    """State of the current or last epoch, or None."""
 
     _logged: frozenset[str] = frozenset()
     """Warnings that this loader has logged."""
@@ -183,33 +186,22 @@ class DataLoader(CheckpointedLoader[T]):
     ) -> None:
         if hasattr(type(dataset), "produce_data"):
             raise TypeError("pass the server by keyword: DataLoader(dataset, ..., server=server)")
-        sharded = build_sampler(
-            dataset,
-            num_shards,
-            last_batch_policy,
-            batch_size=batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            batch_sampler=batch_sampler,
-            drop_last=drop_last,
-            seed=seed,
-        )
+        order: dict[str, Any] = dict(batch_size=batch_size, shuffle=shuffle, sampler=sampler)
+        order |= dict(batch_sampler=batch_sampler, drop_last=drop_last)
+        sharded = build_sampler(dataset, num_shards, last_batch_policy, **order, seed=seed)
         if sharded is not None:
-            shuffle, sampler, drop_last = None, sharded, sharded.last_batch_policy is LastBatchPolicy.DROP
+            drops_last = sharded.last_batch_policy is LastBatchPolicy.DROP
+            order |= dict(shuffle=None, sampler=sharded, drop_last=drops_last)
         super().__init__(
             dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
+            **order,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
             prefetch_factor=prefetch_factor,
             persistent_workers=persistent_workers,
             pin_memory_device=pin_memory_device,
@@ -243,7 +235,7 @@ class DataLoader(CheckpointedLoader[T]):
             patch_accelerate()
         if (reason := self._torch_reason) == NO_DALI:
             self._warn(f"{reason}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice")
-        if not reason and server is None and uses_proxy(dataset):
+        if not reason and server is None and any(isinstance(each, Proxy) for each in self._find_transforms()):
             self._warn(NO_SERVER)
         self._find_plans()  # reports a dtype that no batch can have
 
@@ -297,32 +289,26 @@ class DataLoader(CheckpointedLoader[T]):
         try:
             # Workers start while the pipelines are built. They fork before DALI starts threads.
             try:
-                batches = self._start(pool, loader_state)
+                batches = pool.start(self, loader_state)
             except RuntimeError as error:
                 if not self.persistent_workers:
                     raise
                 log.warning("a persistent worker was lost (%s); starting new ones", str(error))
                 pool.broken = True
                 pool = self._prepare_pool(loader_state)
-                batches = self._start(pool, loader_state)
+                batches = pool.start(self, loader_state)
             options, feed, assembler = self._options, None, None
             is_deferring = pool.fetcher.deferral is not None and pool.fetcher.deferral.is_active
             expects_images = is_deferring and options.server is None and has_transform(self.dataset)
             servers = self._servers.begin_epoch(pool.plans, options, expects_images)
             self._log_epoch()
             if not pool.uses_torch_batches:
-                discover = functools.partial(self._servers.discover, options=options)
-                serve = functools.partial(self._servers.serve, options=options)
-                feed = Feed(batches, pool, servers, discover, serve, loader_state, options.prefetch)
+                feed = Feed(batches, pool, self._servers, servers, loader_state, options)
                 assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
             iterator.begin(batches, pool, loader_state, feed, assembler)
         except BaseException:
             pool.shut_down(batches)
             raise
-
-    def _start(self, pool: WorkerPool, loader_state: LoaderState) -> Any:
-        pool.workers._IterableDataset_len_called = self._IterableDataset_len_called  # for torch's warning
-        return pool.start(loader_state, self.seed, self.generator, self._seed_generator)
 
     @property
     def errors(self) -> UnreadableSamples:
@@ -347,44 +333,38 @@ class DataLoader(CheckpointedLoader[T]):
         """
         pool = self._pool
         feed = None if pool is None or pool.feed is None else pool.feed()
-        return self._recorder.stats(0 if feed is None else feed.batches_ahead, len(self._errors))
+        return self._recorder.stats(0 if feed is None else len(feed), len(self._errors))
 
     def __repr__(self) -> str:
         return f"<proxyloader.DataLoader of {describe_dataset(self.dataset)}: {self.backend}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy starts without workers and pipelines, at the same epoch.
-        fresh = {"_loader_state": None, "_passed_samples": None, "_errors": UnreadableSamples()}
-        fresh |= {"_next_epoch": LoaderState(self._next_epoch.epoch)} | self._new_counts()
-        unbound = {"_process": 0, "_begin_lock": None}  # a lock cannot be pickled
-        return self.__dict__ | _new_process_state(self) | fresh | unbound
+        # A copy starts without workers and pipelines, at the same epoch. A lock cannot be pickled.
+        fresh: dict[str, Any] = {"_loader_state": None, "_passed_samples": None, "_process": 0, "_begin_lock": None}
+        fresh |= {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
+        return self.__dict__ | _new_process_state(self) | self._new_counts() | fresh
 
     def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
         pool, counts, previous = self._pool, self._counts, self._loader_state
         discovered = self._servers.drop_unused()
         if pool is not None and pool.requests is not None:
             pool.requests.roll_back_draws()
-        # Only new workers load the states of a checkpoint. A stream of torch's own batches cannot skip to its position.
-        is_torch_stream = pool is not None and pool.worker_dataset is None
-        needs_new = loader_state.resumes and (is_torch_stream or bool(loader_state.worker_states))
-        if pool is not None and pool.packer is not None:  # a change of device or dtype changes what workers prepare
-            needs_new |= pool.packer.kernel_output != self._options.kernel_output
-        if pool is not None and self.persistent_workers and not (pool.broken or needs_new):
-            if not loader_state.resumes and previous is not None:
-                loader_state.worker_states = self._states_at_end(previous)
-            # After an epoch that was left early, requests tell workers which draws to roll back.
-            must_roll_back = not pool.uses_torch_batches and (previous is None or not previous.finished)
-            if pool.requests is not None and pool.worker_dataset is not None:  # workers accept requests and indices
-                uses_torch_batches = not must_roll_back and self._uses_torch_batches(False, loader_state)
-                pool.uses_torch_batches = pool.requests.yields_indices = uses_torch_batches
-            return pool  # persistent workers keep their dataset
+        if pool is not None and self.persistent_workers and not pool.broken:
+            # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
+            # change of device or dtype changes what workers prepare.
+            needs_new = loader_state.resumes and (pool.uses_torch_batches or bool(loader_state.worker_states))
+            needs_new |= pool.packer is not None and pool.packer.kernel_output != self._options.kernel_output
+            if not needs_new:
+                if not loader_state.resumes and previous is not None:
+                    loader_state.worker_states = self._states_at_end(previous)
+                return pool  # persistent workers keep their dataset
         options, reason = self._options, self._torch_reason
-        transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
+        transforms = self._find_transforms()
         counts.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         sends_to_gpu = not options.translate and options.on_gpu
         if self._uses_torch_batches(bool(reason) and not sends_to_gpu, loader_state):
-            self._pool = WorkerPool.build_torch(self)
+            self._pool = WorkerPool(self)
             return self._pool
         arena = pool.reusable_arena() if pool is not None else None
         if not (options.check_scans and options.on_gpu):
@@ -396,8 +376,11 @@ class DataLoader(CheckpointedLoader[T]):
             has_fallen_back, can_stop = counts.has_fallen_back, options.server is None
             has_images = has_fallen_back and counts.has_images
             deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images, can_stop)
-        self._pool = WorkerPool.build(self, plans, arena, self._passed_samples, loader_state, deferral)
+        self._pool = WorkerPool(self, loader_state, plans, arena, self._passed_samples, deferral)
         return self._pool
+
+    def _find_transforms(self) -> list[Any]:
+        return [getattr(source, "transform", None) for source in get_sources(self.dataset)]
 
     @property
     def _torch_reason(self) -> str:
@@ -419,7 +402,7 @@ class DataLoader(CheckpointedLoader[T]):
         """
         options, counts = self._options, self._counts
         never_uses_dali |= counts.has_fallen_back and not counts.has_images
-        sampler_type = type(unwrap_batch_sampler(self._user_sampler))  # other samplers' states are recorded per batch
+        sampler_type = type(self._inner_sampler)  # other samplers' states are recorded per batch
         return (
             never_uses_dali
             and (options.server, options.seed, options.on_error) == (None, None, "raise")
@@ -452,6 +435,129 @@ class DataLoader(CheckpointedLoader[T]):
         is_short = time.monotonic() - self._first_epoch_s < SHORT_EPOCH_S
         if is_forked and is_short and self._servers.queues and not self._options.on_gpu:
             self._warn(FORK_WARNING)
+
+    # --- checkpoints ------------------------------------------------------------------------------------------------
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, as with ``DistributedSampler``. By default the loader counts epochs."""
+        check_int("epoch", epoch, 0)
+        if self._next_state.epoch != epoch:
+            self._set_next_state(LoaderState(epoch))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the loop: epoch, number of batches returned, and the states that determine the order.
+
+        Can be called at any time, even in every step. The state can be pickled or saved with ``torch.save``. The
+        semantics are those of ``torchdata.stateful_dataloader.StatefulDataLoader``.
+
+        Raises:
+            ValueError: in the middle of an epoch with ``in_order=False``, as the remaining batches are unknown.
+        """
+        current, is_ordered = self._loader_state, self.in_order or self.num_workers <= 1
+        if current is not None and current.batches and not current.finished and not is_ordered:
+            raise ValueError(
+                "with in_order=False the remaining batches of an epoch are unknown; call state_dict between epochs, or "
+                "use in_order=True"
+            )
+        state = self._state_between_epochs() if current is None or current.finished else self._state_in_epoch(current)
+        depends_on_workers = isinstance(self.dataset, IterableDataset) or bool(state.worker_states)
+        return state.state_dict(self._fingerprint | ({} if depends_on_workers else {"num_workers": None}))
+
+    def _state_in_epoch(self, current: LoaderState) -> LoaderState:
+        state, pool = current.copy(), self._pool
+        if not state.batches and not isinstance(self.dataset, IterableDataset):
+            record_upcoming_order(state, self._inner_sampler, self.seed, "next")
+        if pool is not None and self.num_workers:  # each batch carries the state of its worker
+            unknown = [worker for worker in range(self.num_workers) if worker not in state.worker_states]
+            state.worker_states |= pool.states_at_start(unknown)
+        elif pool is not None and pool.worker_dataset is not None:
+            state.worker_states = {0: saved} if (saved := pool.worker_dataset.state()) else {}
+        return state
+
+    def _state_between_epochs(self) -> LoaderState:
+        state, previous = self._next_state.copy(), self._loader_state
+        if state.resumes:  # a state was loaded, and its epoch has not started
+            return state
+        sampler = self._inner_sampler
+        record_upcoming_order(state, sampler, self.seed, "iter")
+        if self._seed_generator is not None:
+            state.generator_states["workers"] = self._seed_generator.get_state()
+        workers_persist = self.persistent_workers and self._pool is not None and self._pool.has_workers
+        state.new_workers = not workers_persist and (sampler_generator(sampler) is not None or self.generator is None)
+        if previous is not None:
+            # A sampler with set_epoch restarts at each epoch, so its position does not matter.
+            if not hasattr(sampler, "set_epoch"):
+                state.sampler_state = sampler_state(sampler)
+            if not self.num_workers:
+                state.worker_states = {0: saved} if (saved := dataset_state(self.dataset)) else {}
+            elif self.persistent_workers:
+                state.worker_states = self._states_at_end(previous)
+        return state
+
+    def _states_at_end(self, previous: LoaderState) -> dict[int, dict[str, Any]]:
+        states = dict(previous.worker_states)
+        if self._pool is not None and self._pool.board is not None:
+            states |= self._pool.board.read_end_states()
+        return {worker: carry_over(state) for worker, state in states.items()}
+
+    @property
+    def _seed_generator(self) -> torch.Generator | None:
+        """The user's generator, from which torch draws worker seeds; None if the sampler also uses it."""
+        generator = self.generator if isinstance(self.generator, torch.Generator) else None  # torch rejects others
+        return None if generator is sampler_generator(self._inner_sampler) else generator
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Resume in the next iteration where ``state_dict`` was called, with the remaining batches.
+
+        The remaining samples and their order are always restored, and so are their random numbers if the loader has a
+        ``seed``. In this case, the number of workers may differ. With ``num_shards`` or a ``DistributedSampler``, the
+        number of processes may differ: they share the remaining samples. A custom batch sampler is advanced past the
+        earlier batches, and so is an IterableDataset, which requires the same number of workers.
+
+        Raises:
+            ValueError: the argument is not such a state, or comes from a loader with a different seed or number of
+                samples; or it is from the middle of an epoch, and the order (``shuffle``, ``num_shards`` or none) or,
+                for an IterableDataset, the number of workers differs.
+        """
+        saved = LoaderState.from_state_dict(state_dict, self._fingerprint)
+        self._set_next_state(saved.resume_for(self._sharded))
+        self._loader_state = None
+
+    @property
+    def _fingerprint(self) -> dict[str, Any]:
+        """What a loader must have in common with the one that saved a state."""
+        return {
+            "seed": self.seed,
+            "dataset_length": None if isinstance(self.dataset, IterableDataset) else get_length(self.dataset),
+            # "" for any other sampler
+            "order": {RandomSampler: "shuffled", SequentialSampler: "unshuffled"}.get(type(self._inner_sampler), ""),
+            "num_workers": self.num_workers,
+        }
+
+    @property
+    def _inner_sampler(self) -> Any:
+        return unwrap_batch_sampler(self.sampler if self.batch_sampler is None else self.batch_sampler)
+
+    @property
+    def _has_own_order(self) -> bool:
+        """Whether the sampler draws from its own generator."""
+        return sampler_generator(self._inner_sampler) is not None
+
+    @property
+    def _sharded(self) -> ShardedSampler | None:
+        return self._inner_sampler if isinstance(self._inner_sampler, ShardedSampler) else None
+
+    def _set_next_state(self, loader_state: LoaderState) -> None:
+        self._next_epoch = loader_state
+        if self._sharded is not None:
+            self._sharded.set_epoch(loader_state.epoch)
+
+    @property
+    def _next_state(self) -> LoaderState:
+        """State of the next epoch. ``loader.sampler.set_epoch`` of a sharded sampler takes precedence."""
+        if self._sharded is not None and self._sharded.epoch != self._next_epoch.epoch:
+            self._next_epoch = LoaderState(self._sharded.epoch)
+        return self._next_epoch
 
 
 def _new_process_state(loader: DataLoader[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Feed: passes packed batches from the workers to DALI, ahead of the training loop. Main process.
+"""PlanServers: the pipelines of a loader. Feed: passes packed batches from the workers to them. Main process.
 
 NOTE [ No feeder thread ]
 All work is done in ``next()``, in the iterating thread. It receives batches that workers have ready until ``prefetch +
@@ -15,37 +15,122 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..dali.device import cuda_ordinal
 from ..data.deferral import deferring
 from ..errors import InputError
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch
+from ..workers.packing import KERNELS, MAX_NEW_PLANS
 from ..workers.pool import WorkerPool
+from .options import LoaderOptions
 from .stats import SUBMIT, profile_row
 
-if TYPE_CHECKING:  # importing it imports DALI
-    from ..dali.run_queue import PipelineRun
-    from .plan_servers import PlanQueue
+if TYPE_CHECKING:  # importing them imports DALI
+    from ..dali.program_server import ProgramServer
+    from ..dali.run_queue import PipelineRun, RunQueue
+
+    PlanQueue = RunQueue | ProgramServer
+
+
+class PlanServers:
+    """The run queues of a loader's plans. A run has at most ``run_size`` samples."""
+
+    def __init__(self, run_size: int) -> None:
+        self._run_size = run_size
+        self._options: LoaderOptions | None = None  # of the queues
+        self.queues: dict[str, PlanQueue] = {}  # by the key of the plan, or KERNELS
+        self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
+        self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
+
+    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> dict[str, PlanQueue]:
+        """Return the run queues of an epoch by key, including that of the user's server.
+
+        ``expects_images``: whether to start decoding on a GPU before the first batch, although no plan is known.
+        """
+        user_queue = {} if options.server is None else {options.server.runs.key: options.server.runs}
+        if not plans and options.device is not None:
+            cuda_ordinal(options.device)  # raises if the device does not exist
+        self._idle &= plans.keys()
+        active = {key for key in plans if key not in self._idle}
+        if options.has_kernels:
+            active = {KERNELS} if plans or expects_images else set()
+        if options != self._options:  # the user has changed one
+            self.queues, self._options = {}, options
+        # Drop pipelines before building others, as both may not fit into GPU memory.
+        self.queues = {key: queue for key, queue in self.queues.items() if key in active}
+        for key in active - self.queues.keys():
+            self.queues[key] = self._build(plans.get(key), options, plans)
+        return self.queues | user_queue
+
+    def drop_unused(self) -> dict[str, Plan]:
+        """Forget discovered plans without a batch since the last call. Return the others.
+
+        A dataset may create a transform with different arguments for each image or epoch. Such plans do not recur, but
+        without kernels, each has a pipeline.
+        """
+        used = {key for key, queue in self.queues.items() if queue.was_used}
+        if KERNELS not in used:
+            self._idle = (self._idle | self.discovered.keys()) - used
+            self.discovered = {key: plan for key, plan in self.discovered.items() if key in used}
+        for queue in self.queues.values():
+            queue.was_used = False
+        return self.discovered
+
+    def discover(self, plans: Iterable[Plan], options: LoaderOptions) -> None:
+        """Keep plans that arrived with a batch for later epochs. With kernels, only the first of them, for the log."""
+        for plan in plans:
+            options.format.check(plan)
+            self._idle.discard(plan.key)
+            if not options.has_kernels or len(self.discovered) < MAX_NEW_PLANS:
+                self.discovered[plan.key] = plan
+
+    def serve(self, plan: Plan | None, options: LoaderOptions) -> PlanQueue:
+        """Return the run queue of a plan, or that of all plans that kernels run."""
+        key = KERNELS if plan is None else plan.key
+        if key not in self.queues:
+            self._idle.discard(key)
+            self.queues[key] = self._build(plan, options, {})
+        return self.queues[key]
+
+    def _build(self, plan: Plan | None, options: LoaderOptions, plans: dict[str, Plan]) -> PlanQueue:
+        """Build the run queue of a plan; with None, that of all plans that kernels run, of which some are known."""
+        from ..dali.build import PipelineOptions
+
+        num_threads = None if options.num_threads == "auto" else options.num_threads
+        hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
+        device_id, depth, format = cuda_ordinal(options.device), options.prefetch + 1, options.format
+        pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
+        if plan is not None:
+            from ..dali.plan_server import PlanServer
+
+            return PlanServer(plan, pipeline_options, format)
+        from ..dali.program_server import ProgramServer, get_decoder
+        from ..kernels.launcher import get_launcher
+        from ..kernels.operations import get_output_dtype
+
+        dtypes = {get_output_dtype(each, format.dtype) for each in plans.values()} or {format.dtype or torch.float32}
+        with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
+            launching = [pool.submit(get_launcher, device_id, dtype, format.channels_last) for dtype in dtypes]
+            decoder = get_decoder(pipeline_options)
+            for launcher in launching:
+                launcher.result()
+        return ProgramServer(decoder)
 
 
 @dataclass(eq=False)
 class InFlightBatch:
-    """A batch that the training loop has not received yet.
+    """A batch that the training loop has not received yet."""
 
-    Attributes:
-        batch: the batch from the worker; None if an error occurred before it arrived.
-        pipeline_runs: the DALI runs submitted for ``batch.runs``, in their order.
-        error: the error of the batch, or None.
-    """
-
-    batch: PackedBatch | None = None
-    pipeline_runs: list[PipelineRun] = field(default_factory=list)
+    batch: PackedBatch | None = None  # None if an error occurred before it arrived
+    pipeline_runs: list[PipelineRun] = field(default_factory=list)  # submitted for ``batch.runs``, in their order
     error: Exception | None = None
 
     def inputs_released(self) -> bool:
@@ -61,11 +146,9 @@ class Feed:
 
     Args:
         batches: torch's iterator over the workers of the pool.
-        servers: run queues by key. Queues of plans that arrive with a batch are added.
-        discover: is called with new plans that arrive with a batch.
-        serve: returns the run queue of a plan; with None, that of all plans that kernels run.
+        plan_servers: build run queues of plans that arrive with a batch.
+        servers: run queues by key, to which these are added.
         loader_state: the position in the epoch at which to start.
-        prefetch: maximum number of decoded batches in advance.
 
     Attributes:
         process: ID of the process that created it; 0 if the constructor failed.
@@ -80,19 +163,18 @@ class Feed:
         self,
         batches: Iterator[BatchMessage],
         pool: WorkerPool,
+        plan_servers: PlanServers,
         servers: dict[str, PlanQueue],
-        discover: Callable[[Sequence[Plan]], None],
-        serve: Callable[[Plan | None], PlanQueue],
         loader_state: LoaderState,
-        prefetch: int,
+        options: LoaderOptions,
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
-        self.pool, self.servers, self._discover, self._serve = pool, servers, discover, serve
+        self.pool, self.servers, self._plan_servers, self._options = pool, servers, plan_servers, options
         # Without workers, prefetching gains nothing and would draw random numbers too early. With a deterministic
         # server, it is disabled, as leaving the loop early must not change what later runs draw.
         prefetches = pool.workers.num_workers and servers and not any(queue.deterministic for queue in servers.values())
-        self._prefetch = prefetch if prefetches else 0
+        self._prefetch = options.prefetch if prefetches else 0
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded,
         # unless the dataset or its iterators restore their states.
         self._skip_batches = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
@@ -117,8 +199,7 @@ class Feed:
                 self.pool.requests.roll_back_draws()
         self._batches = None
 
-    @property
-    def batches_ahead(self) -> int:
+    def __len__(self) -> int:
         """Number of batches that are decoded or in DALI, and not yet returned."""
         return len(self._in_flight)
 
@@ -158,26 +239,19 @@ class Feed:
             if getattr(self._batches, "lost", False):
                 self.truncated, self._batches = True, None
         else:
-            is_packed = isinstance(message, BatchMessage)
-            request = None if requests is None else requests.pop_request(message.number if is_packed else None)
+            request = None if requests is None else requests.pop_request(message.number)
             in_flight.batch = PackedBatch(request)  # releases its slot even if the next lines fail
             try:
-                if is_packed:
-                    batch = message.open(request, self.pool.arena)
-                else:  # a batch as torch sends it
-                    batch_size = self.pool.workers.batch_size or 1
-                    size = infer_size(message, batch_size) if request is None else len(request.index_list())
-                    batch = PackedBatch(request, content=message, num_samples=size, has_fallen_back=True)
-                in_flight.batch = batch
+                batch = in_flight.batch = message.open(request, self.pool.arena)
                 if batch.failure is not None:
                     in_flight.error = batch.failure.exception()
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
                 self.pool.plans.update({plan.key: plan for plan in batch.plans})
-                self._discover(batch.plans)
+                self._plan_servers.discover(batch.plans, self._options)
                 for run in batch.runs:
                     plan = self.pool.plans.get(run.server)
                     if run.server not in self.servers and (plan is not None or run.schedule is not None):
-                        self.servers[run.server] = self._serve(plan)
+                        self.servers[run.server] = self._plan_servers.serve(plan, self._options)
                 if in_flight.error is None:
                     self._submit(in_flight, batch)
             except Exception as error:
@@ -196,10 +270,3 @@ class Feed:
                 inputs, schedule = batch.inputs(run, self.pool.arena), batch.schedule(run, self.pool.arena)
                 submit: Any = self.servers[run.server].submit
                 in_flight.pipeline_runs.append(submit(inputs) if schedule is None else submit(inputs, schedule))
-
-
-def infer_size(batch: Any, batch_size: int) -> int:
-    """Return the number of samples in a batch of a stream: the length of its first tensor, or else ``batch_size``."""
-    while isinstance(batch, (tuple, list, dict)) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch) if isinstance(batch, torch.Tensor) and batch.ndim else batch_size

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from time import monotonic
 from typing import Any
 
+import torch
+
 from ..workers.loader_state import LoaderState
+from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
 from .assembly import SKIPPED_BATCH, BatchAssembler
-from .feed import Feed, InFlightBatch, infer_size
+from .feed import Feed
 from .stats import TAKE, StatsRecorder, Step, profile_row
 
 TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
 """Attributes of torch's iterator by which scripts check that its workers and its thread have exited."""
-
-_step = functools.partial(tuple.__new__, Step)
-"""``Step._make`` without its length check."""
 
 
 class LoaderIterator:
@@ -105,7 +104,7 @@ class LoaderIterator:
                     assembler.end_epoch(had_batches)
                 raise StopIteration
             try:
-                self._record_progress(in_flight)
+                self._record_progress(in_flight.batch)
                 if not self._has_batches and in_flight.error is None:
                     assembler.warn_if_idle(in_flight.batch)
                 batch = assembler.assemble(in_flight)
@@ -119,14 +118,15 @@ class LoaderIterator:
         self._recorder.add(packed, step)
         return batch
 
-    def _record_progress(self, in_flight: InFlightBatch) -> None:
-        if self._pool.requests is None:
-            self._loader_state.batches += 1
-        elif in_flight.batch is not None and in_flight.batch.request is not None:
-            self._pool.requests.record_return(in_flight.batch.request, self._loader_state)
-        if in_flight.batch is not None and in_flight.batch.worker_state is not None:
-            self._loader_state.worker_states[in_flight.batch.worker] = in_flight.batch.worker_state
-            self._loader_state.next_worker = (in_flight.batch.worker + 1) % self._pool.workers.num_workers
+    def _record_progress(self, batch: PackedBatch | None) -> None:
+        state, requests = self._loader_state, self._pool.requests
+        if requests is None:
+            state.batches += 1
+        elif batch is not None and batch.request is not None:
+            requests.record_return(batch.request, state)
+        if batch is not None and batch.worker_state is not None:
+            state.worker_states[batch.worker] = batch.worker_state
+            state.next_worker = (batch.worker + 1) % self._pool.workers.num_workers
 
     def _next_torch_batch(self) -> Any:
         # Hot path: for batches of a few numbers, every line adds measurable overhead.
@@ -140,10 +140,10 @@ class LoaderIterator:
             self._pool.broken |= getattr(self._batches, "failed", False)
             self._advance()  # past the failed batch
             raise
-        size = self._advance() or infer_size(batch, self._pool.workers.batch_size or 1)
+        size = self._advance() or _infer_size(batch, self._pool.workers.batch_size or 1)
         now_s = monotonic()
         wait_s = now_s - start_s
-        self._recorder.add_step(_step((start_s - self._last_return_s, wait_s, wait_s, size, 0)), size)
+        self._recorder.add_step(Step(start_s - self._last_return_s, wait_s, wait_s, size), size)
         self._last_return_s = now_s
         return batch
 
@@ -156,3 +156,10 @@ class LoaderIterator:
         size, positions = self._sizes.popleft()
         state.samples += positions
         return size
+
+
+def _infer_size(batch: Any, batch_size: int) -> int:
+    """Return the number of samples in a batch of a stream: the length of its first tensor, or else ``batch_size``."""
+    while isinstance(batch, (tuple, list, dict)) and batch:
+        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
+    return len(batch) if isinstance(batch, torch.Tensor) and batch.ndim else batch_size

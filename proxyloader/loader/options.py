@@ -1,22 +1,36 @@
-"""LoaderOptions: the validated arguments that DataLoader adds to torch's. Main process."""
+"""LoaderOptions: the arguments that DataLoader adds to torch's; what loads the images, and why. Main process."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import importlib.util
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
+from torchvision.datasets import MNIST, SEMEION, USPS
 
 from .._validation import check_int
 from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
+from ..data.dataset import get_sources
 from ..kernels.pillow_check import differing_steps, is_new
 from ..kernels.support import can_compile, find_obstacle
 from ..transforms.plan import Plan
+from .stats import ImageCounts
+
+NO_DALI = "NVIDIA DALI is not installed"
+
+NO_SERVER = (
+    "its .transform is the proxy of a server, but the loader has none: pass server=..., or call server.produce_data on "
+    "each batch"
+)
+
+GREY_ARRAYS = (MNIST, SEMEION, USPS)
+"""FashionMNIST, KMNIST, QMNIST and EMNIST are subclasses of MNIST."""
 
 MAX_THREADS = 1024
 """Maximum number of DALI threads. DALI creates all of them at once and aborts the process if one cannot be created."""
@@ -104,3 +118,53 @@ class LoaderOptions:
 
 OPTION_NAMES = frozenset(field.name for field in fields(LoaderOptions))
 """Names of the arguments. Each is also an attribute of the loader."""
+
+
+def find_torch_reason(dataset: Any, options: LoaderOptions) -> str:
+    """Return why torch alone loads a dataset, which never has images for DALI; "" if it may have some."""
+    if not _dali_is_installed():
+        return NO_DALI
+    if not options.translate:
+        return "translate=False"
+    if options.server is not None:
+        return ""
+    sources = get_sources(dataset)
+    if all(type(source) is TensorDataset for source in sources):
+        return "its samples are in memory, with nothing to decode"
+    # With a GPU, such arrays become LazyTensors, so that results computed from them arrive on the loader's device.
+    if not options.on_gpu and all(map(_has_grey_arrays, sources)):
+        return "its images are grayscale arrays, which DALI does not accept"
+    return ""
+
+
+@functools.cache
+def _dali_is_installed() -> bool:
+    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
+
+
+def _has_grey_arrays(dataset: Any) -> bool:
+    """Return whether this is a torchvision dataset that creates images in mode L from arrays in memory."""
+    own = getattr(type(dataset).__getitem__, "__module__", "") if isinstance(dataset, GREY_ARRAYS) else ""
+    return own.startswith("torchvision.")
+
+
+def describe_backend(
+    reason: str, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
+) -> str:
+    """Describe DALI's transforms with the known plans, or the ``reason`` why torch loads the images."""
+    if reason or counts.has_fallen_back:
+        return f"torch: {reason or counts.fallback_reason}"
+    first = f", the first: {counts.decode_reason}" if counts.decode_reason else ""
+    device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
+    parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
+    if options.server is not None:
+        parts.append("the pipeline of the server")
+    if not parts and counts.images[0]:
+        parts.append("different transforms for each image")
+    if parts:
+        exceptions = f"; the dataset's code decodes some images{first}" if first else ""
+        sent = "decoded images are sent as pixels" if counts.sends_pixels else "JPEGs are sent encoded"
+        return f"DALI on {device}: {'; '.join(parts)}; {sent}{exceptions}"
+    if has_begun:
+        return f"torch: the workers have produced all images loaded so far{first}"
+    return f"DALI on {device}, if the dataset calls transforms on JPEGs"

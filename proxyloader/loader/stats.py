@@ -1,4 +1,4 @@
-"""LoaderStats, the warning about slow input, and the profiler rows of a loader. Main process."""
+"""LoaderStats, the log of the first epoch, the warning about slow input, and the profiler rows. Main process."""
 
 from __future__ import annotations
 
@@ -7,21 +7,23 @@ import json
 import logging
 from collections import Counter, deque
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch.autograd import profiler
 
 from .._cores import cores_of_process
-
-if TYPE_CHECKING:
-    from ..workers.messages import PackedBatch
+from ..data.dataset import describe_dataset, get_length, get_sources
+from ..kernels.support import NO_KERNELS
+from ..workers.messages import PackedBatch
 
 log = logging.getLogger(__name__)
 
 WINDOW_BATCHES = 1000  # number of recent batches whose times are kept
 STARVED_STEPS = 100  # consecutive steps with more waiting than work that trigger the warning
 MIN_LOOP_S = 0.001  # a faster loop does no work that could be delayed
+WARN_FRACTION = 0.05  # of the first epoch's images not decoded by DALI above which a warning is logged
 
 METRICS = {
     "batches": ("batches_total", "Batches returned to the loop."),
@@ -94,14 +96,14 @@ class LoaderStats:
             labels: labels that identify the loader, such as ``loader="train", rank="0"``.
         """
         pairs = ",".join(f"{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in labels.items())
-        lines = []
+        text = ""
         for field, value in self.as_dict().items():
             name, help_text = METRICS[field]
-            lines.append(f"# HELP proxyloader_{name} {help_text}")
-            lines.append(f"# TYPE proxyloader_{name} {'counter' if name.endswith('_total') else 'gauge'}")
+            text += f"# HELP proxyloader_{name} {help_text}\n"
+            text += f"# TYPE proxyloader_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
             value = value / 1000 if field.endswith("_ms") else value
-            lines.append(f"proxyloader_{name}{f'{{{pairs}}}' if pairs else ''} {value}")
-        return "\n".join(lines) + "\n"
+            text += f"proxyloader_{name}{f'{{{pairs}}}' if pairs else ''} {value}\n"
+        return text
 
 
 class Step(NamedTuple):
@@ -199,6 +201,79 @@ class StatsRecorder:
 
 def _sum(steps: list[Step]) -> Step:
     return Step(*map(sum, zip(*steps)))
+
+
+class ImageCounts:
+    """Counts the images of a loader's first epoch by what decoded them, for the log."""
+
+    def __init__(self, dataset: Any, on_gpu: bool) -> None:
+        self._name, self._on_gpu = describe_dataset(dataset), on_gpu
+        # Whether the dataset creates its images from an array in memory, like CIFAR10, and so decodes none.
+        self._has_arrays = all(
+            isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))
+            and len(data) == get_length(source)
+            for source in get_sources(dataset)
+        )
+        self.images = 0, 0, 0  # see ``PackedBatch.image_counts``
+        self._is_logged = self.is_server_idle = False
+        self.decode_reason = ""  # why the workers decoded the first deferred image, if known
+        self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
+        self.sends_pixels = False  # whether all images so far were decoded by Pillow, or are arrays
+        self.has_images = False  # whether the workers have created undecoded images
+
+    @property
+    def fallback_reason(self) -> str:
+        if not self.has_images:
+            return self.decode_reason or "the dataset opens no JPEGs that DALI could decode"
+        return self.decode_reason or "the dataset uses the pixels of its images"
+
+    def begin_epoch(self) -> None:
+        """Reset the counts, as an earlier epoch may have been left early."""
+        if not self._is_logged:
+            self.images = 0, 0, 0
+
+    def add(self, batch: PackedBatch) -> None:
+        (dali, pillow, workers), (new_dali, new_pillow, new_workers) = self.images, batch.image_counts
+        self.images = dali + new_dali, pillow + new_pillow, workers + new_workers
+        self.sends_pixels = new_pillow > 0 and not self.images[0]
+        self.decode_reason = self.decode_reason or batch.decode_reason
+        self.has_images |= batch.has_seen_images
+        if batch.has_fallen_back and not self.has_fallen_back:
+            level = logging.WARNING if self.has_images else logging.INFO
+            log.log(level, "%s falls back to torch's loading: %s", self._name, self.fallback_reason)
+        self.has_fallen_back = batch.has_fallen_back or (self.has_fallen_back and not batch.runs)
+
+    def end_epoch(self) -> None:
+        """Log the counts of the first epoch."""
+        _, pillow, workers = self.images
+        if self._is_logged or self.has_fallen_back or not any(self.images):
+            return
+        self._is_logged = True
+        # An array needs no decoding, and DALI transforms it faster than torchvision.
+        is_slow = workers + (0 if self._has_arrays else pillow) > WARN_FRACTION * sum(self.images)
+        is_best = NO_KERNELS in self.decode_reason  # there is nothing that a user could change
+        log.log(
+            logging.WARNING if is_slow and not is_best else logging.INFO,
+            "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; the "
+            "dataset's code produced %s%s",
+            self._name,
+            *(f"{count:,}" for count in self.images),
+            self._reason() if is_slow else "",
+        )
+
+    def _reason(self) -> str:
+        reasons = ["Only the images that DALI decodes load faster than with torch"]
+        if self.images[1] and not self._has_arrays:
+            reasons.append("Pillow decodes non-JPEGs, JPEGs DALI decodes differently, and images whose pixels are used")
+        if self.decode_reason:
+            reasons.append(f"The first image that the dataset's code decoded: {self.decode_reason}")
+        elif self.images[2]:
+            kind = "neither RGB nor gray JPEGs" if self._on_gpu else "not RGB"
+            reasons.append(
+                f"The dataset's code produces images that are {kind}, whose pixels it uses, or whose transform no "
+                "other image of the batch shares"
+            )
+        return ". ".join(["", *reasons])
 
 
 # --- profiler rows ----------------------------------------------------------------------------------------------------

@@ -7,6 +7,5 @@ __all__ = [
     "packing",
     "pool",
     "request_sampler",
-    "scan_checks",
 ]
 """Modules that other folders may import."""

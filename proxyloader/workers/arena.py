@@ -45,17 +45,13 @@ class Arena:
 
     _fd = -1
 
-    def __init__(self, slots: int, slot_bytes: int) -> None:
-        fd = os.memfd_create("proxyloader")
-        os.ftruncate(fd, (1 + slots) * SLOT_STRIDE_BYTES)
-        self._map(fd, slots, slot_bytes)
+    def __init__(self, slots: int, slot_bytes: int, sent: Any = None) -> None:  # ``sent``: see ``__reduce__``
+        self._fd = os.memfd_create("proxyloader") if sent is None else sent.detach()
+        os.ftruncate(self._fd, (1 + slots) * SLOT_STRIDE_BYTES)
+        self.slots, self.slot_bytes = slots, slot_bytes
         self._free = deque(range(slots))
         self._releasing: deque[tuple[int, Any]] = deque()  # slots that an InFlightBatch may still read
-
-    def _map(self, fd: int, slots: int, slot_bytes: int) -> None:
-        self._fd = fd
-        self.slots, self.slot_bytes = slots, slot_bytes
-        self._ready = _map_file(fd, 0, slots)
+        self._ready = _map_file(self._fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
         self._read_bytes: dict[int, int] = {}  # bytes of a slot that this process has mapped by reading
 
@@ -67,7 +63,7 @@ class Arena:
         # Only called while spawn or forkserver starts a worker. DupFd passes the descriptor on.
         from multiprocessing.reduction import DupFd  # not on Windows
 
-        return _attach_arena, (DupFd(self._fd), self.slots, self.slot_bytes)
+        return Arena, (self.slots, self.slot_bytes, DupFd(self._fd))
 
     def acquire(self) -> int | None:
         """Return a free slot, or None if there is none. Main process."""
@@ -147,9 +143,3 @@ class _Mapping:
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_finalizing():
             self._unmap(*self._region)
-
-
-def _attach_arena(fd: Any, slots: int, slot_bytes: int) -> Arena:
-    arena = Arena.__new__(Arena)
-    arena._map(fd.detach(), slots, slot_bytes)
-    return arena

@@ -1,31 +1,107 @@
 """Fetch the samples of a request from the user's dataset: seed each one, and skip or replace unreadable ones.
 
 Runs in the worker; in the main process without workers, and to replace images that DALI failed on.
+
+NOTE [ Reading before sampling ]
+Reading a file of a hundred kilobytes evicts the code that draws random numbers, and its tables, from the CPU caches. A
+dataset that alternates between reading a file and calling its transform reloads them for each image. But
+``DatasetFolder`` runs no user code for a sample, and the order of reads does not matter. So if only torch's
+``collate_fn`` receives the samples, ``Fetcher`` reads all files first, and then draws the numbers for all images, in
+their order. In unexpected cases, such as a missing file or images of several sizes, it fetches the samples one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import Subset, get_worker_info
+from torch.utils.data._utils import collate
+from torchvision import get_image_backend
+from torchvision.datasets import DatasetFolder
+from torchvision.datasets.folder import default_loader, pil_loader
 
 from .._random_state import get_rng_states, preserve_rng, seed_generators, set_rng_states
 from ..data.bad_samples import OnError, UnreadableSample, is_sample_fault
 from ..data.deferral import Deferral
+from ..data.encoded_image import EncodedImage
+from ..data.jpeg import checks
+from ..data.lazy_tensor import collate_tensors
+from ..data.placeholders import ProxySample
+from ..data.transformed import TransformedImage
 from ..errors import ImageError, InputError, ProxyLoaderError
-from .fetch_folder import FolderFetcher
+from ..transforms.chain import START
+from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
+from .arena import Arena
 from .request_sampler import BatchRequest
-from .scan_checks import PassedSamples, checking
 
 MAX_ATTEMPTS = 100
 """Maximum number of samples tried as a replacement."""
 
+MIN_ADVANCE_IMAGES = 8
+"""Minimum number of images for which drawing their numbers in advance is faster."""
+
 _NOT_BATCHED = object()
 """Sentinel for samples that must be fetched one by one. A dataset may return None for a batch."""
+
+_FOLDER_GETITEM = DatasetFolder.__getitem__
+
+
+class PassedSamples:
+    """The indices of samples whose JPEGs passed the checks in an earlier epoch, in shared memory.
+
+    See NOTE [ Damaged scans ]. Indices other than integers below ``size`` never count as passed. If a dataset later
+    opens other files for the same index, their scans are not searched for lost blocks. ``EncodedImage`` checks segments
+    and the end of a file in every epoch.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._arena: Arena | None = None
+        with contextlib.suppress(OSError):  # without shared memory, all files are checked in each epoch
+            self._arena = Arena(1, size) if size else None
+
+    @property
+    def _passed(self) -> Any:
+        return b"" if self._arena is None else self._arena.memory(0, self._size)[: self._size].data
+
+    def has_all(self, indices: Sequence[Any]) -> bool:
+        passed = self._passed
+        try:
+            return all(passed[operator.index(index)] for index in indices)
+        except (IndexError, TypeError):
+            return False
+
+    def add(self, indices: Sequence[Any]) -> None:
+        passed = self._passed
+        with contextlib.suppress(IndexError, TypeError):
+            for index in indices:
+                passed[operator.index(index)] = 1
+
+
+class checking:
+    """Context for reading samples: skip the checks if all have passed before, or record that all pass.
+
+    ``passed`` is None if no GPU decodes the JPEGs, or ``check_scans`` is False. A class, because it is entered for each
+    sample.
+    """
+
+    def __init__(self, passed: PassedSamples | None, indices: Sequence[Any]) -> None:
+        self._passed, self._indices = passed, indices
+
+    def __enter__(self) -> None:
+        checks.find_zeros = self._passed is not None
+        checks.already_passed = self._are_passed = self._passed is not None and self._passed.has_all(self._indices)
+        self._damaged = checks.damaged
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        checks.find_zeros, checks.already_passed = True, False  # the collate_fn may read other files
+        if kind is None and self._passed is not None and not self._are_passed and self._damaged == checks.damaged:
+            self._passed.add(self._indices)
 
 
 @dataclass
@@ -46,8 +122,8 @@ class Fetcher:
         has_workers: whether the loader has worker processes.
         fills_batches: with ``on_error="skip"``, whether a batch without readable samples gets the next readable one,
             because processes that train together require the same number of batches.
-        folders: fetches the samples of an ImageFolder; None: fetch them one by one.
         deferral: the dataset's Deferral; None: its images are not deferred.
+        plans: keys of the plans that the loader knows, if only torch's default ``collate_fn`` receives the samples.
     """
 
     def __init__(
@@ -58,24 +134,26 @@ class Fetcher:
         passed: PassedSamples | None = None,
         has_workers: bool = False,
         fills_batches: bool = False,
-        folders: FolderFetcher | None = None,
         deferral: Deferral | None = None,
+        plans: Collection[str] = (),
     ) -> None:
         self.dataset, self._on_error, self.fills_batches = dataset, on_error, fills_batches
         self._seed, self._passed, self._has_workers = seed, passed, has_workers
-        self.folders, self.deferral = folders, deferral
+        self.deferral, self._plans = deferral, plans
+        # Without workers, other threads may draw from the generators.
+        self._can_draw_ahead = has_workers and seed is None and bool(plans) and are_alike_ahead()
 
     def __call__(self, request: BatchRequest) -> FetchedSamples:
         """Return the samples of a request. ImageError: an image cannot be read."""
         indices = request.index_list()
-        if self.folders is not None and not self.has_fallen_back:
-            samples: Any = self.folders(self.dataset, indices, self._sample_seeder(request.epoch))
-            if samples is not None:
-                return FetchedSamples(samples, indices)
-        samples = self._fetch_batch(request)
+        samples = self._fetch_folder(request, indices)
+        if samples is _NOT_BATCHED:
+            samples = self._fetch_batch(request, indices)
         if samples is not _NOT_BATCHED:
             return FetchedSamples(samples, indices)
-        self._fetch_ahead(indices)
+        base, files = _resolve_subsets(self.dataset, indices)
+        if hasattr(base, "fetch_ahead"):
+            base.fetch_ahead(files)
         fetched = FetchedSamples()
         for index in indices:
             try:
@@ -99,11 +177,6 @@ class Fetcher:
         """Whether images are no longer deferred; see NOTE [ When deferral stops ]."""
         return self.deferral is not None and not self.deferral.is_active
 
-    @property
-    def transform(self) -> Any:
-        """The transform of the user's dataset, or None."""
-        return getattr(self.dataset, "transform", None)
-
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return the index and sample of the next readable sample after ``index``. Add others to ``unreadable``.
 
@@ -118,7 +191,8 @@ class Fetcher:
                 f"on_error={self._on_error!r} cannot replace dataset[{index!r}]: this requires integer indices and a "
                 "dataset with a length. In a single process, on_error='skip' requires neither"
             ) from error
-        for step in range(1, min(MAX_ATTEMPTS, size - 1) + 1):
+        attempts = min(MAX_ATTEMPTS, size - 1)
+        for step in range(1, attempts + 1):
             candidate = (first + step) % size
             try:
                 return candidate, self._fetch_sample(candidate, epoch)
@@ -126,22 +200,24 @@ class Fetcher:
                 if not is_sample_fault(error):
                     raise
                 unreadable.append(UnreadableSample.from_error(candidate, error))
-        raise no_replacement(index, unreadable, min(MAX_ATTEMPTS, size - 1))
+        raise no_replacement(index, unreadable, attempts)
 
     def seed_batch(self, request: BatchRequest) -> None:
         """Seed the generators for the collate_fn from the seed, the epoch and the indices of the batch."""
         if self._seed is not None:
             seed_generators(self._seed, request.epoch, "batch", request.index_list())
 
-    def _sample_seeder(self, epoch: int) -> Callable[[Any], None] | None:
-        """Return a function that seeds the generators for a sample by its index; None without a seed."""
-        seed = self._seed
-        return None if seed is None else lambda index: seed_generators(seed, epoch, _to_int(index))
+    def _seed_sample(self, index: Any, epoch: int) -> None:
+        if self._seed is None:
+            return
+        with contextlib.suppress(TypeError):  # NumPy's and torch's integers count as int
+            index = operator.index(index)
+        seed_generators(self._seed, epoch, index)
 
     def preserve_generators(self) -> contextlib.AbstractContextManager[None]:
         """Context for fetching and collating. In the main process, restores the user's generators at exit."""
-        must_restore = self._seed is not None and self.worker_info() is None
-        return preserve_rng() if must_restore else contextlib.nullcontext()
+        is_in_main = self._seed is not None and self.worker_info() is None
+        return preserve_rng() if is_in_main else contextlib.nullcontext()
 
     def worker_info(self) -> Any:
         """Return torch's ``get_worker_info()`` in a worker of this loader; otherwise None.
@@ -150,16 +226,42 @@ class Fetcher:
         """
         return get_worker_info() if self._has_workers else None
 
-    def _fetch_batch(self, request: BatchRequest) -> Any:
+    def _fetch_folder(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
+        """Return the samples of a ``DatasetFolder``; ``_NOT_BATCHED`` if they must be fetched one by one."""
+        if self.deferral is None or self.has_fallen_back or not request.batched:
+            return _NOT_BATCHED
+        folder = self.dataset
+        while type(folder) is Subset:
+            folder = folder.dataset
+        chain = START.through(folder.transform) if _is_stock_folder(folder) and _collates_like_torch() else None
+        if chain is None or chain.state.kind != "tensor" or chain.plan.key not in self._plans:
+            return _NOT_BATCHED
+        draws_ahead = self._can_draw_ahead and chain.plan.takes_numbers_ahead and len(indices) >= MIN_ADVANCE_IMAGES
+        states = get_rng_states(include_numpy_and_python=True)
+        with contextlib.suppress(Exception):
+            files = [folder.samples[position] for position in _resolve_subsets(self.dataset, indices)[1]]
+            with checking(self._passed, indices):
+                images = [EncodedImage.open(path) for path, _ in files]
+            samples, sizes = [], set()
+            with drawing_ahead() if draws_ahead else contextlib.nullcontext():
+                for index, image, (_, target) in zip(indices, images, files):
+                    self._seed_sample(index, request.epoch)
+                    call = TransformedImage.sample(image, chain)
+                    samples.append((ProxySample(call), target))
+                    sizes.add(call.size)
+            if len(sizes) <= 1:
+                return samples
+        set_rng_states(states)
+        return _NOT_BATCHED
+
+    def _fetch_batch(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
         """Return the result of ``__getitems__``; ``_NOT_BATCHED`` if samples must be fetched one by one."""
-        source = self.dataset
-        while isinstance(source, Subset):  # a Subset accepts lists if its dataset does
-            source = source.dataset
-        if not request.batched or self._seed is not None or getattr(source, "__getitems__", None) is None:
+        base, _ = _resolve_subsets(self.dataset, ())  # a Subset accepts lists if its dataset does
+        if not request.batched or self._seed is not None or getattr(base, "__getitems__", None) is None:
             return _NOT_BATCHED
         before = get_rng_states(include_numpy_and_python=True)
         try:
-            with checking(self._passed, request.index_list()):
+            with checking(self._passed, indices):
                 return self.dataset.__getitems__(request.indices)
         except Exception as error:
             if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_sample_fault(error)):
@@ -167,17 +269,8 @@ class Fetcher:
         set_rng_states(before)  # fetch samples again one by one to find the unreadable ones
         return _NOT_BATCHED
 
-    def _fetch_ahead(self, indices: Sequence[Any]) -> None:
-        """Let a dataset with a method ``fetch_ahead`` fetch the files of a batch concurrently."""
-        dataset = self.dataset
-        while isinstance(dataset, Subset):
-            indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
-        if hasattr(dataset, "fetch_ahead"):
-            dataset.fetch_ahead(indices)
-
     def _fetch_sample(self, index: Any, epoch: int) -> Any:
-        if (derive_seed := self._sample_seeder(epoch)) is not None:
-            derive_seed(index)
+        self._seed_sample(index, epoch)
         try:
             with checking(self._passed, [index]):
                 return self.dataset[index]
@@ -197,9 +290,28 @@ def no_replacement(index: Any, unreadable: Sequence[UnreadableSample], attempts:
     )
 
 
-def _to_int(index: Any) -> Any:
-    """Convert integers of any type, such as NumPy's or torch's, to int. Return other indices unchanged."""
-    try:
-        return operator.index(index)
-    except TypeError:
-        return index
+def _collates_like_torch() -> bool:
+    """Return whether torch's default ``collate_fn`` calls no user function for a sample or an image."""
+    known = collate.default_collate_fn_map
+    return known.get(torch.Tensor) is collate_tensors and not any(isinstance((), kind) for kind in known)
+
+
+def _is_stock_folder(folder: Any) -> bool:
+    """Return whether a dataset runs no user code for a sample."""
+    return (
+        getattr(type(folder), "__getitem__", None) is _FOLDER_GETITEM
+        and not hasattr(folder, "__getitems__")
+        and not hasattr(folder, "fetch_ahead")
+        and type(folder.samples) is list
+        and folder.target_transform is None
+        and folder.loader in (default_loader, pil_loader)
+        and get_image_backend() == "PIL"
+        and torch.get_default_dtype() is torch.float32
+    )
+
+
+def _resolve_subsets(dataset: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """Return the dataset inside a Subset, or the dataset itself, and its indices."""
+    while isinstance(dataset, Subset):
+        indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
+    return dataset, indices

@@ -7,7 +7,6 @@ checkpoint contains the state after the worker's last batch that the training lo
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,12 +22,12 @@ from .._random_state import seed_generators
 from ..data.sharded_sampler import ShardedSampler, check_shard_spec
 from .arena import Arena
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 RESTART = "restart the epoch: loader.set_epoch(state['epoch'])"
 
 SLOT_BYTES = 1 << 12
-LENGTH_BYTES = 8
+HEADER_BYTES = 8
 POLL_S = 0.001
 
 WorkerStates = Mapping[int, dict[str, Any]]
@@ -46,37 +45,28 @@ def is_stateful(obj: Any) -> bool:
 class LoaderState:
     """Position of the training loop in an epoch, as stored in a checkpoint.
 
-    Attributes:
-        epoch: number of the epoch, from 0.
-        batches: number of batches that the training loop received.
-        samples: number of samples in these batches. With a distributed sampler, the number in all processes. With a
-            ``ShardedSampler``, the number in this shard, counting each batch as full.
-        finished: whether the epoch has ended.
-        resumes: whether the position comes from a checkpoint, whose states of samplers and generators are restored.
-        random_states: states of torch's default generator when the order was drawn: when the iterator of the sampler
-            was created ("iter"), and when its first batch was requested ("next"). Empty if a seed determines the order.
-        generator_states: the same for the sampler's own generator, and "workers" for the generator of worker seeds.
-        new_workers: in a state between epochs, whether torch creates a new iterator for the next epoch, which draws a
-            seed for its workers between "iter" and "next".
-        sampler_state: "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a ``ShardedSampler``, and
-            "taken", the part of the epoch consumed by other numbers of processes, see ``ShardedSampler.indices``;
-            "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the last batch that the
-            training loop received, if they have one.
-        worker_states: see ``WorkerStates``; after each worker's last batch that the loop received.
-        next_worker: number of the worker that returns the next batch.
+    ``sampler_state`` has the "epoch" of a sampler with ``set_epoch``; "dealt", the ``shard_spec`` of a
+    ``ShardedSampler``, and "taken", the part of the epoch consumed by other numbers of processes, see
+    ``ShardedSampler.indices``; "sampler" and "iterator", the ``state_dict`` of a sampler and of its iterator after the
+    last batch that the training loop received, if they have one.
+
+    ``generator_states`` has the states of the generator from which the order was drawn, the sampler's own or torch's
+    default: when the iterator of the sampler was created ("iter"), and when its first batch was requested ("next"); not
+    if a seed determines the order. "workers" is that of the generator of worker seeds.
     """
 
     epoch: int = 0
-    batches: int = 0
-    samples: int = 0
+    batches: int = 0  # that the training loop received
+    samples: int = 0  # in these batches, in all processes of a distributed sampler; in this shard, counted as full
     finished: bool = False
-    resumes: bool = field(default=False, compare=False)
-    random_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    resumes: bool = field(default=False, compare=False)  # whether states from a checkpoint are restored
     generator_states: dict[str, torch.Tensor] = field(default_factory=dict, repr=False)
+    # In a state between epochs, whether torch creates a new iterator for the next epoch, which draws a seed for its
+    # workers between "iter" and "next".
     new_workers: bool = True
     sampler_state: dict[str, Any] = field(default_factory=dict, repr=False)
-    worker_states: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)
-    next_worker: int = 0
+    worker_states: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)  # after each worker's last batch
+    next_worker: int = 0  # that returns the next batch
 
     def next_epoch(self) -> LoaderState:
         return LoaderState(self.epoch + 1)
@@ -91,36 +81,30 @@ class LoaderState:
         else:
             self.generator_states[stage] = generator.get_state()
 
-    def state_dict(
-        self, seed: int | None, dataset_length: int | None, order: str = "", num_workers: int | None = None
-    ) -> dict[str, Any]:
+    def state_dict(self, fingerprint: dict[str, Any]) -> dict[str, Any]:
         """Return the position as a dict, with the properties that a loader must match to load it.
 
-        ``dataset_length`` is None and ``order`` is "" if unknown; ``num_workers`` is None if any number is allowed.
+        ``fingerprint``: the seed; the dataset_length, None if unknown; the order, "" if unknown; and num_workers, None
+        if any number is allowed.
         """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED_FIELDS}
-        for name in GENERATOR_FIELDS:  # as text, so that a state can be saved as JSON
-            state[name] = {stage: value.numpy().tobytes().hex() for stage, value in state[name].items()}
-        fingerprint = {"seed": seed, "dataset_length": dataset_length, "order": order, "num_workers": num_workers}
+        # As text, so that a state can be saved as JSON.
+        state["generator_states"] = {
+            stage: each.numpy().tobytes().hex() for stage, each in self.generator_states.items()
+        }
         return {"version": STATE_VERSION, **fingerprint, **state}
 
     @classmethod
-    def from_state_dict(
-        cls,
-        state: Any,
-        seed: int | None,
-        dataset_length: int | None,
-        order: str = "",
-        num_workers: int | None = None,
-    ) -> LoaderState:
+    def from_state_dict(cls, state: Any, fingerprint: dict[str, Any]) -> LoaderState:
         """Convert the ``state_dict`` of a loader to a position. ValueError: see ``DataLoader.load_state_dict``."""
-        _check_saved(state, seed, dataset_length, order, num_workers)
+        _check_saved(state, **fingerprint)
         # Copy the values, which change during the epoch, as the given state belongs to the user.
         values = {name: copy.copy(state[name]) for name in SAVED_FIELDS}
-        for name in GENERATOR_FIELDS:
-            for stage, text in values[name].items():
-                values[name] = values[name] | {stage: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)}
-        values["worker_states"] = {int(worker): saved for worker, saved in values["worker_states"].items()}  # from JSON
+        values["generator_states"] = {
+            stage: torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
+            for stage, text in state["generator_states"].items()
+        }
+        values["worker_states"] = {int(worker): saved for worker, saved in state["worker_states"].items()}  # from JSON
         return cls(**values, resumes=True)
 
     def resume_for(self, sampler: ShardedSampler | None) -> LoaderState:
@@ -173,8 +157,6 @@ def _check_saved(state: Any, seed: int | None, dataset_length: int | None, order
         )
 
 
-GENERATOR_FIELDS = ("random_states", "generator_states")
-
 SAVED_FIELDS = tuple(field.name for field in fields(LoaderState) if field.name not in ("finished", "resumes"))
 """Attributes stored in a checkpoint."""
 
@@ -203,36 +185,27 @@ class StateBoard:
     def __init__(self, workers: int) -> None:
         self._workers, self._arena = workers, Arena(2 * workers + 1, SLOT_BYTES)
 
-    @classmethod
-    def create(cls, dataset: Any, workers: int) -> StateBoard | None:
-        """Create a board if the dataset may have a state and memory can be shared with workers; else return None."""
-        may_have_state = isinstance(dataset, IterableDataset) or is_stateful(dataset)
-        return cls(workers) if workers and may_have_state and hasattr(os, "memfd_create") else None
-
-    def begin(self, epoch: int) -> None:
-        """Publish the number of the next epoch. Main process."""
-        self._epoch[0] = epoch
+    def begin(self, epoch: int, clears: bool) -> None:
+        """Publish the number of the next epoch. ``clears``: discard all states before it begins. Main process."""
+        self._header(2 * self._workers)[0] = epoch
+        for slot in range(2 * self._workers if clears else 0):
+            self._arena.mark_ready(slot, False)
 
     def epoch(self) -> int:
         """Return the number of the epoch. Worker."""
-        return int(self._epoch[0])
+        return int(self._header(2 * self._workers)[0])
 
-    @property
-    def _epoch(self) -> NDArray[np.int64]:
-        return self._arena.memory(2 * self._workers, LENGTH_BYTES)[:LENGTH_BYTES].view(np.int64)
+    def _header(self, slot: int) -> NDArray[np.int64]:
+        """Return the number at the start of a slot, (1,) int64."""
+        return self._arena.memory(slot, HEADER_BYTES)[:HEADER_BYTES].view(np.int64)
 
     def write(self, worker: int, state: dict[str, Any], is_end: bool = False) -> None:
         """Write the state at the start or at the end of an epoch. Worker."""
         slot, data = worker + is_end * self._workers, np.frombuffer(pickle.dumps(state), np.uint8)
-        memory = self._arena.memory(slot, LENGTH_BYTES + len(data))
-        memory[:LENGTH_BYTES].view(np.int64)[0] = len(data)
-        memory[LENGTH_BYTES : LENGTH_BYTES + len(data)] = data
+        size = HEADER_BYTES + len(data)
+        self._arena.memory(slot, size)[HEADER_BYTES:size] = data
+        self._header(slot)[0] = size
         self._arena.mark_ready(slot)
-
-    def clear(self) -> None:
-        """Discard all states before an epoch begins. Main process."""
-        for slot in range(2 * self._workers):
-            self._arena.mark_ready(slot, False)
 
     def read_start(self, worker: int, is_alive: Callable[[], bool]) -> dict[str, Any]:
         """Wait for a starting worker. Return its state at the start of the epoch; {} if it died. Main process."""
@@ -248,8 +221,7 @@ class StateBoard:
     def _read(self, slot: int) -> dict[str, Any]:
         if not self._arena.is_ready(slot):
             return {}
-        length = int(self._arena.memory(slot, LENGTH_BYTES)[:LENGTH_BYTES].view(np.int64)[0])
-        state: dict[str, Any] = pickle.loads(self._arena.memory(slot, LENGTH_BYTES + length)[LENGTH_BYTES:].data)
+        state: dict[str, Any] = pickle.loads(self._arena.memory(slot, int(self._header(slot)[0]))[HEADER_BYTES:].data)
         return state
 
 

@@ -28,16 +28,11 @@ from .request_sampler import BatchRequest
 
 @dataclass(frozen=True)
 class PackedInput:
-    """Locations of one input of a run in the memory of its batch.
+    """Locations of one input of a run in the memory of its batch."""
 
-    Attributes:
-        dtype: NumPy dtype string, such as "|u1".
-        offsets, shapes: (N,) and (N, ndim) int64; offsets are in bytes.
-    """
-
-    dtype: str
-    offsets: NDArray[np.int64]
-    shapes: NDArray[np.int64]
+    dtype: str  # of NumPy, such as "|u1"
+    offsets: NDArray[np.int64]  # (N,), in bytes
+    shapes: NDArray[np.int64]  # (N, ndim)
 
     def views(self, memory: Memory) -> NDArray[Any] | list[NDArray[Any]]:
         """Return one array (N, ...) if all samples have the same shape; otherwise N arrays."""
@@ -53,43 +48,40 @@ class PackedInput:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """The inputs of a pipeline run, in the order of the pipeline, and the paths of their files.
-
-    Attributes:
-        schedule: the launches of kernels that transform the images, and where their memory is; None: DALI does.
-    """
+    """The inputs of a pipeline run, in the order of the pipeline, and the paths of their files."""
 
     server: str
     inputs: tuple[PackedInput, ...]
     sources: tuple[str, ...]
-    schedule: tuple[Schedule, PackedInput] | None = None
+    schedule: tuple[Schedule, PackedInput] | None = None  # of the kernels, and where its memory is; None: DALI does all
 
     def __len__(self) -> int:
         """Number of decoded images, or of samples of a hand-written pipeline."""
         return len(self.inputs[0].offsets)
 
     @property
+    def files(self) -> NDArray[Any] | None:
+        """Number of the decoded image that each image is made from; None if they are the same."""
+        return None if self.schedule is None else self.schedule[0].files
+
+    @property
     def num_results(self) -> int:
         """Number of images made from the decoded ones."""
-        files = None if self.schedule is None else self.schedule[0].files
-        return len(self) if files is None else len(files)
+        return len(self if self.files is None else self.files)
 
     def find_file(self, output: int, row: int) -> int:
         """Return the number of the decoded image, or of the sample, that an image was made from."""
-        schedule = None if self.schedule is None else self.schedule[0]
-        if schedule is None or schedule.files is None:
+        if self.schedule is None or self.files is None:
             return row
-        return int(schedule.files[sum(count for count, _ in schedule.outputs[:output]) + row])
+        return int(self.files[sum(count for count, _ in self.schedule[0].outputs[:output]) + row])
 
 
 @dataclass(frozen=True)
 class WorkerError:
     """An exception to be raised in the main process.
 
-    Attributes:
-        wrapper: torch's wrapper, which re-raises exceptions of user code with their type. None without workers.
-        error: a ``ProxyLoaderError``, to be raised with the traceback of the worker as its cause; None for exceptions
-            of user code. Without workers, the exception itself.
+    torch's wrapper re-raises exceptions of user code with their type. A ``ProxyLoaderError`` is raised with the
+    traceback of the worker as its cause. Without workers, ``error`` is the exception itself.
     """
 
     wrapper: ExceptionWrapper | None
@@ -106,10 +98,10 @@ class WorkerError:
         failure = cls(wrapper, error if isinstance(error, ProxyLoaderError) else None)
         try:
             ForkingPickler.dumps(failure)
+            return failure
         except Exception:  # its class cannot be pickled
             wrapper.exc_type = RuntimeError
-            failure = cls(wrapper, None)
-        return failure
+            return cls(wrapper, None)
 
     def exception(self) -> Exception:
         """Return the exception to raise in the main process, without a traceback, whose frames would reference it."""
@@ -131,57 +123,30 @@ class WorkerError:
 
 @dataclass(frozen=True, repr=False)
 class PackedBatch:
-    """A batch for the main process: image bytes and labels in one message.
+    """A batch for the main process: image bytes and labels in one message. The slot of its request holds the bytes."""
 
-    Attributes:
-        request: the request that this batch answers; its slot holds the bytes of the runs. None for an iterable-style
-            dataset.
-        size_bytes: number of bytes of all runs.
-        blob: bytes of the runs if they are not in the slot.
-        runs: pipeline runs whose outputs the content references.
-        content: the rest of the batch. If there are runs, it is pickled, with references in place of images.
-        objects: objects that the content references by number: tensors that share memory with the worker, which must be
-            opened while it lives; without workers, all objects whose identity is preserved.
-        collated: whether the content is a batch; otherwise a list of samples for the collate_fn in the main process.
-        image_counts: numbers of images decoded by DALI; decoded by Pillow and transformed by DALI; and produced by the
-            worker, which may overlap with the former.
-        bytes_read: number of bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines.
-        num_samples: number of samples, without unreadable ones.
-        decode_reason: why the worker decoded the first deferred image; "" if it decoded none or the reason is unknown.
-        is_computed: whether the content has tensors computed from outputs of the runs.
-        batched: whether the batch was created from a list of samples, not from one sample.
-        has_fallen_back: whether the worker no longer defers decoding.
-        has_seen_images: whether the worker has created undecoded images so far.
-        samples: the samples, pickled separately, if some may have to be removed and the rest collated again.
-        indices: indices of the samples, if they differ from those of the request.
-        unreadable: unreadable samples, which are missing.
-        plans: plans of the runs that the loader does not know yet.
-        failure: the exception that occurred in the worker.
-        worker, worker_state: number of the worker, and the state of its dataset after this batch, if any.
-    """
-
-    request: BatchRequest | None
-    size_bytes: int = 0
-    blob: torch.Tensor | None = None
-    runs: tuple[PackedRun, ...] = ()
-    content: Any = None
-    objects: tuple[torch.Tensor, ...] = ()
-    collated: bool = True
-    image_counts: tuple[int, int, int] = (0, 0, 0)
-    bytes_read: int = 0
-    num_samples: int = 0
-    decode_reason: str = ""
-    is_computed: bool = False
-    batched: bool = True
-    has_fallen_back: bool = False
-    has_seen_images: bool = False
-    samples: tuple[bytes, ...] = ()
-    indices: Sequence[Any] | None = None
-    unreadable: tuple[UnreadableSample, ...] = ()
-    plans: tuple[Plan, ...] = ()
+    request: BatchRequest | None  # which it answers; None for an iterable-style dataset
+    size_bytes: int = 0  # of all runs
+    blob: torch.Tensor | None = None  # bytes of the runs if they are not in the slot
+    runs: tuple[PackedRun, ...] = ()  # whose outputs the content references
+    content: Any = None  # the rest of the batch; if there are runs, pickled, with references in place of images
+    objects: tuple[torch.Tensor, ...] = ()  # that the content references by number, such as tensors in shared memory
+    collated: bool = True  # whether the content is a batch; otherwise samples for the collate_fn in the main process
+    image_counts: tuple[int, int, int] = (0, 0, 0)  # decoded by DALI, by Pillow for DALI, produced by the worker
+    bytes_read: int = 0  # of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines
+    num_samples: int = 0  # without unreadable ones
+    decode_reason: str = ""  # why the worker decoded the first deferred image, if it did and that is known
+    is_computed: bool = False  # whether the content has tensors computed from outputs of the runs
+    batched: bool = True  # whether the batch was created from a list of samples, not from one sample
+    has_fallen_back: bool = False  # whether the worker no longer defers decoding
+    has_seen_images: bool = False  # whether the worker has created undecoded images so far
+    samples: tuple[bytes, ...] = ()  # pickled separately, if some may have to be removed and the rest collated again
+    indices: Sequence[Any] | None = None  # of the samples, if they differ from those of the request
+    unreadable: tuple[UnreadableSample, ...] = ()  # which are missing
+    plans: tuple[Plan, ...] = ()  # of the runs, unless the loader knows them
     failure: WorkerError | None = None
     worker: int = 0
-    worker_state: dict[str, Any] | None = None
+    worker_state: dict[str, Any] | None = None  # of the worker's dataset after this batch
 
     def memory(self, arena: Arena | None) -> Memory:
         """Return the memory that holds the bytes of the runs, (bytes,) uint8."""
@@ -223,15 +188,12 @@ class BatchMessage:
     has a slot, the pickle is also stored there, so the message is short enough to be written to the pipe atomically. A
     killed worker cannot leave a partial message, for which the main process would wait forever.
 
-    Attributes:
-        number: number of the request that this batch answers; None for an iterable-style dataset.
-        data: the pickle; None: it is in the slot, from ``start`` to ``end``.
-        batch: the batch. Without a slot, it is unpickled on arrival: unpickling may fetch memory from the worker, which
-            may exit before the batch is used if the dataset is iterable-style.
+    Without a slot, a batch is unpickled on arrival: unpickling may fetch memory from the worker, which may exit before
+    the batch is used if the dataset is iterable-style.
     """
 
-    number: int | None
-    data: bytes | None = None
+    number: int | None  # of the request that this batch answers; None for an iterable-style dataset
+    data: bytes | None = None  # the pickle; None: it is in the slot, from ``start`` to ``end``
     start: int = 0
     end: int = 0
     batch: PackedBatch | None = None

@@ -107,21 +107,17 @@ class Packer:
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self._collate(samples) if collates else samples
         pickler = _ContentPickler(self._run_size, self.kernel_output is not None)
-        if not self._has_images and not (
-            has_placeholders or (LazyTensor.any_created and contains(content, (LazyTensor,)))
-        ):
-            return PackedBatch(request, content=content, **self._count(pickler, 0, num_samples))
-        data = pickler.dumps(content, may_overwrite=not self._keep_samples)
-        rejected = self._reject_plans(pickler.runs)
-        if rejected:
-            pickler = _ContentPickler(self._run_size, self.kernel_output is not None, rejected)
-            data = pickler.dumps(content, may_overwrite=not self._keep_samples)
-        sample_list = samples if self.batched else [samples]
-        counts = self._count(pickler, len(sample_list), num_samples)
+        may_have_images = self._has_images or has_placeholders
+        if may_have_images or (LazyTensor.any_created and contains(content, (LazyTensor,))):
+            data = pickler.pickle(content)
+            if rejected := self._reject_plans(pickler.runs):
+                pickler = _ContentPickler(self._run_size, self.kernel_output is not None, rejected)
+                data = pickler.pickle(content)
+        samples = samples if self.batched else [samples]
+        counts = self._count(pickler, samples, num_samples)
         if not pickler.runs and not pickler.is_computed:
-            content = content if collates else self.collate_fn(content)
-            return PackedBatch(request, content=content, **counts)
-        samples_alone = tuple(map(pickler.dumps, sample_list)) if self._keep_samples else ()
+            return PackedBatch(request, content=content if collates else self.collate_fn(content), **counts)
+        samples_alone = tuple(map(pickler.pickle, samples)) if self._keep_samples else ()
         slot = request.slot if request is not None and self._arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
         runs = tuple(_pack_run(calls, layout, self.kernel_output) for calls in pickler.runs)
@@ -130,7 +126,6 @@ class Packer:
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
-        plans = _get_plans(pickler.runs)
         return PackedBatch(
             request,
             size_bytes=layout.size_bytes,
@@ -142,7 +137,7 @@ class Packer:
             is_computed=pickler.is_computed,
             batched=self.batched,
             samples=samples_alone,
-            plans=tuple(plan for key, plan in plans.items() if key in self._new_plans),
+            plans=tuple(plan for key, plan in _get_plans(pickler.runs).items() if key in self._new_plans),
             **counts,
         )
 
@@ -157,30 +152,28 @@ class Packer:
         single = Packer(list, None, 1, kernel_output=self.kernel_output, find_obstacle=self._find_obstacle)
         return single([sample])
 
-    def _count(self, pickler: _ContentPickler, samples: int, num_samples: int) -> dict[str, Any]:
+    def _count(self, pickler: _ContentPickler, samples: Any, num_samples: int) -> dict[str, Any]:
         """Return the counts of the PackedBatch, and reset them for the next batch."""
         calls = [call for run in pickler.runs for call in run]
         images = list({id(call.image): call.image for call in calls if isinstance(call, TransformedImage)}.values())
-        jpegs_bytes = [len(image.buffer) for image in images if image.header is not None]
-        custom_bytes = [
-            array.nbytes for call in calls if not isinstance(call, TransformedImage) for array in call.inputs
-        ]
-        encoded = len(jpegs_bytes)
+        sizes = [len(image.buffer) for image in images if image.header is not None]
+        encoded = len(sizes)
+        sizes += [array.nbytes for call in calls if not isinstance(call, TransformedImage) for array in call.inputs]
         used, why = pixel_uses.count - self._pixel_uses, pixel_uses.why or ""
         self.begin_batch()
-        computed_only = samples - len(calls) if pickler.is_computed else 0
         if self.deferral is not None:
             # Sending pixels to a GPU pays off. On a CPU, it does not if the dataset's code has decoded and used them.
-            sends_pixels = images and (self.deferral.on_gpu or not used)
+            sends_pixels = bool(images) and (self.deferral.on_gpu or not used)
             # Results of transforms arrive on the GPU in all epochs, even if their values were used.
             is_for_gpu = self.deferral.on_gpu and pickler.is_computed
-            self.deferral.record(num_samples, bool(encoded or custom_bytes or sends_pixels or is_for_gpu), bool(used))
+            self.deferral.record(num_samples, bool(sizes) or sends_pixels or is_for_gpu, bool(used))
+        computed_only = len(samples) - len(calls) if pickler.is_computed else 0
         return {
             "num_samples": num_samples,
             "has_fallen_back": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
             "image_counts": (encoded, len(images) - encoded, max(used, computed_only)),
-            "bytes_read": sum(jpegs_bytes) + sum(custom_bytes),
+            "bytes_read": sum(sizes),
             "decode_reason": why,
         }
 
@@ -210,17 +203,12 @@ def _get_plans(runs: Sequence[Sequence[ProxyInputs]]) -> dict[str, Plan]:
 
 
 class _Run(list[ProxyInputs]):
-    """The calls of a run.
-
-    Attributes:
-        counts: number of calls in each output, one after the other. Without kernels, all are in one.
-        files: number of the decoded image, by ``_ContentPickler._get_file``.
-    """
+    """The calls of a run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: list[int] = []
-        self.files: dict[int, int] = {}
+        self.counts: list[int] = []  # of calls in each output, one after the other; without kernels, all are in one
+        self.files: dict[int, int] = {}  # number of the decoded image, by ``_ContentPickler._get_file``
 
     def add(self, calls: Sequence[ProxyInputs], files: Iterable[int]) -> None:
         """Append calls of these files to the last output."""
@@ -230,13 +218,15 @@ class _Run(list[ProxyInputs]):
             self.files.setdefault(file, len(self.files))
 
 
-class _ContentPickler:
+class _ContentPickler(ForkingPickler):
     """Pickles a batch with references in place of images, and groups the calls of the images into runs.
 
     torchvision transforms the images of plans in ``rejected``. ``merges_plans``: whether the others share runs.
     """
 
     def __init__(self, run_size: int, merges_plans: bool = False, rejected: Collection[str] = ()) -> None:
+        self._buffer = io.BytesIO()
+        super().__init__(self._buffer, pickle.HIGHEST_PROTOCOL)
         self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
         self.runs: list[_Run] = []
         self.objects: list[Any] = []
@@ -246,44 +236,56 @@ class _ContentPickler:
         self._rows: dict[int, tuple[int, int, int]] = {}  # id of a call -> (output, run, row)
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> (output, run), or (output, run, row) of each
         self._stacks: dict[tuple[int, int], ProxyBatch] = {}  # id of a ProxyInputBatch, output -> its first stack
-        self._use_counts: Counter[tuple[int, int]] = Counter()  # (output, run) -> number of references
-        self._may_overwrite = self._has_operations = False
 
-    def dumps(self, content: Any, may_overwrite: bool = False) -> bytes:
-        """Pickle a batch. ``may_overwrite``: operations may overwrite tensors that are referenced only once."""
-        self._may_overwrite = self._has_operations = False
-        data = self._dumps(content)
-        if not self._has_operations or not may_overwrite:
-            return data
-        self._may_overwrite = True  # now that all uses are known
-        self.objects.clear()
-        return self._dumps(content)
+    def pickle(self, content: Any) -> bytes:
+        self.clear_memo()
+        self._buffer.seek(0)
+        self._buffer.truncate()
+        self.dump(content)
+        return self._buffer.getvalue()
 
-    def _dumps(self, content: Any) -> bytes:
-        buffer = io.BytesIO()
-        pickler = _Pickler(buffer, pickle.HIGHEST_PROTOCOL)
-        pickler.owner = self
-        pickler.dump(content)
-        return buffer.getvalue()
-
-    def reduce(self, operation: Operation) -> tuple[Any, ...]:
-        self._has_operations = True
-        return operation.reduced(self._is_used_once) if self._may_overwrite else operation.reduced()
-
-    def _is_used_once(self, output: ProxySample | ProxyBatch) -> bool:
-        place = self._batches.get(id(output.run)) if isinstance(output, ProxyBatch) else None
-        return isinstance(place, tuple) and self._use_counts[place[0] + output.output, place[1]] == 1
-
-    def reference(self, proxy: Any) -> Any:
+    def persistent_id(self, obj: Any) -> Any:
         """Return the reference to an image or object; None if the object itself is to be pickled.
 
         An object has a number, an image has (output, run, row), a batch has (output, run) or a list of images.
         """
-        if not isinstance(proxy, (ProxyBatch, ProxySample)):
-            self.objects.append(proxy)
-            return len(self.objects) - 1
-        if not self._needs_dali(proxy):
+        if isinstance(obj, LazyTensor):
+            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or requires_gradient(obj):
+                return None
+            obj = obj._node
+        if isinstance(obj, (ProxyBatch, ProxySample)):
+            return self._refer(obj) if self._needs_dali(obj) else None
+        by_reference = isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
+        if get_worker_info() is not None:
+            by_reference = by_reference and not _is_sent_by_value(obj)
+        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so objects may be unpicklable
+            by_reference = "<" in obj.__qualname__
+        if not by_reference:
             return None
+        self.objects.append(obj)
+        return len(self.objects) - 1
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Canvas) and not obj.has_images:
+            self.is_computed = True  # the batch must not have the Canvas itself
+            return torch.Tensor.as_subclass, (get_values(obj), torch.Tensor)
+        if isinstance(obj, LazyTensor) and requires_gradient(obj):
+            materialize(obj)
+            self.is_computed = True
+            return computed, (get_values(obj),)
+        if isinstance(obj, LazyImageTensor):
+            return torch.Tensor.as_subclass, (to_pure_tensor(obj), tv_tensors.Image)
+        if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
+            self.is_computed = True
+            return computed, (self._recipe(obj),)
+        if not _is_sent_by_value(obj):
+            return NotImplemented
+        values = obj.detach().resolve_conj().resolve_neg().reshape(-1)
+        if values.stride() != (1,):  # for example, a single value of a column
+            values = values.clone(memory_format=torch.contiguous_format)
+        return restore_tensor, (values.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.requires_grad)
+
+    def _refer(self, proxy: ProxySample | ProxyBatch) -> Any:
         if isinstance(proxy, ProxySample):
             place: Any = self._assign_row(proxy.call)
         else:
@@ -294,16 +296,16 @@ class _ContentPickler:
                 place = list(map(self._assign_row, proxy.run.calls))  # another stack has its own memory
         # The first output of a call. Several outputs of a plan follow one another.
         places = [(output + proxy.output, *row) for output, *row in ([place] if isinstance(place, tuple) else place)]
-        if not self._may_overwrite:
-            self._use_counts.update({(output, run) for output, run, *_ in places})
         return places[0] if isinstance(place, tuple) else places
 
     def _needs_dali(self, proxy: ProxySample | ProxyBatch) -> bool:
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
         is_rejected = bool(self._rejected) and any(call.server in self._rejected for call in calls)
-        return not is_rejected and not all(map(_is_transformed, calls))
+        # torchvision has already transformed an image whose values were used.
+        is_done = all(isinstance(call, TransformedImage) and call.is_materialized for call in calls)
+        return not is_rejected and not is_done
 
-    def recipe(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
+    def _recipe(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
         """Return a value or operation that restores a tensor that is not an output of DALI."""
         if isinstance(value, ProxySample):
             return compute_value(value)
@@ -363,54 +365,6 @@ def _contiguous(image: LazyTensor) -> Any:
     return Operation("aten.contiguous.default", (image._node,), {}) if is_dense else image._node
 
 
-def _is_transformed(call: ProxyInputs) -> bool:
-    """Return whether torchvision has already transformed the image because its values were used."""
-    return isinstance(call, TransformedImage) and call.is_materialized
-
-
-class _Pickler(ForkingPickler):
-    owner: _ContentPickler
-
-    def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, LazyTensor):
-            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or requires_gradient(obj):
-                return None
-            obj = obj._node
-        if isinstance(obj, (ProxyBatch, ProxySample)):
-            return self.owner.reference(obj)
-        by_reference = isinstance(obj, (torch.Tensor, *_STORAGES))
-        if get_worker_info() is not None:
-            by_reference = by_reference and not _is_sent_by_value(obj)
-        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so objects may be unpicklable
-            by_reference = "<" in obj.__qualname__
-        return self.owner.reference(obj) if by_reference else None
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, Canvas) and not obj.has_images:
-            self.owner.is_computed = True  # the batch must not have the Canvas itself
-            return restore_canvas, (get_values(obj),)
-        if isinstance(obj, LazyTensor) and requires_gradient(obj):
-            materialize(obj)
-            self.owner.is_computed = True
-            return computed, (get_values(obj),)
-        if isinstance(obj, LazyImageTensor):
-            return restore_image, (to_pure_tensor(obj),)
-        if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
-            self.owner.is_computed = True
-            return computed, (self.owner.recipe(obj),)
-        if isinstance(obj, Operation):
-            return self.owner.reduce(obj)
-        if not _is_sent_by_value(obj):
-            return NotImplemented
-        values = obj.detach().resolve_conj().resolve_neg().reshape(-1)
-        if values.stride() != (1,):  # for example, a single value of a column
-            values = values.clone(memory_format=torch.contiguous_format)
-        return restore_tensor, (values.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.requires_grad)
-
-
-_STORAGES = (torch.UntypedStorage, torch.TypedStorage)
-
-
 def _is_sent_by_value(obj: Any) -> bool:
     """Return whether to send a tensor as bytes, like labels, because opening shared memory would cost more."""
     if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
@@ -422,16 +376,6 @@ def _is_sent_by_value(obj: Any) -> bool:
 def computed(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that was computed from images."""
     return tensor
-
-
-def restore_canvas(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that a collate_fn made, without images."""
-    return tensor
-
-
-def restore_image(tensor: torch.Tensor) -> tv_tensors.Image:
-    """Convert a tensor back to the ``tv_tensors.Image`` that it was in the worker."""
-    return tensor.as_subclass(tv_tensors.Image)
 
 
 def restore_tensor(
@@ -529,8 +473,6 @@ class ContentUnpickler(pickle.Unpickler):
         function = super().find_class(module, name)
         if function is computed and self._device is not None:
             return functools.partial(torch.Tensor.to, device=self._device, non_blocking=True)
-        return _restore_pinned_tensor if self._pin and function is restore_tensor else function
-
-
-def _restore_pinned_tensor(*args: Any) -> torch.Tensor:
-    return restore_tensor(*args).pin_memory()
+        if self._pin and function is restore_tensor:
+            return lambda *args: restore_tensor(*args).pin_memory()
+        return function

@@ -1,30 +1,36 @@
-"""WorkerPool: a torch DataLoader that yields packed batches, and the shared memory of its workers."""
+"""WorkerPool: a torch DataLoader that yields packed batches, and the shared memory of its workers. Main process.
+
+Its iterator detects dead workers faster than torch's, and shuts down faster.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import sys
+import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
+from torch.utils.data._utils import signal_handling
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import lifetime
 from .._random_state import SeededIterator, make_generator, preserve_rng, seed_generators
 from ..data import hooks
 from ..data.deferral import Deferral
+from ..lifetime import EXIT_TIMEOUT_S, at_exit, before_exit
 from ..transforms.plan import Plan
 from .arena import Arena
-from .fetch import Fetcher
-from .fetch_folder import FolderFetcher
+from .fetch import Fetcher, PassedSamples
 from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, is_distributed
-from .scan_checks import PassedSamples
-from .torch_workers import Workers, WorkersIterator
 from .worker import PackedDataset, PackStream, set_up_worker
 
 BYTES_PER_IMAGE = 1 << 18
@@ -40,171 +46,290 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
     return int(getattr(loader.batch_sampler, "batch_size", 1 if loader.batch_sampler is None else DEFAULT_RUN_SIZE))
 
 
-@dataclass
+POLL_S = 1.0  # between checks for dead workers
+GRACE_S = 0.2  # for workers to exit
+
+
+class Workers(TorchDataLoader[Any]):
+    first_worker = 0
+    """Number of the worker that receives the first request."""
+
+    def _get_iterator(self) -> Any:
+        return WorkersIterator(self) if self.num_workers else super()._get_iterator()
+
+
+class WorkersIterator(_MultiProcessingDataLoaderIter):
+    failed = False  # whether a worker died or timed out, so that the others cannot begin another epoch
+    lost = False  # whether a worker died, with batches that may still be expected
+    _next_check_s = 0.0  # time of the next check for dead workers, as given by ``time.monotonic``
+    _send_idx = _rcvd_idx = 0  # torch sets them after starting the workers, which may fail
+
+    def __init__(self, loader: Workers) -> None:
+        self._process = os.getpid()
+        self._first_worker = loader.first_worker
+        super().__init__(loader)
+        _iterators.add(self)
+
+    def _try_put_index(self) -> None:
+        for _ in range(self._first_worker):
+            next(self._worker_queue_idx_cycle)
+        self._first_worker = 0
+        super()._try_put_index()
+
+    def _get_data(self) -> Any:
+        active = list(self._workers_status)  # torch may mark a dead worker as inactive before it raises
+        try:
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        except Exception:
+            self.failed = True
+            self.lost = bool(self._find_dead(active))
+            raise
+
+    def _try_get_data(self, timeout: float = POLL_S) -> Any:
+        # Outside the main thread, only this poll detects a dead worker. torch polls every five seconds or at the user's
+        # timeout, and not while another worker returns batches.
+        deadline_s = time.monotonic() + timeout
+        result = False, None
+        while not result[0] and time.monotonic() < deadline_s:
+            wait_s = min(POLL_S, max(0.01, deadline_s - time.monotonic()))
+            result = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
+            if result[0] and time.monotonic() < self._next_check_s:  # a check takes as long as receiving a batch
+                return result
+            self._next_check_s = time.monotonic() + POLL_S
+            dead = self._find_dead(self._workers_status)
+            if dead:
+                pids = ", ".join(str(worker.pid) for worker in dead)
+                with before_exit():  # a daemon thread must not report workers that are terminated at exit
+                    raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
+        return result
+
+    def _find_dead(self, active: list[bool]) -> list[Any]:
+        return [worker for worker, is_active in zip(self._workers, active) if is_active and not worker.is_alive()]
+
+    def _shutdown_workers(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if is_finalizing():  # module globals may be gone
+            return
+        if self._process != os.getpid():
+            self._shutdown = True  # a forked copy of the iterator: the workers belong to the parent
+            return
+        if not self._shutdown:
+            queue: Any
+            for queue in self._index_queues:
+                # An interrupt inside `put` may leave the queue locked, and torch calls `put` once more.
+                queue._notempty.acquire(timeout=GRACE_S)
+                queue._notempty.release()
+            # torch waits up to five seconds for each busy worker, whose batches are no longer needed. Only workers that
+            # have answered all requests get that time to exit.
+            if not 0 < self._rcvd_idx == self._send_idx:
+                deadline_s = time.monotonic() + GRACE_S
+                self._workers: Any = [_DeadlineProcess(worker, deadline_s) for worker in self._workers]
+        super()._shutdown_workers()
+
+    def terminate_workers(self) -> None:
+        """Terminate running workers at exit. multiprocessing would wait forever for a worker that hangs."""
+        # SIGTERM kills a spawned worker that is still starting, which torch would report as a dead worker.
+        if self._worker_pids_set:
+            with contextlib.suppress(ValueError):  # another thread has removed them
+                signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
+            self._worker_pids_set = False
+        for worker in self._workers:
+            worker._popen.terminate()
+        deadline_s = time.monotonic() + EXIT_TIMEOUT_S
+        for worker in self._workers:
+            _DeadlineProcess(worker, deadline_s).join()
+            if worker.is_alive():
+                worker.kill()
+
+
+class _DeadlineProcess:
+    """A worker process whose ``join`` returns by a deadline. ``terminate`` kills the process if it does not exit."""
+
+    def __init__(self, process: Any, deadline_s: float) -> None:
+        self._process, self._deadline_s = process, deadline_s
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._process, name)
+
+    def join(self, timeout: float | None = None) -> None:
+        self._process.join(max(0.0, self._deadline_s - time.monotonic()))
+
+    def terminate(self) -> None:
+        self._process.terminate()
+        self._process.join(GRACE_S / 4)
+        self._process.kill()
+        self._process.join(GRACE_S)
+        self._deadline_s = time.monotonic() + GRACE_S
+
+
+_iterators: weakref.WeakSet[WorkersIterator] = weakref.WeakSet()
+
+
+@at_exit
+def _terminate_workers() -> None:
+    for iterator in list(_iterators):
+        if iterator._process == os.getpid():
+            iterator.terminate_workers()
+
+
 class WorkerPool:
-    """The workers of a loader.
+    """The workers of a loader, with its arguments.
+
+    Args:
+        loader_state: state of the first epoch, including the initial states of the dataset; None: torch's own loader
+            produces the batches. Of our code, its workers then run only the parent watchdog.
+        plans: known plans of the dataset, by key. Persistent workers keep their dataset.
+        arena: arena of an earlier epoch to reuse; None: create one.
+        passed: see ``Fetcher``.
+        deferral: defers decoding until it stops; None: the dataset reads images as with torch's loader.
 
     Attributes:
         workers: torch's loader over the dataset. It starts the processes, draws their seeds and advances the
             user's sampler, exactly as torch does.
         requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
         arena: shared memory; None without workers or images.
-        plans: known plans of the workers' dataset, by key. Persistent workers keep their dataset.
         worker_dataset: the dataset passed to ``workers``; None if they yield torch's own batches.
         board: where workers write the states at the start and end of an epoch.
         deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
-        uses_torch_batches: whether torch's own loader produces the batches of the next epoch.
         broken: whether a worker was lost, so that the next epoch requires new workers.
         feed: the feed that uses the workers.
     """
 
-    workers: Workers
-    fetcher: Fetcher
-    requests: RequestSampler | None
-    arena: Arena | None
-    plans: dict[str, Plan]
-    worker_dataset: PackedDataset | StatefulStream | None
-    board: StateBoard | None
-    deferral: Deferral | None = None
-    packer: Packer | None = None
-    uses_torch_batches: bool = False
-    broken: bool = False
-    feed: weakref.ref[Any] | None = field(default=None, repr=False)
-
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         loader: Any,
-        plans: dict[str, Plan],
-        arena: Arena | None,
-        passed: PassedSamples | None,
-        loader_state: LoaderState,
-        deferral: Deferral | None,
-    ) -> WorkerPool:
-        """Create a pool with the arguments of a loader.
-
-        Args:
-            plans: the plans that are known, by key.
-            arena: arena of an earlier epoch to reuse; None: create one.
-            passed: see ``Fetcher``.
-            loader_state: state of the first epoch, including the initial states of the dataset.
-            deferral: defers decoding until it stops; None: the dataset reads images as with torch's loader.
-        """
-        dataset = loader.dataset
-        states = loader_state.worker_states if loader_state.resumes else {}
-        board = StateBoard.create(dataset, loader.num_workers)
+        loader_state: LoaderState | None = None,
+        plans: dict[str, Plan] | None = None,
+        arena: Arena | None = None,
+        passed: PassedSamples | None = None,
+        deferral: Deferral | None = None,
+    ) -> None:
+        dataset, batched = loader.dataset, loader.batch_sampler is not None
+        sampler = loader.batch_sampler if batched else loader.sampler
+        self.plans, self.arena, self.deferral, self.broken = plans or {}, arena, None, False
+        self.requests: RequestSampler | None = None
+        self.worker_dataset: PackedDataset | StatefulStream | None = None
+        self.board: StateBoard | None = None
+        self.packer: Packer | None = None
+        self.feed: weakref.ref[Any] | None = None
+        known = frozenset(self.plans) if loader.collate_fn is default_collate else frozenset()
+        has_workers, is_shared = loader.num_workers > 0, is_distributed(sampler)
+        self.fetcher = Fetcher(dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, deferral, known)
+        arguments: dict[str, Any] = dict(dataset=dataset, collate_fn=loader.collate_fn)
+        if isinstance(dataset, IterableDataset):
+            arguments |= dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
+        elif loader_state is None:
+            self.requests = RequestSampler(sampler, batched, yields_indices=True)
+            arguments |= dict(batch_sampler=self.requests) if batched else dict(batch_size=None, sampler=self.requests)
         has_images = bool(plans) or loader.server is not None
-        batched, is_iterable = loader.batch_sampler is not None, isinstance(dataset, IterableDataset)
+        if loader_state is not None:
+            arguments |= self._pack_arguments(loader, loader_state, sampler, has_images, deferral)
+        context = lifetime.serialize_forks(loader.multiprocessing_context) if has_workers else None
+        self.workers = Workers(
+            **arguments,
+            num_workers=loader.num_workers,
+            worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
+            multiprocessing_context=context,
+            generator=loader.generator,
+            prefetch_factor=loader.prefetch_factor if has_workers else None,
+            persistent_workers=loader.persistent_workers,
+            in_order=loader.in_order,
+            # Tensors that are converted to another format are pinned when that copies them.
+            pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
+            **loader._torch_arguments,
+        )
+        self.workers.timeout = loader.timeout  # torch accepts a negative timeout only as an attribute
+        if loader_state is not None:
+            self.workers.first_worker = loader_state.next_worker
+        if deferral is not None and not has_workers:
+            self.deferral = deferral
+            if deferral.is_active:
+                hooks.hold(deferral)
+
+    def _pack_arguments(
+        self, loader: Any, loader_state: LoaderState, sampler: Any, has_images: bool, deferral: Deferral | None
+    ) -> dict[str, Any]:
+        """Return the arguments of torch's loader with which its workers pack batches."""
+        dataset, batched = loader.dataset, loader.batch_sampler is not None
+        states = loader_state.worker_states if loader_state.resumes else {}
+        is_iterable = isinstance(dataset, IterableDataset)
+        if loader.num_workers and (is_iterable or is_stateful(dataset)) and hasattr(os, "memfd_create"):
+            self.board = StateBoard(loader.num_workers)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
         may_have_images = has_images or (deferral is not None and not loader.pin_memory)
-        if loader.num_workers and may_have_images and arena is None and not is_iterable:
-            arena = _create_arena(loader)
-        fetcher = _create_fetcher(loader, plans, passed, deferral)
-        packer = Packer(
+        if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
+            self.arena = _create_arena(loader)
+        self.packer = Packer(
             loader.collate_fn,
-            arena,
+            self.arena,
             run_size(loader) if loader.server is None else loader.server.pipeline.max_batch_size,
             batched,
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
-            plans=frozenset(plans),
+            plans=frozenset(self.plans),
             deferral=deferral,
             kernel_output=loader._options.kernel_output,
             find_obstacle=loader._options.find_obstacle,
         )
-        requests = None
-        worker_dataset: Any
         if is_iterable:
-            worker_dataset = StatefulStream(dataset, states, board, loader.seed)
+            self.worker_dataset = StatefulStream(dataset, states, self.board, loader.seed)
             # torch handles data pipes by their class, so it must see the data pipe itself.
-            stream = dataset if isinstance(dataset, IterDataPipe) else worker_dataset
-            collate = PackStream(fetcher, packer, worker_dataset, sends_unpacked=not is_stateful(dataset))
-            batching = dict(batch_size=loader.batch_size, drop_last=loader.drop_last)
-            arguments = dict(dataset=stream, collate_fn=collate, **batching)
-        else:
-            sampler = loader.batch_sampler if batched else loader.sampler
-            num_prefetched = max(1, loader.num_workers * (loader.prefetch_factor or 0))
-            requests = RequestSampler(sampler, batched, arena, loader.seed, num_prefetched)
-            keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
-            sends_unpacked = loader.in_order and not is_stateful(dataset)
-            worker_dataset = PackedDataset(fetcher, packer, arena, states, board, keeps_generators, sends_unpacked)
-            arguments = dict(dataset=worker_dataset, batch_sampler=requests, collate_fn=_identity)
-        workers = _create_workers(loader, arguments, has_images, deferral)
-        workers.first_worker = loader_state.next_worker
-        if loader.num_workers:
-            deferral = None
-        elif deferral is not None and deferral.is_active:
-            hooks.hold(deferral)
-        return cls(workers, fetcher, requests, arena, plans, worker_dataset, board, deferral, packer)
+            stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
+            return dict(dataset=stream, collate_fn=PackStream(self.fetcher, self.packer, self.worker_dataset))
+        num_prefetched = max(1, loader.num_workers * (loader.prefetch_factor or 0))
+        self.requests = RequestSampler(sampler, batched, self.arena, loader.seed, num_prefetched)
+        keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
+        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states, self.board, keeps_generators)
+        return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
 
-    @classmethod
-    def build_torch(cls, loader: Any) -> WorkerPool:
-        """Create a pool that yields torch's own batches. Of our code, its workers run only the parent watchdog."""
-        batched, requests, arguments = loader.batch_sampler is not None, None, dict(batch_size=loader.batch_size)
-        if isinstance(loader.dataset, IterableDataset):
-            arguments |= dict(drop_last=loader.drop_last)
-        else:
-            requests = RequestSampler(loader.batch_sampler if batched else loader.sampler, batched, yields_indices=True)
-            arguments = dict(batch_sampler=requests) if batched else dict(batch_size=None, sampler=requests)
-        arguments |= dict(dataset=loader.dataset, collate_fn=loader.collate_fn)
-        workers, fetcher = _create_workers(loader, arguments), _create_fetcher(loader, {})
-        return cls(workers, fetcher, requests, None, {}, None, None, uses_torch_batches=True)
-
-    def start(
-        self,
-        loader_state: LoaderState,
-        seed: int | None,
-        generator: torch.Generator | None,
-        seed_generator: torch.Generator | None,
-    ) -> Any:
+    def start(self, loader: Any, loader_state: LoaderState) -> Any:
         """Start an epoch of torch's loader. Return its iterator.
 
         With a seed, the worker seeds that torch draws depend only on it. Without one, torch may draw them from the
-        user's ``seed_generator``.
+        user's generator.
         """
+        seed, generator = loader.seed, loader.generator
         self.feed = None  # an earlier iterator no longer uses these workers
+        self.workers._IterableDataset_len_called = loader._IterableDataset_len_called  # for torch's warning
         if self.requests is not None:
-            self.requests.begin(loader_state)
+            self.requests.loader_state = loader_state
         if self.board is not None:
-            self.board.begin(loader_state.epoch)
-            if self.requests is None or not self.has_workers:
-                self.board.clear()  # persistent workers restart their streams, and write their states again
-        if seed_generator is not None:
-            loader_state.restore_or_record(seed_generator, "workers")
-        if seed is None:
-            batches = self._start_unseeded(loader_state, generator)
-        else:
-            batches = self._start_seeded(loader_state, seed, generator)
-        if isinstance(self.worker_dataset, PackedDataset) and not self.workers.num_workers:
-            self.worker_dataset.begin(0)  # after torch has drawn its seed, because a dataset may set generator states
-        return batches
-
-    def _start_unseeded(self, loader_state: LoaderState, generator: torch.Generator | None) -> Any:
-        order = loader_state.random_states if loader_state.resumes else {}
-        if generator is None and "iter" in order and "next" not in order:  # a state between epochs
+            # Persistent workers restart their streams, and write their states again.
+            self.board.begin(loader_state.epoch, clears=self.requests is None or not self.has_workers)
+        if loader._seed_generator is not None:
+            loader_state.restore_or_record(loader._seed_generator, "workers")
+        # What torch draws a shuffled order from, unless the sampler has its own generator.
+        order = loader_state.generator_states if loader_state.resumes and not loader._has_own_order else {}
+        if generator is None and seed is not None:  # avoid the default generator, as other threads draw from it
+            self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
+        elif generator is None and "iter" in order and "next" not in order:  # a state between epochs
             self.workers.generator = torch.Generator()
             self.workers.generator.set_state(order["iter"])
             if loader_state.new_workers:
                 draw_seed()  # in place of torch, which now draws from another generator
-        return iter(self.workers)
-
-    def _start_seeded(self, loader_state: LoaderState, seed: int, generator: torch.Generator | None) -> Any:
-        if generator is None:  # avoid the default generator, as other threads draw from it
-            self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
-        if self.requests is not None or self.workers.num_workers:
-            return iter(self.workers)
-        with preserve_rng():  # for the ``__iter__`` of the dataset
-            seed_generators(seed, loader_state.epoch, "workers")
+        batches: Any
+        if seed is None or self.requests is not None or self.workers.num_workers:
             batches = iter(self.workers)
-        return SeededIterator(batches, seed, loader_state.epoch, "stream")
+        else:
+            with preserve_rng():  # for the ``__iter__`` of the dataset
+                seed_generators(seed, loader_state.epoch, "workers")
+                batches = iter(self.workers)
+            batches = SeededIterator(batches, seed, loader_state.epoch, "stream")
+        if isinstance(self.worker_dataset, PackedDataset) and not self.workers.num_workers:
+            self.worker_dataset.begin(0)  # after torch has drawn its seed, because a dataset may set generator states
+        return batches
 
     def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the initial states of workers that have not returned a batch yet, by worker number."""
-        processes = getattr(self.feed and self.feed(), "worker_processes", ())
-        if self.board is None or not processes:
+        feed = self.feed() if self.feed is not None else None
+        if self.board is None or feed is None:
             return {}
-        states = {worker: self.board.read_start(worker, processes[worker].is_alive) for worker in workers}
+        states = {worker: self.board.read_start(worker, feed.worker_processes[worker].is_alive) for worker in workers}
         return {worker: state for worker, state in states.items() if state}
+
+    @property
+    def uses_torch_batches(self) -> bool:
+        """Whether torch's own loader produces the batches."""
+        return self.worker_dataset is None
 
     @property
     def has_workers(self) -> bool:
@@ -227,41 +352,6 @@ class WorkerPool:
             return None
         self.requests.discard_pending()  # the workers have exited
         return self.arena
-
-
-def _create_workers(
-    loader: Any, arguments: dict[str, Any], has_images: bool = False, deferral: Deferral | None = None
-) -> Workers:
-    """Create torch's loader from these arguments and the user's."""
-    context = lifetime.serialize_forks(loader.multiprocessing_context) if loader.num_workers else None
-    workers = Workers(
-        **arguments,
-        num_workers=loader.num_workers,
-        worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
-        multiprocessing_context=context,
-        generator=loader.generator,
-        prefetch_factor=loader.prefetch_factor if loader.num_workers else None,
-        persistent_workers=loader.persistent_workers,
-        in_order=loader.in_order,
-        # Tensors that are converted to another format are pinned when that copies them.
-        pin_memory=loader.pin_memory and not has_images and loader._options.format.is_default,
-        **loader._torch_arguments,
-    )
-    workers.timeout = loader.timeout  # torch accepts a negative timeout only as an attribute
-    return workers
-
-
-def _create_fetcher(
-    loader: Any,
-    plans: dict[str, Plan],
-    passed: PassedSamples | None = None,
-    deferral: Deferral | None = None,
-) -> Fetcher:
-    batched, has_workers = loader.batch_sampler is not None, loader.num_workers > 0
-    is_shared = is_distributed(loader.batch_sampler if batched else loader.sampler)
-    known = frozenset(plans) if loader.collate_fn is default_collate else frozenset()
-    folders = FolderFetcher(known, passed, deferral, has_workers) if batched and deferral is not None else None
-    return Fetcher(loader.dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, folders, deferral)
 
 
 def _create_arena(loader: Any) -> Arena | None:

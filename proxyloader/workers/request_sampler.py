@@ -1,4 +1,13 @@
-"""Batch sampler that issues worker requests and resumes in mid-epoch. Main process, in the iterating thread."""
+"""Batch sampler that issues worker requests and resumes in mid-epoch. Main process, in the iterating thread.
+
+NOTE [ Rolling back draws ]
+Decoded batches are prefetched in addition to those that workers load, so more requests are issued than by torch's
+loader. If a loop is left early, the draws for the excess requests are rolled back, those of the sampler by
+``RequestSampler`` and those of workers by ``WorkerDraws``. Otherwise later epochs would differ from torch's and depend
+on timing, because samplers, and transforms in persistent workers, may draw from a generator that continues from epoch
+to epoch. A sampler that draws incrementally advances its own generator at each request. torch's RandomSampler draws
+once more at its end.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +18,14 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import GeneratorType
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from .._random_state import make_generator, preserve_rng, seed_generators
-from ..data.sharded_sampler import ShardedSampler, find_sharded_sampler
+from .._random_state import get_rng_states, make_generator, preserve_rng, seed_generators, set_rng_states
+from ..data.sharded_sampler import ShardedSampler
 from .arena import Arena
-from .draw_rollback import SamplerDraws
 from .loader_state import LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -45,8 +52,8 @@ def unwrap_batch_sampler(sampler: Any) -> Any:
 
 def is_distributed(sampler: Any) -> bool:
     """Return whether several processes train together and require the same number of batches."""
-    sharded = find_sharded_sampler(sampler)
-    processes = sharded.num_shards if sharded is not None else getattr(unwrap_batch_sampler(sampler), "num_replicas", 1)
+    inner = unwrap_batch_sampler(sampler)
+    processes = inner.num_shards if isinstance(inner, ShardedSampler) else getattr(inner, "num_replicas", 1)
     return processes > 1 or (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
@@ -56,26 +63,37 @@ def is_distributed(sampler: Any) -> bool:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A request to a worker for one batch.
+    """A request to a worker for one batch."""
 
-    Attributes:
-        number: sequence number of the request in its loader, from 0.
-        indices: indices of the samples of the batch, or a single index if batching is disabled.
-        batched: whether batching is enabled.
-        slot: slot that the worker may write to; None: no slot was free.
-        first_excess, discarded: see ``SamplerDraws``.
-    """
-
-    number: int
+    number: int  # sequence number in its loader
     epoch: int
-    indices: Any
+    indices: Any  # of the samples of the batch, or a single index if batching is disabled
     batched: bool
-    slot: int | None
-    first_excess: int = 0
-    discarded: tuple[range, ...] = ()
+    slot: int | None  # that the worker may write to; None: no slot was free
+    first_excess: int = 0  # number of the first request that torch's loader would not have issued yet
+    discarded: tuple[range, ...] = ()  # numbers of earlier ones whose draws were rolled back, until every worker knows
 
     def index_list(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
+
+
+class WorkerDraws:
+    """Rolls back a worker's draws for discarded requests. Worker."""
+
+    def __init__(self) -> None:
+        self._history: deque[tuple[int, tuple[Any, ...]]] = deque()
+
+    def rewind(self, number: int, first_excess: int, discarded: tuple[range, ...]) -> None:
+        """Prepare for a request with this number. ``first_excess``, ``discarded``: see ``BatchRequest``."""
+        stale = (k for k, (past, _) in enumerate(self._history) if any(past in numbers for numbers in discarded))
+        if (first := next(stale, None)) is not None:
+            set_rng_states(self._history[first][1])
+            while len(self._history) > first:
+                self._history.pop()
+        while self._history and self._history[0][0] < first_excess:
+            self._history.popleft()
+        if number >= first_excess:
+            self._history.append((number, get_rng_states(include_numpy_and_python=True)))
 
 
 class RequestSampler:
@@ -85,12 +103,12 @@ class RequestSampler:
         sampler: the user's batch sampler, or sampler if batching is disabled.
         seed: seed of the order, unless the sampler has its own generator.
         num_prefetched: number of batches that torch's loader requests before it receives the first.
-        yields_indices: whether the next iteration yields indices instead of requests, for torch's own fetcher.
+        yields_indices: whether to yield indices instead of requests, for torch's own fetcher.
 
     Attributes:
         sizes: with ``yields_indices``, for each batch that the training loop has not received yet: the number of
             samples, and how many positions it advances the order.
-        draws: rolls back the sampler's draws for excess requests.
+        loader_state: where to start the next iteration, which records in it the states that reproduce the iteration.
     """
 
     def __init__(
@@ -103,24 +121,27 @@ class RequestSampler:
         yields_indices: bool = False,
     ) -> None:
         self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
-        self.yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
+        self._yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
         self._iterator: Any = None
         self._must_advance_default = False
-        self.draws = SamplerDraws(num_prefetched)
-        self.begin(LoaderState())
+        self.loader_state = LoaderState()
         self._pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
-        self._next_number = 0
-
-    def begin(self, loader_state: LoaderState) -> None:
-        """Start the next iteration at this state, and record in it the states that reproduce the iteration."""
-        self._loader_state = loader_state
+        self._next_number = self._first_number = 0  # of the next request, and the first of the epoch
+        self._num_prefetched, self._first_excess = num_prefetched, num_prefetched
+        self._discarded: tuple[range, ...] = ()
+        self._draws: deque[torch.Tensor] = deque()  # the sampler's generator from torch's last request to our last one
 
     def __iter__(self) -> Iterator[Any]:
         self.discard_pending()  # torch begins an epoch after the workers have finished the previous one
         self.roll_back_draws()
-        self.draws.begin(self._next_number)
-        loader_state = self._loader_state
+        number, loader_state = self._next_number, self.loader_state
+        if number - self._first_number >= self._num_prefetched:
+            self._discarded = ()  # each worker has received a request
+        if self._first_excess < number:
+            self._discarded += (range(self._first_excess, number),)
+        self._first_number, self._first_excess = number, number + self._num_prefetched
+        self._draws.clear()
         self._restore_sampler(loader_state)
         # Not lazily, because torch creates the iterator before it draws seeds.
         with self._controlled_generators(loader_state, "iter"):
@@ -133,29 +154,24 @@ class RequestSampler:
             first = next(remaining, _END)
         if first is _END:
             return
-        yields_indices, batched, sizes = self.yields_indices, self._batched, self.sizes
-        sizes.clear()
-        count, size = 1, (1, self.positions(1))
+        self.sizes.clear()
         for indices in itertools.chain((first,), remaining):
-            if batched:
-                if type(indices) is not list and not hasattr(indices, "__len__"):
-                    indices = list(indices)  # a generator cannot be pickled
-                if len(indices) != count:
-                    count = len(indices)
-                    size = count, self.positions(count)
-            if yields_indices:
-                sizes.append(size)
+            if self._batched and not hasattr(indices, "__len__"):
+                indices = list(indices)  # a generator cannot be pickled
+            if self._yields_indices:
+                size = len(indices) if self._batched else 1
+                self.sizes.append((size, self.positions(size)))
                 yield indices
             else:
                 yield self._request(indices, loader_state.epoch)
-        if not yields_indices:
-            self.draws.record(self._next_number, sampler_generator(self._inner_sampler))
+        if not self._yields_indices:
+            self._record_draws()
 
     def _request(self, indices: Any, epoch: int) -> BatchRequest:
-        number, sampler, draws = self._next_number, self._inner_sampler, self.draws
-        draws.record(number, sampler_generator(sampler))
+        number, sampler = self._next_number, self._inner_sampler
+        self._record_draws()
         slot = self._arena.acquire() if self._arena is not None else None
-        request = BatchRequest(number, epoch, indices, self._batched, slot, draws.first_excess, draws.discarded)
+        request = BatchRequest(number, epoch, indices, self._batched, slot, self._first_excess, self._discarded)
         self._next_number += 1
         self._pending[number] = request
         if is_stateful(sampler) or is_stateful(self._iterator):
@@ -173,17 +189,29 @@ class RequestSampler:
         self._pending.clear()
         self._sampler_states.clear()
 
-    def roll_back_draws(self) -> None:
-        """Roll back the draws of the sampler's own generator after a loop was left early."""
-        self.draws.roll_back(sampler_generator(self._inner_sampler))
+    def _record_draws(self) -> None:
+        """Record the state of the sampler's generator after a request, or at the end of the epoch."""
+        if self._next_number < self._first_excess:
+            self._draws.clear()
+        if (generator := sampler_generator(self._inner_sampler)) is not None:
+            self._draws.append(generator.get_state())
 
-    def pop_request(self, number: int | None) -> BatchRequest:
-        """Return the request of a batch that has arrived, which then owns the slot. None: the oldest request."""
-        return self._pending.pop(next(iter(self._pending)) if number is None else number)
+    def roll_back_draws(self) -> None:
+        """Reset the sampler's generator to its state under torch's loader, unless others have drawn from it."""
+        generator, draws = sampler_generator(self._inner_sampler), self._draws
+        if generator is not None and len(draws) > 1 and torch.equal(generator.get_state(), draws[-1]):
+            generator.set_state(draws[0])
+
+    def pop_request(self, number: int) -> BatchRequest:
+        """Return the request of a batch that has arrived, which then owns the slot."""
+        return self._pending.pop(number)
 
     def record_return(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of the epoch that the training loop received a batch."""
-        self.draws.advance(request.number)
+        if self._first_number <= request.number:  # torch's loader issues another request
+            self._first_excess += 1
+            if len(self._draws) > 1:
+                self._draws.popleft()
         loader_state.batches += 1
         loader_state.samples += self.positions(len(request.index_list()))
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
@@ -210,8 +238,8 @@ class RequestSampler:
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
         state saved in either process must work in both.
         """
-        if self._batched and find_sharded_sampler(self._sampler) is not None:
-            return int(self._sampler.batch_size)  # type: ignore[attr-defined]
+        if type(self._sampler) is BatchSampler and isinstance(self._sampler.sampler, ShardedSampler):
+            return self._sampler.batch_size
         return self._num_replicas * size
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
@@ -221,19 +249,32 @@ class RequestSampler:
         repeats = not getattr(self._inner_sampler, "drop_last", False)
         done = loader_state.samples // self._num_replicas if repeats else -(-loader_state.samples // self._num_replicas)
         if type(self._sampler) is not BatchSampler:
-            iterator: Iterator[Any] = iter(self._sampler)
-            self._iterator = iterator
-            return _remaining(iterator, loader_state, loader_state.batches if self._batched else done)
-        if find_sharded_sampler(self._sampler) is not None:  # its __iter__ advances the epoch
+            self._iterator = iter(self._sampler)
+            return self._resume(loader_state, loader_state.batches if self._batched else done)
+        if isinstance(self._inner_sampler, ShardedSampler):  # its __iter__ advances the epoch
             self._iterator = iter(self._sampler.sampler)
         return self._batches(self._sampler, loader_state, done)
 
-    def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[list[int]]:
+    def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[Any]:
         """Yield the batches of torch's BatchSampler, but store the sampler's iterator in an attribute."""
         if self._iterator is None:
             self._iterator = iter(sampler.sampler)
-        remaining = _remaining(self._iterator, loader_state, done)
-        yield from BatchSampler(remaining, sampler.batch_size, sampler.drop_last)
+        yield from BatchSampler(self._resume(loader_state, done), sampler.batch_size, sampler.drop_last)
+
+    def _resume(self, loader_state: LoaderState, done: int) -> Iterator[Any]:
+        """Yield the rest of the sampler's iterator, after restoring its state or skipping ``done`` items.
+
+        If the sampler has a state, which is already restored, no items are skipped. ``iter()`` is not called on the
+        iterator, because that might restart it.
+        """
+        iterator, state = self._iterator, loader_state.sampler_state if loader_state.resumes else {}
+        if "iterator" in state and is_stateful(iterator):
+            iterator.load_state_dict(state["iterator"])
+        elif not {"iterator", "sampler"} & state.keys():
+            for _ in range(done):
+                next(iterator, None)
+        while (item := next(iterator, _END)) is not _END:
+            yield item
 
     def _restore_sampler(self, loader_state: LoaderState) -> None:
         """Restore the state of the sampler at the start of the epoch, or record it."""
@@ -253,11 +294,17 @@ class RequestSampler:
 
     @contextlib.contextmanager
     def _controlled_generators(self, loader_state: LoaderState, stage: str) -> Iterator[None]:
-        sampler = self._inner_sampler
+        sampler, states = self._inner_sampler, loader_state.generator_states
         generator = sampler_generator(sampler)
+        # Whether the state was saved between epochs, before the order was drawn.
+        is_between_epochs = loader_state.resumes and stage == "iter" and "next" not in states
         if generator is not None:
-            with _controlled_sampler_generator(generator, loader_state, stage):
-                yield
+            loader_state.restore_or_record(generator, stage)
+            yield
+            if is_between_epochs and loader_state.new_workers:
+                del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
+            elif is_between_epochs:
+                states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
         elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_lock:
                 sampler.generator = make_generator(self._seed, loader_state.epoch, "order", stage)
@@ -269,24 +316,23 @@ class RequestSampler:
             with preserve_rng():
                 seed_generators(self._seed, loader_state.epoch, "order", stage)
                 yield
-        elif loader_state.resumes and stage in loader_state.random_states:
-            is_between_epochs = stage == "iter" and "next" not in loader_state.random_states
+        elif loader_state.resumes and stage in states:
             with preserve_rng():
-                torch.set_rng_state(loader_state.random_states[stage])
+                torch.set_rng_state(states[stage])
                 yield
                 if is_between_epochs:
                     if loader_state.new_workers:
                         draw_seed()
-                    loader_state.random_states["next"] = torch.get_rng_state()
-            # A state between epochs was saved before the order was drawn. The default generator may still be in that
-            # state. Unless it advances as well, it would draw the same order for the next epoch.
+                    states["next"] = torch.get_rng_state()
+            # The default generator may still be in the state of a checkpoint between epochs. Unless it advances as
+            # well, it would draw the same order for the next epoch.
             if is_between_epochs:
                 self._must_advance_default = True
             elif stage == "next" and self._must_advance_default:
                 self._must_advance_default = False
                 draw_seed()
         else:
-            loader_state.random_states[stage] = torch.get_rng_state()
+            states[stage] = torch.get_rng_state()
             yield
 
 
@@ -295,18 +341,6 @@ def sampler_generator(sampler: Any) -> torch.Generator | None:
     with _generator_lock:
         generator = getattr(sampler, "generator", None)
     return generator if isinstance(generator, torch.Generator) else None
-
-
-@contextlib.contextmanager
-def _controlled_sampler_generator(generator: torch.Generator, loader_state: LoaderState, stage: str) -> Iterator[None]:
-    states = loader_state.generator_states
-    loader_state.restore_or_record(generator, stage)
-    yield
-    if loader_state.resumes and stage == "iter" and "next" not in states:  # a state between epochs
-        if loader_state.new_workers:
-            del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
-        else:
-            states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
 
 
 def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
@@ -324,38 +358,14 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
 def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, stage: str) -> None:
     """Record the generator states that determine the order of an epoch without batches so far, unless recorded before.
 
-    ``stage`` is the next draw, "iter" or "next"; see ``LoaderState.random_states``.
+    ``stage`` is the next draw, "iter" or "next"; see ``LoaderState.generator_states``.
     """
     generator = sampler_generator(sampler)
-    if generator is not None:
-        loader_state.generator_states.setdefault(stage, generator.get_state())
-    elif seed is None:
-        loader_state.random_states.setdefault(stage, torch.get_rng_state())
+    if generator is not None or seed is None:
+        state = torch.get_rng_state() if generator is None else generator.get_state()
+        loader_state.generator_states.setdefault(stage, state)
 
 
 def draw_seed() -> None:
     """Draw a seed from the default generator, as torch's iterators and samplers do when they start."""
     torch.empty((), dtype=torch.int64).random_()
-
-
-def _remaining(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    """Return the rest of an iterator. The first ``next()`` restores its state, or skips ``done`` items.
-
-    If its sampler has a state, which is already restored, no items are skipped. ``iter()`` is not called on the
-    iterator, because that might restart it.
-    """
-    starts_epoch = not done and not loader_state.resumes
-    if starts_epoch and isinstance(iterator, (GeneratorType, type(iter(range(0))))):
-        return iterator  # another generator would slow down each index
-    return _resume(iterator, loader_state, done)
-
-
-def _resume(iterator: Iterator[Any], loader_state: LoaderState, done: int) -> Iterator[Any]:
-    state = loader_state.sampler_state if loader_state.resumes else {}
-    if "iterator" in state and is_stateful(iterator):
-        iterator.load_state_dict(state["iterator"])  # type: ignore[attr-defined]
-    elif not {"iterator", "sampler"} & state.keys():
-        for _ in range(done):
-            next(iterator, None)
-    while (item := next(iterator, _END)) is not _END:
-        yield item

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ..data import hooks
 from ..data.bad_samples import UnreadableSample
@@ -23,12 +22,11 @@ from ..data.deferral import Deferral, defer_in_process
 from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
-from .draw_rollback import WorkerDraws
-from .fetch import FetchedSamples, Fetcher
+from .fetch import Fetcher
 from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
-from .request_sampler import BatchRequest
+from .request_sampler import BatchRequest, WorkerDraws
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
@@ -36,11 +34,8 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 class PackedDataset(Dataset[Any]):
     """Dataset of torch's workers for a map-style dataset: takes requests and returns packed batches.
 
-    For plain indices, returns the same batch as torch; see ``WorkerPool.uses_torch_batches``.
-
     Args:
         keeps_generators: whether the worker's generators continue from epoch to epoch.
-        sends_unpacked: whether to send a batch without deferred images as is, like torch.
     """
 
     def __init__(
@@ -51,12 +46,10 @@ class PackedDataset(Dataset[Any]):
         states: WorkerStates | None = None,
         board: StateBoard | None = None,
         keeps_generators: bool = False,
-        sends_unpacked: bool = False,
     ) -> None:
         self.fetcher, self._packer, self._arena = fetcher, packer, arena
         self._states, self._board = states or {}, board
         self._draws = WorkerDraws() if keeps_generators else None
-        self._sends_unpacked = sends_unpacked
         # Sizes of the last batch. A dataset may read many files that are never sent, which must not fill the slot.
         self._batch_bytes = self._sent_bytes = 0
         self._hooks_removed = False  # whether deferral has stopped
@@ -71,29 +64,25 @@ class PackedDataset(Dataset[Any]):
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
 
-    def __getitems__(self, request: BatchRequest | Any) -> Any:
-        if not isinstance(request, BatchRequest):
-            self._stop_deferring()
-            dataset, batched, collate_fn = self.fetcher.dataset, self._packer.batched, self._packer.collate_fn
-            return _MapDatasetFetcher(dataset, batched, collate_fn, False).fetch(request)  # type: ignore[no-untyped-call]
+    def __getitems__(self, request: BatchRequest) -> Any:
         if self._draws is not None:
             self._draws.rewind(request.number, request.first_excess, request.discarded)
         arena: Any = self._arena if request.slot is not None else None
-        is_deferring, info = self._is_deferring(), self.fetcher.worker_info()
-        if arena is not None and is_deferring:
+        info = self.fetcher.worker_info()
+        if self._is_deferring() and arena is not None:
             memory = arena.memory_to_write(request.slot, self._batch_bytes)
             batch_memory.begin(memory[: self._sent_bytes * 5 // 4])
         try:
             with self.fetcher.preserve_generators():
                 packed = self._pack(request)
             self._batch_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
-        except Exception as error:
-            packed = _wrap_failure(error, request, info)
+        except Exception as error:  # sent in a batch, so that the main process releases its slot
+            unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
+            where = f"in DataLoader worker process {info.id}" if info is not None else None
+            packed = PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
         if arena is not None:
             batch_memory.end()  # the message may overwrite files that are not sent
         try:
-            if self._sends_unpacked and not is_deferring and packed.failure is None and packed.indices is None:
-                return packed.content
             return BatchMessage.create(packed, info, self.state, self._arena)
         finally:
             if arena is not None:
@@ -101,66 +90,46 @@ class PackedDataset(Dataset[Any]):
 
     def _pack(self, request: BatchRequest) -> PackedBatch:
         self._packer.begin_batch()
+        if self._packer.deferral is not None and self._packer.deferral.on_gpu:
+            leave_core()
         fetched = self.fetcher(request)
         self.fetcher.seed_batch(request)
-        return _pack_samples(self._packer, fetched, request)
+        samples, unreadable = fetched.samples, tuple(fetched.unreadable)
+        if unreadable and not samples:
+            return PackedBatch(request, indices=(), unreadable=unreadable)
+        # ``__getitems__`` may return a batch, whose length is not its number of samples.
+        packed = self._packer(samples if self._packer.batched else samples[0], request, len(fetched.indices))
+        indices = tuple(fetched.indices) if unreadable else None
+        return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
     def _is_deferring(self) -> bool:
         """Return whether a batch may have images for DALI; see NOTE [ When deferral stops ]."""
         deferral = self._packer.deferral
         if deferral is None or deferral.is_active:
             return True
-        self._stop_deferring()
-        if self._transform is self.fetcher.transform:
+        transform = getattr(self.fetcher.dataset, "transform", None)
+        if not self._hooks_removed:  # deferral has stopped, here or in other workers
+            self._hooks_removed, self._transform = True, transform
+            hooks.release(deferral)
+        if self._transform is transform:
             return False
         self._hooks_removed = False
         deferral.restart()
         hooks.hold(deferral)
         return True
 
-    def _stop_deferring(self) -> None:
-        """Remove the hooks after deferral stops, here or in other workers."""
-        deferral = self._packer.deferral
-        if deferral is not None and not self._hooks_removed:
-            self._hooks_removed, self._transform = True, self.fetcher.transform
-            deferral.is_active = False
-            hooks.release(deferral)
-
-
-def _wrap_failure(error: Exception, request: BatchRequest, info: Any) -> PackedBatch:
-    """Wrap an error in a batch, so that the main process releases its slot."""
-    unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
-    where = f"in DataLoader worker process {info.id}" if info is not None else None
-    return PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
-
 
 class PackStream:
-    """The collate_fn of workers for an iterable-style dataset. ``sends_unpacked``: see PackedDataset."""
+    """The collate_fn of workers for an iterable-style dataset."""
 
-    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream, sends_unpacked: bool = False) -> None:
-        self._fetcher, self._packer, self._stream, self._sends_unpacked = fetcher, packer, stream, sends_unpacked
+    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream) -> None:
+        self._fetcher, self._packer, self._stream = fetcher, packer, stream
 
-    def __call__(self, samples: Any) -> Any:
-        if self._fetcher.has_fallen_back and self._sends_unpacked and not self._stream.state():
-            if self._packer.deferral is not None:
-                hooks.release(self._packer.deferral)
-            return self._packer.collate_fn(samples)
-        packed = _pack_samples(self._packer, FetchedSamples(samples if self._packer.batched else [samples]))
+    def __call__(self, samples: Any) -> BatchMessage:
+        if self._fetcher.deferral is not None and self._fetcher.has_fallen_back:
+            hooks.release(self._fetcher.deferral)
+        packed = self._packer(samples, num_samples=len(samples) if self._packer.batched else 1)
         return BatchMessage.create(packed, self._fetcher.worker_info(), self._stream.state)
-
-
-def _pack_samples(packer: Packer, fetched: FetchedSamples, request: BatchRequest | None = None) -> PackedBatch:
-    if packer.deferral is not None and packer.deferral.on_gpu:
-        leave_core()
-    samples, unreadable = fetched.samples, tuple(fetched.unreadable)
-    if unreadable and not samples:
-        return PackedBatch(request, indices=(), unreadable=unreadable)
-    num_samples = len(samples) if request is None else len(fetched.indices)  # __getitems__ may return a batch
-    packed = packer(samples if packer.batched else samples[0], request, num_samples)
-    if not unreadable:
-        return packed
-    indices = tuple(fetched.indices) if request is not None else None
-    return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferral | None, worker_id: int) -> None:

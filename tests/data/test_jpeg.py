@@ -11,7 +11,7 @@ from PIL import Image
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import JpegHeader, find_damage, read_jpeg_header, read_scans
 from proxyloader.make_dataset import photograph
-from proxyloader.workers.scan_checks import checking
+from proxyloader.workers.fetch import checking
 
 from ..jpeg_writer import segment
 from ..odd_formats import encoded

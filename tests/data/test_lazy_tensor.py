@@ -48,7 +48,7 @@ def both(transform: Any = FLOAT, seed: int = 0) -> tuple[list[torch.Tensor], lis
 def replayed(content: Any) -> Any:
     """What arrives in the main process, where DALI's images are exactly torchvision's."""
     pickler = _ContentPickler(256)
-    data = pickler.dumps(content, may_overwrite=True)
+    data = pickler.pickle(content)
 
     @functools.cache
     def found(output: int, run: int, row: int | None = None) -> torch.Tensor:

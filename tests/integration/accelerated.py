@@ -136,7 +136,7 @@ def assert_ours(loader: Any, given: Any, reads: bool = True) -> None:
     inner = loader.base_dataloader
     assert isinstance(loader, proxyloader.DataLoader) and isinstance(inner, proxyloader.DataLoader)
     assert LoaderOptions.from_loader(inner) == LoaderOptions.from_loader(given)
-    assert (inner._counts._dali_images > 0) == reads and not inner._counts._worker_images
+    assert (inner._counts.images[0] > 0) == reads and not inner._counts.images[2]
 
 
 def _epoch(accelerator: Accelerator, loader: Any) -> list[Any]:

@@ -90,7 +90,7 @@ def run(kind: Any, root: str, folder: str) -> dict[str, Any]:
 
         assert all(isinstance(loader, proxyloader.DataLoader) for loader in loaders)
         counts = loaders[0].base_dataloader._counts
-        assert counts._dali_images and not counts._worker_images, vars(counts)
+        assert counts.images[0] and not counts.images[2], vars(counts)
     return told
 
 

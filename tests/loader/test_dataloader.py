@@ -67,15 +67,6 @@ def test_an_argument_of_a_later_torch_is_passed_on(
     assert len(list(loader)) == 4 and [method for _, method in given] == ["thread"] * 2
 
 
-def test_images_need_not_be_moved_and_labels_are_pinned_where_torchs_are(dataset: ImageFolder, device: str) -> None:
-    for images, _ in DataLoader(dataset, 8, device=device, pin_memory=True):
-        assert images.to(images.device, non_blocking=True) is images
-        assert images.device.type == device and images.is_contiguous()
-    for workers in (0, 1):
-        _, labels = next(iter(DataLoader(dataset, 8, num_workers=workers, pin_memory=True, device=device)))
-        assert labels.is_pinned() == torch.cuda.is_available()
-
-
 def test_options_that_are_set_later_are_checked_then_and_hold_from_the_next_epoch(dataset: ImageFolder) -> None:
     loader = DataLoader(dataset, 8, device="cpu", prefetch=3)
     for name, wrong in (("prefetch", 0), ("on_error", "no"), ("translate", "some"), ("device", "meta")):
@@ -222,7 +213,7 @@ def test_pipelines_of_transforms_that_do_not_come_back_are_dropped(
         dataset.epoch.fill_(epoch)
         assert {images.shape[2] for images, _ in loader} == {20 + epoch}
         assert 1 <= in_memory(Pipeline) - before <= 2  # those of this epoch, and of the last one
-    assert not loader._counts._worker_images
+    assert not loader._counts.images[2]
 
 
 @pytest.mark.usefixtures("no_collector")

@@ -178,6 +178,7 @@ def test_no_other_sample_is_named_for_an_image_that_does_not_decode(folder: Imag
     with pytest.raises(ImageError, match=r"dataset indices \[0, 1\]") as raised:
         list(DataLoader(Clips(images), 2, collate_fn=list, check_scans=False))
     assert (raised.value.index, raised.value.path) == (None, bad)
+    del raised  # it is in a cycle with this frame, and holds the hooks through those of its traceback
 
 
 def test_samples_that_share_an_image_do_not_count_as_the_workers(folder: ImageFolder) -> None:

@@ -44,19 +44,6 @@ def test_the_row_of_next_is_torchs_and_its_parts_have_rows_too(num_workers: int,
     assert ours["proxyloader.wait_for_dali"] >= 3
 
 
-def test_persistent_workers_that_send_torchs_batches_have_torchs_row_and_others_ours() -> None:
-    names = [f"a text of {k} letters" for k in range(200)]
-    stock, ours = (
-        kind(names, 8, num_workers=1, persistent_workers=True) for kind in (StockLoader, proxyloader.DataLoader)
-    )
-    expected = [rows_of(stock) for _ in range(2)]
-    first, second = rows_of(ours), rows_of(ours)
-    assert first == expected[0] + Counter({"proxyloader.take_from_workers": 26}) and second == expected[1]
-    state = ours.state_dict()
-    ours.load_state_dict(state)  # to resume, workers get requests
-    assert rows_of(ours) == first
-
-
 def test_a_loader_that_torch_loads_has_torchs_row_and_unprofiled_nothing_is_recorded(photos: Path) -> None:
     dataset = torch.utils.data.TensorDataset(torch.arange(6))
     stock, ours = (rows_of(kind(dataset, 2)) for kind in (StockLoader, proxyloader.DataLoader))

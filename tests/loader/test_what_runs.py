@@ -15,7 +15,7 @@ from proxyloader import DataLoader, PipelineError
 from proxyloader.dali import program_server
 from proxyloader.kernels import compiler, support
 from proxyloader.kernels.support import NO_KERNELS, find_obstacle
-from proxyloader.loader import plan_servers
+from proxyloader.loader import feed
 from proxyloader.loader.options import LoaderOptions
 
 from ..outcomes import raises
@@ -104,9 +104,9 @@ def test_the_transform_that_has_no_kernel_is_named_before_the_dataset_is_read(
 def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
     with_kernels: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_servers, "cuda_ordinal", lambda device: 0)
+    monkeypatch.setattr(feed, "cuda_ordinal", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (0, 1))
     monkeypatch.setattr(program_server, "get_decoder", lambda options: None)
     with raises(PipelineError, code="no-kernels") as caught:
-        plan_servers.PlanServers(4).serve(None, options_of())
+        feed.PlanServers(4).serve(None, options_of())
     assert "cannot compile resize.cu" in str(caught.value) and "translate=False" in str(caught.value)

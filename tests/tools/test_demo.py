@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 
-from proxyloader.loader import backend
+from proxyloader.loader import options
 from proxyloader.tools import demo as module
 from proxyloader.tools.cli import main
 
@@ -116,7 +116,7 @@ def test_a_loader_that_breaks_the_promise_is_named_and_ends_with_exit_status_1(
 def test_without_dali_it_says_that_the_loader_is_torchs(
     photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(backend, "_dali_is_installed", lambda: False)
+    monkeypatch.setattr(options, "_dali_is_installed", lambda: False)
     assert main(["demo", "--data", str(photos), *SMALL]) == 0
     said = lines_of(capsys.readouterr().out)
     assert said["Backend"].startswith("torch: ")

@@ -22,8 +22,8 @@ from proxyloader import DataLoader, ImageError
 from proxyloader._random_state import get_rng_states
 from proxyloader.data.dataset import find_plans
 from proxyloader.data.deferral import Deferral
-from proxyloader.workers.fetch_folder import FolderFetcher
-from proxyloader.workers.scan_checks import PassedSamples
+from proxyloader.workers.fetch import _NOT_BATCHED, Fetcher, PassedSamples
+from proxyloader.workers.request_sampler import BatchRequest
 
 from ..outcomes import outcomes
 
@@ -90,9 +90,8 @@ SHUFFLED = {"batch_size": 7, "shuffle": True}
     ("transform", "options"),
     [
         *((transform, SHUFFLED) for transform in (TRAIN, JITTER, FIVE)),
-        *((transform, SHUFFLED) for transform in (TRAIN, JITTER)),
         (TRAIN, SHUFFLED | {"collate_fn": mixed}),
-        *((transform, SHUFFLED | {"part_of": part_of_a_part}) for transform in (TRAIN, JITTER)),
+        (JITTER, SHUFFLED | {"part_of": part_of_a_part}),
         (JITTER, {"batch_sampler": [np.array(INDICES)]}),
     ],
 )
@@ -134,7 +133,9 @@ def fetched(dataset: Any, indices: Any = INDICES, passed: PassedSamples | None =
     """Samples that are fetched together, in a worker; None: they are to be fetched one by one."""
     deferral = Deferral(on_gpu=False, find_obstacle=lambda plan: "")
     plans, _ = find_plans(dataset, deferral.find_obstacle)
-    return FolderFetcher(plans, passed, deferral)(dataset, indices)
+    fetcher = Fetcher(dataset, passed=passed, deferral=deferral, plans=plans)
+    found = fetcher._fetch_folder(BatchRequest(0, 0, indices, True, None), indices)
+    return None if found is _NOT_BATCHED else found
 
 
 @pytest.mark.parametrize(
@@ -211,16 +212,12 @@ def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder
 
 
 @pytest.mark.parametrize("kind", [tuple, torch.Tensor])
-def test_a_custom_collate_function_for_a_type_receives_real_tensors(
+def test_samples_for_a_custom_collate_function_of_a_type_are_fetched_one_by_one(
     folder: ImageFolder, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def collated(samples: Any, *, collate_fn_map: Any = None) -> Any:
-        return default_collate(list(samples))
-
-    monkeypatch.setitem(default_collate_fn_map, kind, collated)
+    monkeypatch.setitem(default_collate_fn_map, kind, lambda samples, *, collate_fn_map: default_collate([*samples]))
     folder.transform = TRAIN
-    samples = fetched(folder)
-    assert samples is not None and all(isinstance(image, torch.Tensor) for image, _ in samples)
+    assert fetched(folder) is None
 
 
 @WORKERS

@@ -29,7 +29,7 @@ from proxyloader.workers.request_sampler import RequestSampler
 
 def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None = None) -> list[Any]:
     """Iterate over the remaining batches like a training loop, or over the first ``at_most`` of them."""
-    requests.begin(progress)
+    requests.loader_state = progress
     found: list[Any] = []
     for request in requests:
         if at_most is not None and len(found) == at_most:
@@ -40,8 +40,13 @@ def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None
     return found
 
 
+def saved_by(seed: int | None, dataset_length: int = 20, order: str = "") -> dict[str, Any]:
+    return {"seed": seed, "dataset_length": dataset_length, "order": order, "num_workers": None}
+
+
 def through_a_checkpoint(progress: LoaderState, seed: int | None) -> LoaderState:
-    return LoaderState.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(seed, 20))), seed, 20)
+    fingerprint = saved_by(seed)
+    return LoaderState.from_state_dict(pickle.loads(pickle.dumps(progress.state_dict(fingerprint))), fingerprint)
 
 
 def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
@@ -161,7 +166,7 @@ def test_a_stateful_sampler_or_iterator_resumes_after_the_last_batch(kind: Any, 
 
     whole = indices(made(), LoaderState())
     requests, progress = made(), LoaderState()
-    requests.begin(progress)
+    requests.loader_state = progress
     drawn = list(itertools.islice(requests, 2))  # the second is on its way to a worker
     requests.pop_request(drawn[0].number)
     requests.record_return(drawn[0], progress)
@@ -173,17 +178,20 @@ def test_a_stateful_sampler_or_iterator_resumes_after_the_last_batch(kind: Any, 
     [
         (None, "must be the result of DataLoader.state_dict, got NoneType"),
         ({"epoch": 3}, r"got dict with the keys \['epoch'\]"),
-        (LoaderState().state_dict(None, 20) | {"version": 99}, "must have version 3, got version 99"),
-        (LoaderState().state_dict(4, 20), "saved with seed=4, but this loader has seed=3"),
-        (LoaderState().state_dict(3, 30), "with a dataset of 30 samples, but this one has 20. .*loader.set_epoch"),
-        (LoaderState(batches=2).state_dict(3, 20, "shuffled"), "with shuffled order, but this loader's is unshuffled"),
+        (LoaderState().state_dict(saved_by(None)) | {"version": 99}, "must have version 4, got version 99"),
+        (LoaderState().state_dict(saved_by(4)), "saved with seed=4, but this loader has seed=3"),
+        (LoaderState().state_dict(saved_by(3, 30)), "dataset of 30 samples, but this one has 20. .*loader.set_epoch"),
+        (
+            LoaderState(batches=2).state_dict(saved_by(3, 20, "shuffled")),
+            "with shuffled order, but this loader's is un",
+        ),
     ],
 )
 def test_an_invalid_state_is_refused(state: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LoaderState.from_state_dict(state, 3, 20, "unshuffled")
-    between_epochs = LoaderState(3).state_dict(3, 20, "shuffled")
-    assert LoaderState.from_state_dict(between_epochs, 3, 20, "unshuffled") == LoaderState(3)
+        LoaderState.from_state_dict(state, saved_by(3, 20, "unshuffled"))
+    between_epochs = LoaderState(3).state_dict(saved_by(3, 20, "shuffled"))
+    assert LoaderState.from_state_dict(between_epochs, saved_by(3, 20, "unshuffled")) == LoaderState(3)
 
 
 def test_batches_from_a_generator_become_lists() -> None:
