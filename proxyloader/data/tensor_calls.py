@@ -26,7 +26,7 @@ from torchvision.transforms import functional as F
 from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms import augment, color, given, resize, warp
-from ..transforms.geometry import Box, CenterRegion, Crop, Flip, as_fill, as_ltrb, as_pair
+from ..transforms.geometry import Box, Crop, Flip, as_fill, as_ltrb, as_pair, center_box
 from ..transforms.plan import Branch, ImageState, Plan, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
 from .called_transforms import recording
@@ -168,11 +168,11 @@ def _number(value: Any) -> float:
 
 
 def horizontal_flip(image: Input) -> Note:
-    return _one(Flip("horizontal", 1.0), image, 1.0)
+    return _one(Flip("horizontal"), image, 1.0)
 
 
 def vertical_flip(image: Input) -> Note:
-    return _one(Flip("vertical", 1.0), image, 1.0)
+    return _one(Flip("vertical"), image, 1.0)
 
 
 def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | None:
@@ -184,12 +184,12 @@ def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | N
 def _crop(image: Input, box: Box, fill: tuple[float, ...] = ()) -> Note:
     top, left, height, width = box
     inside = top >= 0 and left >= 0 and top + height <= image.size[0] and left + width <= image.size[1]
-    step = Crop(given.GivenRegion(inside), fill or (0.0,) * image.state.channels)
+    step = Crop(fill or (0.0,) * image.state.channels, inside)
     return Note((step,), box, box[2:], is_view=inside and not fill)
 
 
 def center_crop(image: Input, output_size: Any) -> Note:
-    return _crop(image, CenterRegion(as_pair(output_size)).box(*image.size))
+    return _crop(image, center_box(as_pair(output_size), *image.size))
 
 
 def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
@@ -221,9 +221,9 @@ def resize_v2(
 def _resize(image: Input, new_size: Size, interpolation: Any, antialias: Any) -> Note | None:
     if new_size == image.size or min(new_size) < 1:
         return None  # torchvision returns the same tensor, or raises
-    step = resize.resize_to(given.GivenSize(), interpolation, antialias, image.state, image.version)
-    if isinstance(step, resize.ResizeNearest):
-        return select(*resize.nearest_pixels(image.size, new_size, step.nearest))
+    step = resize.resize_step(interpolation, antialias, image.state, image.version)
+    if not isinstance(step, resize.Resize):
+        return select(*resize.nearest_pixels(image.size, new_size, step))
     return Note((step,), new_size, new_size)
 
 
@@ -253,11 +253,7 @@ QUARTERS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270:
 
 
 def _warp(cls: type[warp.W], image: Input, interpolation: Any, fill: Any) -> warp.W:
-    mode = resize.interpolation_value(interpolation)
-    if mode not in ("nearest", "bilinear"):
-        raise ValueError
-    levels = () if fill is None else as_fill(fill, image.state)
-    return cls(mode, levels, "tensor", image.version)  # type: ignore[arg-type]
+    return warp.make_warp(cls, interpolation, fill, image.state, "tensor", image.version)
 
 
 def rotate_v1(

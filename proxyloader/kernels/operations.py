@@ -112,11 +112,10 @@ class State:
 
     def apply(self, steps: Branch) -> None:
         for step in steps:
-            for operation in step.operations:
-                function = OPERATIONS.get(type(operation))
-                if function is None:
-                    raise no_kernel(operation)
-                function(self, operation)
+            function = OPERATIONS.get(type(step))
+            if function is None:
+                raise no_kernel(step)
+            function(self, step)
 
     def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
         """Append a step to the programs of the images, or of those where a condition is true."""
@@ -284,7 +283,7 @@ def blend(state: State, step: auto_augment.Blend) -> None:
 
 @operation(geometry.Crop)
 def crop(state: State, step: geometry.Crop) -> None:
-    if state.erased or (not step.region.inside and (state.std or (state.scale is not None and any(step.fill)))):
+    if state.erased or (not step.inside and (state.std or (state.scale is not None and any(step.fill)))):
         raise no_kernel(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
     if state.resized is not None:

@@ -13,8 +13,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2.functional import _geometry as F2
 
 from .geometry import as_fill
-from .params import Version, arithmetic_of
-from .plan import ImageState, Kind, Size, Step, Untranslatable
+from .plan import ImageState, Kind, Size, Step, Untranslatable, Version
 from .resize import interpolation_value
 
 Matrix = tuple[float, ...]
@@ -128,12 +127,12 @@ def affine(
     return [*size, *INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear))]
 
 
-def make_warp(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
-    """Return the step with the interpolation and the fill of a transform."""
-    mode = interpolation_value(transform.interpolation)
+def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, kind: Kind, version: Version = "v2") -> W:
+    """Return the step with the interpolation and the fill of a transform or function."""
+    mode = interpolation_value(interpolation)
     if mode not in ("nearest", "bilinear"):
         raise Untranslatable
-    fill = () if transform.fill is None else as_fill(transform.fill, state)
+    levels = () if fill is None else as_fill(fill, state)
     # Pillow truncates to integers
-    fill = tuple(map(math.floor, fill)) if kind == "pil" else fill
-    return cls(mode, fill, kind, arithmetic_of(transform, kind))  # type: ignore[arg-type]
+    levels = tuple(map(math.floor, levels)) if kind == "pil" else levels
+    return cls(mode, levels, kind, version)  # type: ignore[arg-type]

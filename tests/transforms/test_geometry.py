@@ -16,23 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import v2
 
-from proxyloader.transforms.geometry import CenterRegion
-from proxyloader.transforms.plan import Step
+from proxyloader.transforms.geometry import center_box
 
 from ..compare import Images, as_image, assert_alike, both_versions, drawn_alike, images, many, of_each_kind, undecoded
-from ..plans import plan_for
+from ..plans import draw, plan_for, translation_of
 
 sides = st.integers(1, 60)
-
-
-def steps_of(transform: Any) -> tuple[Step, ...]:
-    return plan_for(as_image(transform)).steps
-
-
-def drawn_by(step: Step, height: int, width: int) -> list[float]:
-    row: list[float] = []
-    step.sample_params((height, width), row)
-    return row
 
 
 class Surrounded:
@@ -84,10 +73,9 @@ class TestDraws:
     )
     def test_random_crop(self, version: Any, arguments: Any, height: int, width: int) -> None:
         transform = version.RandomCrop((20, 24), **arguments)
-        (crop, _) = steps_of(transform)
-        image = numbered(height, width)
+        crop, image = translation_of(transform), numbered(height, width)
         surrounded = Surrounded(image)
-        for wanted, found in drawn_alike(lambda: transform(image), lambda: drawn_by(crop, height, width)):
+        for wanted, found in drawn_alike(lambda: transform(image), lambda: draw(crop, height, width)):
             assert torch.equal(surrounded.box(*map(int, found)), wanted)
 
     @both_versions
@@ -95,15 +83,15 @@ class TestDraws:
     @pytest.mark.parametrize("p", probabilities())
     def test_flips(self, version: Any, name: str, p: float) -> None:
         transform, image = getattr(version, name)(p), numbered(3, 3)
-        (flip, _) = steps_of(transform)
-        for flipped, found in drawn_alike(lambda: transform(image), lambda: drawn_by(flip, 3, 3)):
+        flip = translation_of(transform)
+        for flipped, found in drawn_alike(lambda: transform(image), lambda: draw(flip, 3, 3)):
             assert found == [not torch.equal(flipped, image)]
 
     @both_versions
     def test_of_a_crop_of_a_too_small_image_is_an_error(self, version: Any) -> None:
-        (crop, _) = steps_of(version.RandomCrop(32))
+        crop = translation_of(version.RandomCrop(32))
         with pytest.raises(ValueError, match=r"Required crop size \(32, 32\) is larger than input image size \(9, 7\)"):
-            drawn_by(crop, 9, 7)
+            draw(crop, 9, 7)
 
 
 class TestCenterCrop:
@@ -111,7 +99,7 @@ class TestCenterCrop:
     @settings(max_examples=300)
     def test_takes_torchvisions_box(self, height: int, width: int, crop_height: int, crop_width: int) -> None:
         image, size = numbered(height, width), (crop_height, crop_width)
-        ours = Surrounded(image).box(*CenterRegion(size).box(height, width))
+        ours = Surrounded(image).box(*center_box(size, height, width))
         assert torch.equal(ours, F1.center_crop(image, list(size)))
         assert torch.equal(ours, F2.center_crop(image, list(size)))
 
@@ -158,7 +146,7 @@ class TestCropAndPad:
     @both_versions
     @pytest.mark.parametrize("mode", ["edge", "reflect", "symmetric"])
     def test_where_nothing_is_padded_neither_mode_nor_fill_counts(self, version: Any, mode: str) -> None:
-        assert steps_of(version.RandomCrop(9, padding_mode=mode))
+        assert plan_for(version.RandomCrop(9, padding_mode=mode))
         plan_for(v1.Compose([v1.PILToTensor(), v1.RandomCrop(9, fill=(1, 2, 3))]))
         plan_for(v1.Compose([v1.PILToTensor(), v2.Pad(2, fill=(1, 2, 3))]))
 
