@@ -132,7 +132,7 @@ def _returns_image(steps: Branch) -> bool:
     """Return whether a function of plain tensors returns an image for an image, for example because it clones it."""
     *_, last = None, *steps
     is_cast = isinstance(last, ToFloat) and not last.scale
-    is_clone = last is None or isinstance(last, (augment.EraseByColor, augment.EraseWithNoise))
+    is_clone = last is None or isinstance(last, (augment.Erase, augment.EraseWithNoise))
     return is_cast or is_clone or _must_return_subclass()
 
 
@@ -439,7 +439,7 @@ def erase(image: Input, i: Any, j: Any, h: Any, w: Any, v: Any, inplace: Any = F
         values = list(map(int, values)) if is_levels else values
         if is_levels and not all(0 <= value <= 255 for value in values):
             return None
-        return _one(augment.EraseByColor(channels), image, *box, *values)._replace(in_place=bool(inplace))
+        return _one(augment.Erase(channels), image, *box, *values)._replace(in_place=bool(inplace))
     if is_levels or v.dtype is not torch.float32 or v.shape != (channels, height, width):
         return None
     noise = augment.to_hwc(v.detach().clone())

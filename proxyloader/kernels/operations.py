@@ -555,13 +555,13 @@ def kernel(state: State, step: given.Kernel) -> None:
 
 @operation(augment.Erase)
 def erase(state: State, step: augment.Erase) -> None:
-    _erase(state, state.take(4), rgb(step.value))
-
-
-@operation(augment.EraseByColor)
-def erase_by_color(state: State, step: augment.EraseByColor) -> None:
-    box, values = state.take(4), state.take(step.channels)
-    _erase(state, box, np.repeat(values, 3 // step.channels, 0))
+    top, left, height, width = box = state.take(4)
+    values = np.repeat(state.take(step.channels), 3 // step.channels, 0)
+    if state.scale is None:
+        state.add("ERASE", (left, top, left + width, top + height, *values))
+    else:
+        state.make_crop()
+        state.erased.append((state.images, _by_corner(box, 0, *values, state.channels), None))
 
 
 @operation(augment.EraseWithNoise)
@@ -575,15 +575,6 @@ def erase_with_noise(state: State, step: augment.EraseWithNoise) -> None:
 def _by_corner(box: Columns, *others: Any) -> tuple[Any, ...]:
     top, left, height, width = box
     return left, top, width, height, *others
-
-
-def _erase(state: State, box: Columns, values: Any) -> None:
-    top, left, height, width = box
-    if state.scale is None:
-        state.add("ERASE", (left, top, left + width, top + height, *values))
-    else:
-        state.make_crop()
-        state.erased.append((state.images, _by_corner(box, 0, *values, state.channels), None))
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------

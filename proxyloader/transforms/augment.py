@@ -36,7 +36,7 @@ def gaussian_blur(transform: Any, state: ImageState) -> Translation:
         row.append(v1.GaussianBlur.get_params(*sigmas))  # v2 draws the same number
         return size
 
-    return Translation((Blur((height, width)),), sample, draws=True, ahead=False)
+    return Translation((Blur((height, width)),), sample, "now")
 
 
 class BoxBlur(Step):
@@ -47,19 +47,7 @@ class BoxBlur(Step):
 
 @dataclass(frozen=True)
 class Erase(Step):
-    """``functional.erase``. Parameters: top, left, height and width of the box, in pixels.
-
-    Attributes:
-        value: value of the pixels in the box, one number per channel, in the units of the image at this step.
-    """
-
-    value: tuple[float, ...]
-    num_params: ClassVar[int] = 4
-
-
-@dataclass(frozen=True)
-class EraseByColor(Step):
-    """``functional.erase`` with a random color. Parameters: those of Erase, then one value per channel."""
+    """``functional.erase``. Parameters: top, left, height and width of the box, in pixels, then a value per channel."""
 
     channels: int
 
@@ -88,29 +76,22 @@ def random_erasing(transform: Any, state: ImageState) -> Translation:
     if state.kind == "pil" and version_of(transform) == "v1":
         raise Untranslatable
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
-    erase, channels = _erase(transform.value, state), state.channels
-    is_noisy = isinstance(erase, EraseWithNoise)
+    channels, is_noisy = state.channels, transform.value in (None, "random")  # v2 stores "random" as None
+    if is_noisy and state.dtype == "uint8":
+        raise Untranslatable
+    fill: tuple[float, ...] = () if is_noisy else as_fill(transform.value, state)
+    if state.dtype == "uint8":
+        fill = tuple(float(int(each)) for each in fill)  # torch truncates to an integer
 
     def sample(size: Size, row: ParamRow) -> Size:
         image, ones = meta_image(*size)[:channels], None if is_noisy else [1.0]  # v2 draws the same numbers
         top, left, height, width, value = v1.RandomErasing.get_params(image, scale, ratio, ones)
         if value is image or 0 in (height, width):  # all ten boxes were too large, or the box is empty
             top, left, height, width, value = 0, 0, 0, 0, torch.zeros((channels, 1, 1))
-        row.extend((top, left, height, width))
+        row.extend((top, left, height, width, *fill))
         if is_noisy:
             row.append(row.attach(to_hwc(value)))
         return size
 
-    return at_random(transform, Translation((erase,), sample, draws=True, ahead=False))
-
-
-def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
-    is_noise = value is None or value == "random"  # v2 stores "random" as None
-    if is_noise and state.dtype == "uint8":
-        raise Untranslatable
-    if is_noise:
-        return EraseWithNoise()
-    values = as_fill(value, state)
-    if state.dtype == "uint8":
-        values = tuple(float(int(each)) for each in values)  # torch truncates to an integer
-    return Erase(values)
+    erase = EraseWithNoise() if is_noisy else Erase(channels)
+    return at_random(transform, Translation((erase,), sample, "now"))

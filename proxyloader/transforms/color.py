@@ -164,4 +164,4 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
                 choice.put(which, row, *[number] if choice.branches[which] else [])
         return size
 
-    return Translation((choice,) * sum(each is not None for each in ranges), sample, draws=True, ahead=False)
+    return Translation((choice,) * sum(each is not None for each in ranges), sample, "now")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .plan import ImageState, ParamRow, Size, Step, Translation, Untranslatable
+from .plan import Draws, ImageState, ParamRow, Size, Step, Translation, Untranslatable
 from .random_numbers import BoxSampler, bernoulli, meta_image
 from .registry import rule, version_of
 
@@ -36,7 +36,7 @@ class Crop(Step):
 
 
 def cropping(
-    get_box: BoxSampler, fill: tuple[float, ...] = (0.0,), inside: bool = False, draws: bool = True, ahead: bool = False
+    get_box: BoxSampler, fill: tuple[float, ...] = (0.0,), inside: bool = False, draws: Draws = "now"
 ) -> Translation:
     """Return the translation of a crop, whose box depends on the (height, width). See Crop and Translation."""
 
@@ -47,7 +47,7 @@ def cropping(
         row.extend(box)
         return box[2:]
 
-    return Translation((Crop(fill, inside),), sample, draws, ahead or not draws)
+    return Translation((Crop(fill, inside),), sample, draws)
 
 
 def center_box(size: Size, height: int, width: int) -> Box:
@@ -63,7 +63,7 @@ def _center_offset(available: int, wanted: int) -> int:
 
 def center_cropping(size: Any, state: ImageState) -> Translation:
     pair = as_pair(size)
-    return cropping(lambda height, width: center_box(pair, height, width), as_fill(0, state), draws=False)
+    return cropping(lambda height, width: center_box(pair, height, width), as_fill(0, state), draws="")
 
 
 @rule(v1.CenterCrop, v2.CenterCrop)
@@ -104,7 +104,7 @@ def pad(transform: Any, state: ImageState) -> Translation:
     def box(height: int, width: int) -> Box:
         return -top, -left, height + top + bottom, width + left + right
 
-    return cropping(box, as_fill(transform.fill, state), draws=False)
+    return cropping(box, as_fill(transform.fill, state), draws="")
 
 
 def _check_padding(transform: Any, state: ImageState) -> None:
@@ -165,7 +165,7 @@ def random_flip(transform: Any, state: ImageState) -> Translation:
         row.append(float(bernoulli(p)))
         return size
 
-    return Translation((Flip("vertical" if is_vertical else "horizontal"),), sample, draws=True)
+    return Translation((Flip("vertical" if is_vertical else "horizontal"),), sample, "ahead")
 
 
 class IndexSelect(Step):

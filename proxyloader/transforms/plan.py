@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -116,20 +116,22 @@ Sample = Callable[[Size, ParamRow], Size]
 raises Untranslatable if there are none, for example because the image is too small."""
 
 
+Draws = Literal["", "ahead", "now"]
+
+
 class Translation(NamedTuple):
     """The steps of a transform, and how to sample their parameters.
 
     Attributes:
         steps: the steps, which do not depend on what is drawn.
         sample: samples their parameters; None: they have none, and keep the size.
-        draws: whether ``sample`` draws random numbers.
-        ahead: whether these may be drawn ahead: see NOTE [ Numbers drawn in advance ] in ``random_numbers.py``.
+        draws: when ``sample`` draws random numbers. "": never; "now": for one image at a time; "ahead": for one or for
+            many images, see NOTE [ Numbers drawn in advance ] in ``random_numbers.py``.
     """
 
     steps: Branch = ()
     sample: Sample | None = None
-    draws: bool = False
-    ahead: bool = True
+    draws: Draws = ""
 
 
 def in_sequence(parts: Sequence[Translation]) -> Translation:
@@ -142,8 +144,8 @@ def in_sequence(parts: Sequence[Translation]) -> Translation:
         return size
 
     steps = tuple(step for each in parts for step in each.steps)
-    draws, ahead = any(each.draws for each in parts), all(each.ahead for each in parts)
-    return Translation(steps, sample if samples else None, draws, ahead)
+    draws = max((each.draws for each in parts), key=get_args(Draws).index, default=get_args(Draws)[0])
+    return Translation(steps, sample if samples else None, draws)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ integers, and each draw takes the next element of the list of its type. Afterwar
 number had been drawn individually. Before first use, the results are compared with individual draws.
 
 Nothing else may draw from the generator in the meantime. So this is done only in workers, and only for transforms that
-all draw with ``uniform``, ``exp_uniform`` and ``integer``.
+all draw with ``uniform`` and ``integer``.
 
 NOTE [ Fast parameter sampling ]
 RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
@@ -56,11 +56,9 @@ class OneByOne(threading.local):
         with torch.inference_mode(False):  # inference tensors cannot be written outside of it
             self._float, self._integer = torch.empty(1, dtype=torch.float32), torch.empty(1, dtype=torch.int64)
 
-    def uniform(self, low: float, high: float) -> float:
-        return self._float.uniform_(low, high, generator=self._generator).item()
-
-    def exp_uniform(self, low: float, high: float) -> float:
-        return self._float.uniform_(low, high, generator=self._generator).exp_().item()
+    def uniform(self, low: float, high: float, exp: bool = False) -> float:
+        drawn = self._float.uniform_(low, high, generator=self._generator)
+        return (drawn.exp_() if exp else drawn).item()
 
     def integer(self, end: int) -> int:
         return int(self._integer.random_(0, end, generator=self._generator).item())
@@ -78,13 +76,13 @@ class NumbersAhead:
         self._floats: dict[tuple[float, float, bool], list[float]] = {}
         self._words: list[int] | None = None
 
-    def uniform(self, low: float, high: float) -> float:
-        """Return the number that ``uniform_(low, high)`` would draw."""
-        return self._float(low, high, False)
-
-    def exp_uniform(self, low: float, high: float) -> float:
-        """Return the number that ``uniform_(low, high).exp_()`` would yield."""
-        return self._float(low, high, True)
+    def uniform(self, low: float, high: float, exp: bool = False) -> float:
+        """Return the number that ``uniform_(low, high)`` would draw, or if ``exp`` its ``exp_()``."""
+        at, kind = self._next(), (low, high, exp)
+        if kind not in self._floats:
+            drawn = self._drawn(BLOCK, low, high)
+            self._floats[kind] = (drawn.exp_() if exp else drawn).tolist()
+        return self._floats[kind][at]
 
     def integer(self, end: int) -> int:
         """Return the number that ``random_(0, end)`` would draw, for ``end`` <= 2**27. Above, torch draws twice."""
@@ -96,13 +94,6 @@ class NumbersAhead:
             halves = pairs.numpy().view(np.uint64)[:, None] >> np.array([32, 0], np.uint64) & 0xFFFFFFFF
             self._words = halves.ravel().tolist()
         return self._words[at] % end
-
-    def _float(self, low: float, high: float, exp: bool) -> float:
-        at, kind = self._next(), (low, high, exp)
-        if kind not in self._floats:
-            drawn = self._drawn(BLOCK, low, high)
-            self._floats[kind] = (drawn.exp_() if exp else drawn).tolist()
-        return self._floats[kind][at]
 
     def _next(self) -> int:
         if self._at == BLOCK:
@@ -155,7 +146,11 @@ def _draw_numbers(seed: int, is_ahead: bool) -> list[float]:
     numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(generator)
     drawn: list[float] = []
     while len(drawn) < BLOCK + 40 * seed:  # each seed ends at a different position
-        drawn += [numbers.uniform(0.08, 1.0), numbers.exp_uniform(-seed, 0.3), numbers.integer(1 + len(drawn) ** 2)]
+        drawn += [
+            numbers.uniform(0.08, 1.0),
+            numbers.uniform(-seed, 0.3, exp=True),
+            numbers.integer(1 + len(drawn) ** 2),
+        ]
         drawn += [numbers.uniform(0.0, 1.0)]
     if isinstance(numbers, NumbersAhead):
         numbers.end()
@@ -227,7 +222,7 @@ def _fast_box(
     numbers = in_thread.ahead or one_by_one
     for _ in range(TRIES):
         area = height * width * numbers.uniform(*scale)
-        aspect_ratio = numbers.exp_uniform(*log_ratio)
+        aspect_ratio = numbers.uniform(*log_ratio, exp=True)
         w, h = round(math.sqrt(area * aspect_ratio)), round(math.sqrt(area / aspect_ratio))
         if 0 < w <= width and 0 < h <= height:
             top = numbers.integer(height - h + 1)

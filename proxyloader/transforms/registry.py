@@ -93,7 +93,7 @@ def at_random(transform: Any, inner: Translation, closed: bool = False) -> Trans
         is_applied = bernoulli(p, closed)
         return choice.take(is_applied, inner.sample if is_applied else None, size, row)
 
-    return Translation((choice,), sample, True, inner.ahead)
+    return Translation((choice,), sample, inner.draws or "ahead")
 
 
 @rule(v1.RandomApply, v2.RandomApply)

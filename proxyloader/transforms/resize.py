@@ -119,9 +119,9 @@ def resize(transform: Any, state: ImageState) -> Translation:
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
-    box, ahead = resized_crop_box(version_of(transform), scale, ratio)
+    box, is_ours = resized_crop_box(version_of(transform), scale, ratio)
     resized = resize_like(Target(as_pair(transform.size)), transform, state, is_crop=True)
-    return in_sequence([cropping(box, inside=True, ahead=ahead), resized])
+    return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "now"), resized])
 
 
 def parse_size(size: Any, max_size: int | None = None) -> Target:

@@ -16,7 +16,7 @@ import torch
 from timm.data import auto_augment, random_erasing, transforms
 
 from . import color
-from .augment import BoxBlur, Erase, EraseByColor, EraseWithNoise, to_hwc
+from .augment import BoxBlur, Erase, EraseWithNoise, to_hwc
 from .auto_augment import Blend, BranchParams, Mixture, put_chain
 from .geometry import Box, as_fill, as_pair, cropping
 from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
@@ -52,7 +52,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
         chosen = random.choice(range(len(resizes)))
         return choice.take(chosen, resizes[chosen].sample, size, row)
 
-    resized = Translation((choice,), sample, draws=True, ahead=False) if is_drawn else resizes[0]
+    resized = Translation((choice,), sample, "now") if is_drawn else resizes[0]
     return in_sequence([cropping(box, inside=True), resized])
 
 
@@ -98,8 +98,7 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
     is_noise_of_levels = mode in ("rand", "pixel") and state.dtype != "float32"
     if state.kind == "pil" or str(transform.device) != "cpu" or is_noise_of_levels:
         raise Untranslatable
-    kinds: dict[str, EraseByColor | EraseWithNoise] = {"rand": EraseByColor(channels), "pixel": EraseWithNoise()}
-    most, erase = int(transform.max_count), kinds.get(mode) or Erase((0.0,) * channels)
+    most, erase = int(transform.max_count), EraseWithNoise() if mode == "pixel" else Erase(channels)
     choice = OneOf(((), (erase,) * most))
 
     def sample(size: Size, row: ParamRow) -> Size:
@@ -109,14 +108,11 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
         unused = [((0, 0, 0, 0), torch.zeros((channels, 1, 1)))] * (most - len(erased.boxes))
         for box, value in [*erased.boxes, *unused] if erased.boxes else []:
             numbers.extend(box)
-            if mode == "rand":
-                numbers.extend(value.reshape(-1).tolist())
-            elif mode == "pixel":
-                numbers.append(row.attach(to_hwc(value)))
+            numbers.extend([row.attach(to_hwc(value))] if mode == "pixel" else value.reshape(-1).tolist())
         choice.put(int(bool(numbers)), row, *numbers)
         return size
 
-    return Translation((choice,), sample, draws=True, ahead=False)
+    return Translation((choice,), sample, "now")
 
 
 # --- automatic augmentation -------------------------------------------------------------------------------------------
@@ -232,7 +228,7 @@ def _automatic(apply: Callable[[Any], Any], steps: Iterable[Step], layers: int) 
         put_chain(choice, image.chain(choice), layers, row)
         return size
 
-    return Translation((choice,) * layers, sample, draws=True, ahead=False)
+    return Translation((choice,) * layers, sample, "now")
 
 
 @rule(auto_augment.AugmentOp)
@@ -277,4 +273,4 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
         return size
 
     blend = Blend((Mixture(((choice,) * most,) * width),))
-    return Translation((blend,), sample, draws=True, ahead=False)
+    return Translation((blend,), sample, "now")

@@ -29,7 +29,7 @@ from ..plans import draw, translation_of
 KINDS: list[tuple[Callable[[NumbersAhead], float], Callable[[], float]]] = [
     (lambda ahead: ahead.uniform(0.08, 1.0), lambda: torch.empty(1).uniform_(0.08, 1.0).item()),
     (lambda ahead: ahead.uniform(0.0, 1.0), lambda: torch.rand(1).item()),
-    (lambda ahead: ahead.exp_uniform(-0.29, 0.29), lambda: torch.empty(1).uniform_(-0.29, 0.29).exp_().item()),
+    (lambda ahead: ahead.uniform(-0.29, 0.29, exp=True), lambda: torch.empty(1).uniform_(-0.29, 0.29).exp_().item()),
     (lambda ahead: ahead.integer(1), lambda: torch.randint(0, 1, (1,)).item()),
     (lambda ahead: ahead.integer(376), lambda: torch.randint(0, 376, (1,)).item()),
     (lambda ahead: ahead.integer(2**27), lambda: torch.randint(0, 2**27, (1,)).item()),
@@ -85,7 +85,7 @@ def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> 
     flips = version.RandomHorizontalFlip(), version.RandomApply([version.RandomVerticalFlip(0.3)])
     parts = [version.RandomResizedCrop(32), *flips, version.CenterCrop(30), v2.ToImage()]
     translation = translation_of(version.Compose(parts))
-    assert translation.draws and translation.ahead
+    assert translation.draws == "ahead"
     torch.manual_seed(5)
     wanted = [draw(translation, *size) for _ in range(300)]
     after = torch.get_rng_state()
@@ -106,8 +106,8 @@ def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> 
     ],
 )
 def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
-    assert not translation_of(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).ahead
-    assert not translation_of(v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])).ahead
+    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).draws == "now"
+    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])).draws == "now"
 
 
 # --- boxes of RandomResizedCrop ---------------------------------------------------------------------------------------
