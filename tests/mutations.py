@@ -175,7 +175,7 @@ a translated transform that its dataset changes stays as it was
     transforms/chain.py:Chain.through | found[0].is_current() => True
     integration/test_called_transforms.py
 an image is made by the settings that its transform has later
-    transforms/chain.py:Chain.then | _frozen_copy(transform) => transform
+    transforms/chain.py:Chain._extend | copy.deepcopy(transform) => transform
     integration/test_called_transforms.py
 an operation writes over an image that something else uses, too
     workers/packing.py:_ContentPickler._is_used_once | self._use_counts[place[0] + output.output, place[1]] == 1 => True

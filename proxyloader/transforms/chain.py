@@ -61,15 +61,18 @@ class Chain:
         if found is _MISSING:
             if len(_next) >= MAX_CHAINS:
                 _next.clear()
-            found = _next[key] = self._extend(_frozen_copy(transform))
+            found = _next[key] = self._extend(transform)
         return cast("Chain | None", found)
 
     def _extend(self, transform: Any) -> Chain | None:
-        try:
-            last, state = translate(transform, self.state)
-        except (TypeError, ValueError):  # torchvision does not check all arguments in constructors
+        if type(transform) not in RULES:
             return None
-        beside = last.draws and draws_beside_torch(transform)
+        try:
+            transform = copy.deepcopy(transform)  # a dataset may change it before torchvision runs it
+            last, state = translate(transform, self.state)
+        except (TypeError, ValueError, RuntimeError):  # torchvision does not check all arguments in constructors
+            return None
+        beside = last.draws != "" and draws_beside_torch(transform)
         return Chain(self.steps + last.steps, state, last, (transform,), beside, self.num_recorded)
 
     def through(self, compose: Any) -> Chain | None:
@@ -224,19 +227,6 @@ def _copy_value(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.clone()
     return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _frozen_copy(transform: Any) -> Any:
-    """Return a copy, because a dataset may change the attributes before torchvision runs the transform."""
-    if type(transform) not in RULES and type(transform) not in CONTAINERS:
-        return transform
-    made = copy.copy(transform)
-    vars(made).update(_copy_value(vars(transform)))
-    if type(transform) in CONTAINERS:
-        inside = list(map(_frozen_copy, transform.transforms))
-        is_module = isinstance(transform.transforms, torch.nn.ModuleList)
-        made.transforms = torch.nn.ModuleList(inside) if is_module else inside
-    return made
 
 
 START = Chain((), ImageState(), Translation())

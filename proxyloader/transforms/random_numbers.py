@@ -39,6 +39,8 @@ SEEDS = range(4)
 BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
 """Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
 
+Range = tuple[float, float]
+
 TRIES = 10
 BOX_SEEDS = range(24)
 SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries may fail
@@ -146,12 +148,8 @@ def _draw_numbers(seed: int, is_ahead: bool) -> list[float]:
     numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(generator)
     drawn: list[float] = []
     while len(drawn) < BLOCK + 40 * seed:  # each seed ends at a different position
-        drawn += [
-            numbers.uniform(0.08, 1.0),
-            numbers.uniform(-seed, 0.3, exp=True),
-            numbers.integer(1 + len(drawn) ** 2),
-        ]
-        drawn += [numbers.uniform(0.0, 1.0)]
+        drawn += [numbers.uniform(0.08, 1.0), numbers.uniform(-seed, 0.3, exp=True)]
+        drawn += [numbers.integer(1 + len(drawn) ** 2), numbers.uniform(0.0, 1.0)]
     if isinstance(numbers, NumbersAhead):
         numbers.end()
     return [*drawn, torch.rand(1, generator=generator).item()]
@@ -178,13 +176,13 @@ def _in_float32(value: float) -> float:
     return torch.tensor(value, dtype=torch.float32).item()
 
 
-def resized_crop_box(version: Version, scale: tuple[float, ...], ratio: tuple[float, ...]) -> tuple[BoxSampler, bool]:
+def resized_crop_box(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
     """Return a function that samples a box like RandomResizedCrop, and whether it may draw ahead."""
     ours, theirs = _samplers(version, scale, ratio)
     return (ours, True) if _matches_torchvision(version) else (theirs, False)
 
 
-def _samplers(version: Version, scale: tuple[float, ...], ratio: tuple[float, ...]) -> tuple[BoxSampler, BoxSampler]:
+def _samplers(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, BoxSampler]:
     """Return the functions that sample a box here and in torchvision."""
     low, high = torch.log(torch.tensor(ratio)).tolist()
     ours = functools.partial(_fast_box, OneByOne(), scale, ratio, (low, high))
@@ -213,9 +211,9 @@ def _sample_boxes(sample_box: BoxSampler, seed: int) -> list[float]:
 
 def _fast_box(
     one_by_one: OneByOne,
-    scale: tuple[float, ...],
-    ratio: tuple[float, ...],
-    log_ratio: tuple[float, float],
+    scale: Range,
+    ratio: Range,
+    log_ratio: Range,
     height: int,
     width: int,
 ) -> tuple[int, int, int, int]:
@@ -237,7 +235,7 @@ def _fast_box(
 
 
 def _torchvision_box(
-    version: Version, scale: tuple[float, ...], ratio: tuple[float, ...], height: int, width: int
+    version: Version, scale: Range, ratio: Range, height: int, width: int
 ) -> tuple[int, int, int, int]:
     image = meta_image(height, width)
     if version == "v1":

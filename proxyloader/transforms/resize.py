@@ -118,8 +118,8 @@ def resize(transform: Any, state: ImageState) -> Translation:
 
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> Translation:
-    scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
-    box, is_ours = resized_crop_box(version_of(transform), scale, ratio)
+    (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
+    box, is_ours = resized_crop_box(version_of(transform), (low, high), (narrow, wide))
     resized = resize_like(Target(as_pair(transform.size)), transform, state, is_crop=True)
     return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "now"), resized])
 
