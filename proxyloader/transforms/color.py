@@ -15,7 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, Version
-from .registry import arithmetic_of, at_random, rule
+from .registry import arithmetic, at_random, rule
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,6 @@ class ChannelOrder(Step):
     num_params: ClassVar[int] = 3
 
 
-def arithmetic(transform: Any, state: ImageState) -> tuple[Kind, Version]:
-    """Return the kind and the version of a step of a transform."""
-    return state.kind, arithmetic_of(transform, state.kind)
-
-
 def solarize_threshold(threshold: float, kind: Kind) -> float:
     """Return the smallest value that is inverted, in the units of the image, exact in float32.
 
@@ -132,12 +127,12 @@ def grayscale(transform: Any, state: ImageState) -> Translation:
     # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
     stays_gray = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     is_kept = state.channels == 1 and stays_gray
-    return Translation(() if is_kept else (Grayscale(channels, *arithmetic(transform, state)),))
+    return Translation(() if is_kept else (Grayscale(channels, *arithmetic(transform, state.kind)),))
 
 
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
 def random_grayscale(transform: Any, state: ImageState) -> Translation:
-    gray = (Grayscale(3, *arithmetic(transform, state)),) if state.channels == 3 else ()
+    gray = (Grayscale(3, *arithmetic(transform, state.kind)),) if state.channels == 3 else ()
     return at_random(transform, Translation(gray))
 
 
@@ -148,7 +143,7 @@ def rgb(transform: Any, state: ImageState) -> Translation:
 
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Translation:
-    how = kind, _ = arithmetic(transform, state)
+    how = kind, _ = arithmetic(transform, state.kind)
     # Grayscale images have no saturation or hue.
     colored: tuple[Branch, ...] = ((Saturation(*how),), (Hue(*how),)) if state.channels == 3 else ((), ())
     choice = OneOf(((Brightness(*how),), (Contrast(*how),), *colored))

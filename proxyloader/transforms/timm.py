@@ -23,8 +23,7 @@ from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untransl
 from .random_numbers import meta_image
 from .registry import rule
 from .resize import Target, interpolation_value, resize_step, resizing
-from .type_conversion import ToFloat, ToTensor, pil_to_tensor, tensor_already
-from .type_conversion import to_tensor as to_scaled_tensor
+from .type_conversion import pil_to_tensor, to_tensor
 from .warp import Affine, rotation
 
 
@@ -58,22 +57,12 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
 
 @rule(transforms.MaybeToTensor)
 def maybe_to_tensor(transform: Any, state: ImageState) -> Translation:
-    return to_scaled_tensor(transform, state) if state.kind == "pil" else Translation()
+    return to_tensor(transform, state) if state.kind == "pil" else Translation()
 
 
 @rule(transforms.MaybePILToTensor)
 def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Translation:
     return pil_to_tensor(transform, state) if state.kind == "pil" else Translation()
-
-
-@rule(transforms.ToTensor)
-def to_tensor(transform: Any, state: ImageState) -> Translation:
-    """Translate timm's ToTensor, which does not divide by 255."""
-    if state.kind == "tensor":
-        return tensor_already(transform)
-    if transform.dtype not in (torch.float32, torch.uint8):
-        raise Untranslatable
-    return Translation((ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),))
 
 
 # --- erasing ----------------------------------------------------------------------------------------------------------
@@ -229,12 +218,6 @@ def _automatic(apply: Callable[[Any], Any], steps: Iterable[Step], layers: int) 
         return size
 
     return Translation((choice,) * layers, sample, "now")
-
-
-@rule(auto_augment.AugmentOp)
-def augment_op(transform: Any, state: ImageState) -> Translation:
-    (made,), steps = _prepare([transform], state)
-    return _automatic(made, steps, 1)
 
 
 @rule(auto_augment.AutoAugment)
