@@ -210,7 +210,7 @@ class TransformedImage(ProxyInputs):
         Untranslatable: the image is too small, for example. No numbers have been drawn.
         """
         row, size = self.row.copy(), self.size
-        states = get_rng_states(chain.draws_beside_torch) if chain.last.draws else None
+        states = get_rng_states(chain.last.draws == "any") if chain.last.draws else None
         try:
             if chain.last.sample is not None:
                 size = chain.last.sample(size, row)

@@ -36,7 +36,7 @@ def gaussian_blur(transform: Any, state: ImageState) -> Translation:
         row.append(v1.GaussianBlur.get_params(*sigmas))  # v2 draws the same number
         return size
 
-    return Translation((Blur((height, width)),), sample, "now")
+    return Translation((Blur((height, width)),), sample, "torch")
 
 
 class BoxBlur(Step):
@@ -94,4 +94,4 @@ def random_erasing(transform: Any, state: ImageState) -> Translation:
         return size
 
     erase = EraseWithNoise() if is_noisy else Erase(channels)
-    return at_random(transform, Translation((erase,), sample, "now"))
+    return at_random(transform, Translation((erase,), sample, "torch"))

@@ -163,7 +163,7 @@ def automatic(transform: Any, state: ImageState) -> Translation:
         put_chain(choice, chains[0] if chains else [], layers, row)
         return size
 
-    return Translation((choice,) * layers, sample, "now")
+    return Translation((choice,) * layers, sample, "torch")
 
 
 @dataclass(frozen=True)
@@ -212,4 +212,4 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
         return size
 
     mixture = Mixture(((choice,) * depth,) * int(transform.mixture_width))
-    return Translation((mixture,), sample, "now")
+    return Translation((mixture,), sample, "torch")

@@ -39,7 +39,6 @@ class Chain:
         state: state of the image after all steps.
         last: translation of the last call: of one transform, or of all transforms in a Compose.
         transforms: transforms of the last call, as they were when first called with their settings.
-        draws_beside_torch: whether one of these may also draw from Python's and NumPy's generators.
         num_recorded: number of the first steps that end with a recorded call; see ``then_steps``.
     """
 
@@ -47,12 +46,11 @@ class Chain:
     state: ImageState
     last: Translation
     transforms: tuple[Any, ...] = ()
-    draws_beside_torch: bool = False
     num_recorded: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         last = Translation(self.last.steps)  # functions are not pickled, and numbers are drawn only once
-        return Chain, (self.steps, self.state, last, self.transforms, self.draws_beside_torch, self.num_recorded)
+        return Chain, (self.steps, self.state, last, self.transforms, self.num_recorded)
 
     def then(self, transform: Any) -> Chain | None:
         """Return the continuation with a transform in its current state; None if it is not translated."""
@@ -72,8 +70,7 @@ class Chain:
             last, state = translate(transform, self.state)
         except (TypeError, ValueError, RuntimeError):  # torchvision does not check all arguments in constructors
             return None
-        beside = last.draws != "" and draws_beside_torch(transform)
-        return Chain(self.steps + last.steps, state, last, (transform,), beside, self.num_recorded)
+        return Chain(self.steps + last.steps, state, last, (transform,), self.num_recorded)
 
     def through(self, compose: Any) -> Chain | None:
         """Return the continuation with all transforms of a Compose in its current state.
@@ -93,9 +90,8 @@ class Chain:
         if not added:
             return None
         transforms = tuple(transform for each in added for transform in each.transforms)
-        beside = any(each.draws_beside_torch for each in added)
         last = in_sequence([each.last for each in added])
-        whole = Chain(end.steps, end.state, last, transforms, beside, self.num_recorded)
+        whole = Chain(end.steps, end.state, last, transforms, self.num_recorded)
         if len(_through) >= MAX_CHAINS:
             _through.clear()
         _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose and thus its id alive
@@ -132,13 +128,7 @@ class Chain:
 def _then_steps(chain: Chain, steps: Branch) -> Chain:
     whole, state = chain.steps + steps, output_state(steps, chain.state)
     num_recorded = len(whole) if state.kind == "pil" else chain.num_recorded
-    return Chain(whole, state, Translation(steps), num_recorded=num_recorded)
-
-
-def draws_beside_torch(transform: Any) -> bool:
-    """Return whether a transform may also draw from Python's or NumPy's generator. Those of torchvision do not."""
-    inside = transform.transforms if type(transform) in CONTAINERS else ()
-    return not type(transform).__module__.startswith("torchvision.") or any(map(draws_beside_torch, inside))
+    return Chain(whole, state, Translation(steps), (), num_recorded)
 
 
 def settings_of(transform: Any) -> Any:

@@ -159,4 +159,4 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
                 choice.put(which, row, *[number] if choice.branches[which] else [])
         return size
 
-    return Translation((choice,) * sum(each is not None for each in ranges), sample, "now")
+    return Translation((choice,) * sum(each is not None for each in ranges), sample, "torch")

@@ -36,7 +36,7 @@ class Crop(Step):
 
 
 def cropping(
-    get_box: BoxSampler, fill: tuple[float, ...] = (0.0,), inside: bool = False, draws: Draws = "now"
+    get_box: BoxSampler, fill: tuple[float, ...] = (0.0,), inside: bool = False, draws: Draws = "torch"
 ) -> Translation:
     """Return the translation of a crop, whose box depends on the (height, width). See Crop and Translation."""
 

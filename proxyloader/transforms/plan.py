@@ -116,7 +116,7 @@ Sample = Callable[[Size, ParamRow], Size]
 raises Untranslatable if there are none, for example because the image is too small."""
 
 
-Draws = Literal["", "ahead", "now"]
+Draws = Literal["", "ahead", "torch", "any"]
 
 
 class Translation(NamedTuple):
@@ -125,8 +125,9 @@ class Translation(NamedTuple):
     Attributes:
         steps: the steps, which do not depend on what is drawn.
         sample: samples their parameters; None: they have none, and keep the size.
-        draws: when ``sample`` draws random numbers. "": never; "now": for one image at a time; "ahead": for one or for
-            many images, see NOTE [ Numbers drawn in advance ] in ``random_numbers.py``.
+        draws: which random numbers ``sample`` draws. "": none; "ahead": of torch's generator, also in advance, see
+            NOTE [ Numbers drawn in advance ] in ``random_numbers.py``; "torch": of torch's generator; "any": also of
+            Python's and NumPy's.
     """
 
     steps: Branch = ()

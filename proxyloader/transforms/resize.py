@@ -121,23 +121,20 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
     box, is_ours = resized_crop_box(version_of(transform), (low, high), (narrow, wide))
     resized = resize_like(Target(as_pair(transform.size)), transform, state, is_crop=True)
-    return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "now"), resized])
+    return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "torch"), resized])
 
 
 def parse_size(size: Any, max_size: int | None = None) -> Target:
     """Return the target size given by ``size`` and ``max_size`` of torchvision's Resize."""
-    if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
+    sides = size if isinstance(size, Sequence) else [size]
+    if len(sides) > 2 or not all(each is None or isinstance(each, numbers.Integral) for each in sides):
         raise Untranslatable
-    if isinstance(size, Sequence) and len(size) == 2:
-        if max_size is not None:
-            raise Untranslatable
+    if len(sides) == 2 and max_size is None:
         return Target(as_pair(size))
-    shorter = int(size[0]) if isinstance(size, Sequence) else size
-    if shorter is not None and shorter < 1:
+    (shorter,) = sides
+    if shorter is not None and (shorter < 1 or (max_size is not None and max_size <= shorter)):
         raise Untranslatable
-    if shorter is not None and max_size is not None and max_size <= shorter:
-        raise Untranslatable
-    return Target(None if shorter is None else (shorter,), max_size)
+    return Target(None if shorter is None else (int(shorter),), max_size)
 
 
 def resize_like(target: Target, transform: Any, state: ImageState, is_crop: bool = False) -> Translation:

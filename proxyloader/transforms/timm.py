@@ -51,8 +51,8 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
         chosen = random.choice(range(len(resizes)))
         return choice.take(chosen, resizes[chosen].sample, size, row)
 
-    resized = Translation((choice,), sample, "now") if is_drawn else resizes[0]
-    return in_sequence([cropping(box, inside=True), resized])
+    resized = Translation((choice,), sample, "any") if is_drawn else resizes[0]
+    return in_sequence([cropping(box, inside=True, draws="any"), resized])
 
 
 @rule(transforms.MaybeToTensor)
@@ -101,7 +101,7 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
         choice.put(int(bool(numbers)), row, *numbers)
         return size
 
-    return Translation((choice,), sample, "now")
+    return Translation((choice,), sample, "any")
 
 
 # --- automatic augmentation -------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _automatic(apply: Callable[[Any], Any], steps: Iterable[Step], layers: int) 
         put_chain(choice, image.chain(choice), layers, row)
         return size
 
-    return Translation((choice,) * layers, sample, "now")
+    return Translation((choice,) * layers, sample, "any")
 
 
 @rule(auto_augment.AutoAugment)
@@ -256,4 +256,4 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
         return size
 
     blend = Blend((Mixture(((choice,) * most,) * width),))
-    return Translation((blend,), sample, "now")
+    return Translation((blend,), sample, "any")

@@ -113,8 +113,6 @@ def normalize(transform: Any, state: ImageState) -> Translation:
 
 
 def _as_floats(values: Any) -> tuple[float, ...]:
-    if isinstance(values, (list, tuple)) and all(type(value) is float for value in values):  # faster
-        return tuple(values)
     if isinstance(values, torch.Tensor) and values.requires_grad:
         raise Untranslatable
     return tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist())

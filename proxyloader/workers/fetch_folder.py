@@ -95,7 +95,7 @@ class FolderFetcher:
         plan, sizes = chain.plan, set()
         outputs: list[Any] = []
         only_draws = plan.key in self._plans and _collates_like_torch()
-        draws_ahead = only_draws and derive_seed is None and self._can_draw_ahead and chain.last.draws != "now"
+        draws_ahead = only_draws and derive_seed is None and self._can_draw_ahead and chain.last.draws in ("", "ahead")
         draws_ahead &= len(images) >= MIN_ADVANCE_IMAGES
         with drawing_ahead() if draws_ahead else contextlib.nullcontext():
             for index, image in zip(indices, images):

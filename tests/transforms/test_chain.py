@@ -1,4 +1,4 @@
-"""Chains of transform calls: which settings distinguish them, and which generators they draw from."""
+"""Chains of transform calls: which settings distinguish them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader.transforms import chain
-from proxyloader.transforms.chain import START, Chain, draws_beside_torch
+from proxyloader.transforms.chain import START, Chain
 
 from ..plans import plan_for
 
@@ -89,8 +89,3 @@ def test_the_number_of_chains_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         whole = START.through(v1.Compose([v1.RandomCrop(size)]))
         assert whole is not None and whole.steps == found.steps
         assert max(len(chain._next), len(chain._through)) <= 3
-
-
-def test_transforms_that_draw_from_other_generators_are_known() -> None:
-    assert not draws_beside_torch(v1.RandomApply([v1.RandomCrop(3)]))
-    assert draws_beside_torch(v1.RandomApply([v1.Compose([object()])])) and draws_beside_torch(object())

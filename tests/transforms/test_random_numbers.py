@@ -106,8 +106,8 @@ def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> 
     ],
 )
 def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
-    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).draws == "now"
-    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])).draws == "now"
+    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).draws == "torch"
+    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])).draws == "torch"
 
 
 # --- boxes of RandomResizedCrop ---------------------------------------------------------------------------------------
