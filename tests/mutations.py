@@ -80,7 +80,7 @@ a transform acts with one minus its probability
     transforms/registry.py:at_random | bernoulli(p, closed) => not bernoulli(p, closed)
     transforms/test_container.py
 the erased box has its sides exchanged
-    transforms/augment.py:random_erasing | (top, left, height, width) => (top, left, width, height)
+    transforms/augment.py:random_erasing | height, width, *fill) => width, height, *fill)
     transforms/test_augment.py
 colours are adjusted in one order always
     transforms/color.py:color_jitter | order.tolist() => sorted(order.tolist())
