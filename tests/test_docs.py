@@ -13,8 +13,7 @@ import pytest
 
 import proxyloader
 from proxyloader import ProxyLoaderError, errors
-from proxyloader.transforms.chain import classes_with_rules
-from proxyloader.transforms.registry import load_timm_rules
+from proxyloader.transforms.registry import RULES, load_timm_rules
 
 from . import scripts
 from .imports import PACKAGE
@@ -73,7 +72,7 @@ def test_the_page_of_transforms_names_every_class_that_is_drawn_at_once() -> Non
     load_timm_rules()
     section = (ROOT / "docs" / "transforms.md").read_text().split("## Classes drawn at once")[1].split("\n## ")[0]
     listed = {name for item in section.split("\n- ")[1:] for name in re.findall(r"`(\w+)`", item.split("\n\n")[0])}
-    known = {cls.__name__ for cls in classes_with_rules()} - {"ImageClassification"}  # the transforms() of weights
+    known = {cls.__name__ for cls in RULES} - {"ImageClassification"}  # the transforms() of weights
     assert listed == known
 
 

@@ -56,13 +56,13 @@ class Graph:
     def crop(self, step: Crop) -> None:
         box = fn.cast(self.take_params(4), dtype=types.INT32)
         region = {"start": box[0:2], "shape": box[2:4], "axes": [0, 1]}
-        if self.node is None and self.mirror is None and step.region.inside and self._options.device_id is None:
+        if self.node is None and self.mirror is None and step.inside and self._options.device_id is None:
             # On the CPU, only the crop is decoded. The pixels are the same, except in crops one pixel wide at the side
             # of a 4:2:0 image, which differ by a few levels. On an H200, whose engines decode whole images, decoding
             # only the crop takes seven times as long (benchmarks/results/parts.jsonl).
             self.node = fn.decoders.image_slice(self._encoded, **region, **self._decoder("decoders__ImageSlice"))
             return
-        if not step.region.inside:
+        if not step.inside:
             region |= {"out_of_bounds_policy": "pad", "fill_values": list(step.fill)}
         self.node = fn.slice(self.materialize(), **region)
 

@@ -18,9 +18,9 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from ..errors import ImageError
-from ..transforms.chain import START, Chain, classes_with_rules
+from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
-from ..transforms.registry import COMPOSES, is_changed, load_timm_rules
+from ..transforms.registry import COMPOSES, RULES, is_changed, load_timm_rules
 from .deferral import Deferral, active
 from .encoded_image import EncodedImage
 from .lazy_image import create_lazy_image, get_image_path, get_transformed
@@ -42,7 +42,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each ``__call__`` to intercept."""
     if "timm.data.transforms" in sys.modules:
         load_timm_rules()
-    for cls in (*classes_with_rules(), *COMPOSES):
+    for cls in (*RULES, *COMPOSES):
         yield cls, "__call__", _intercept(cls, cls.__call__)
 
 
@@ -119,7 +119,7 @@ def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> An
             transformed = TransformedImage.start(EncodedImage.from_pil(image, get_image_path(image)))
         if chain.state.kind != "pil":
             return create_lazy_output(transformed.apply(chain))
-        if chain.last_steps or not isinstance(image, Image.Image):
+        if chain.last.steps or not isinstance(image, Image.Image):
             like = image if isinstance(image, Image.Image) else None
             return create_lazy_image(transformed.apply(chain), like, may_lose_info=like is not None)
     except (ImageError, Untranslatable):  # too many pixels or too few

@@ -65,7 +65,7 @@ class Deferral:
         if found is None:
             if len(self._call_obstacles) >= MAX_CALLS:
                 self._call_obstacles.clear()
-            plan = chain.partial_plan if chain.num_recorded < len(chain.steps) else Plan(chain.last_steps, ImageState())
+            plan = chain.partial_plan if chain.num_recorded < len(chain.steps) else Plan(chain.last.steps, ImageState())
             found = self._call_obstacles[chain] = self.find_obstacle(plan)
         return found
 

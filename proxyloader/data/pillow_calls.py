@@ -175,7 +175,7 @@ def crop(image: Image.Image, box: Any = None) -> Note | None:
 
 
 def _crop(left: int, top: int, width: int, height: int, fill: tuple[float, ...]) -> Note:
-    return Note((Crop(given.GivenRegion(), fill),), (top, left, height, width), (height, width))
+    return Note((Crop(fill),), (top, left, height, width), (height, width))
 
 
 def resize(

@@ -26,7 +26,7 @@ from torchvision.transforms import functional as F
 from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms import augment, color, given, resize, warp
-from ..transforms.geometry import Box, CenterRegion, Crop, Flip, as_fill, as_ltrb, as_pair
+from ..transforms.geometry import Box, Crop, Flip, as_fill, as_ltrb, as_pair, center_box
 from ..transforms.plan import Branch, ImageState, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
 from .deferral import recording
@@ -116,7 +116,7 @@ def _returns_image(steps: Branch) -> bool:
     """Return whether a function of plain tensors returns an image for an image, for example because it clones it."""
     *_, last = None, *steps
     is_cast = isinstance(last, ToFloat) and not last.scale
-    is_clone = last is None or isinstance(last, (augment.EraseByColor, augment.EraseWithNoise))
+    is_clone = last is None or isinstance(last, (augment.Erase, augment.EraseWithNoise))
     return is_cast or is_clone or _must_return_subclass()
 
 
@@ -129,11 +129,11 @@ def _one(step: Step, image: Input, *numbers: Any) -> Note:
 
 
 def horizontal_flip(image: Input) -> Note:
-    return _one(Flip("horizontal", 1.0), image, 1.0)
+    return _one(Flip("horizontal"), image, 1.0)
 
 
 def vertical_flip(image: Input) -> Note:
-    return _one(Flip("vertical", 1.0), image, 1.0)
+    return _one(Flip("vertical"), image, 1.0)
 
 
 def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | None:
@@ -145,12 +145,12 @@ def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | N
 def _crop(image: Input, box: Box, fill: tuple[float, ...] = ()) -> Note:
     top, left, height, width = box
     inside = top >= 0 and left >= 0 and top + height <= image.size[0] and left + width <= image.size[1]
-    step = Crop(given.GivenRegion(inside), fill or (0.0,) * image.state.channels)
+    step = Crop(fill or (0.0,) * image.state.channels, inside)
     return Note((step,), box, box[2:], is_view=inside and not fill)
 
 
 def center_crop(image: Input, output_size: Any) -> Note:
-    return _crop(image, CenterRegion(as_pair(output_size)).box(*image.size))
+    return _crop(image, center_box(as_pair(output_size), *image.size))
 
 
 def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
@@ -182,9 +182,9 @@ def resize_v2(
 def _resize(image: Input, new_size: Size, interpolation: Any, antialias: Any) -> Note | None:
     if new_size == image.size or min(new_size) < 1:
         return None  # torchvision returns the same tensor, or raises
-    step = resize.resize_to(given.GivenSize(), interpolation, antialias, image.state, image.version)
-    if isinstance(step, resize.ResizeNearest):
-        return select(*resize.nearest_pixels(image.size, new_size, step.nearest))
+    step = resize.resize_step(interpolation, antialias, image.state, image.version)
+    if not isinstance(step, resize.Resize):
+        return select(*resize.nearest_pixels(image.size, new_size, step))
     return Note((step,), new_size, new_size)
 
 
@@ -214,11 +214,7 @@ QUARTERS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270:
 
 
 def _warp(cls: type[warp.W], image: Input, interpolation: Any, fill: Any) -> warp.W:
-    mode = resize.interpolation_value(interpolation)
-    if mode not in ("nearest", "bilinear"):
-        raise ValueError
-    levels = () if fill is None else as_fill(fill, image.state)
-    return cls(mode, levels, "tensor", image.version)  # type: ignore[arg-type]
+    return warp.make_warp(cls, interpolation, fill, image.state, "tensor", image.version)
 
 
 def rotate_v1(
@@ -404,7 +400,7 @@ def erase(image: Input, i: Any, j: Any, h: Any, w: Any, v: Any, inplace: Any = F
         values = list(map(int, values)) if is_levels else values
         if is_levels and not all(0 <= value <= 255 for value in values):
             return None
-        return _one(augment.EraseByColor(channels), image, *box, *values)._replace(in_place=bool(inplace))
+        return _one(augment.Erase(channels), image, *box, *values)._replace(in_place=bool(inplace))
     if is_levels or v.dtype is not torch.float32 or v.shape != (channels, height, width):
         return None
     noise = augment.to_hwc(v.detach().clone())

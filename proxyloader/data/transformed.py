@@ -179,8 +179,8 @@ class TransformedImage(ProxyInputs):
     def sample(cls, image: EncodedImage, chain: Chain) -> TransformedImage:
         """Sample the parameters of a chain for an image whose pixels the worker never needs."""
         row, size = ParamRow(), (image.height, image.width)
-        for step in chain.sampling_steps:
-            size = step.sample_params(size, row)
+        if chain.last.sample is not None:
+            size = chain.last.sample(size, row)
         return cls(image, None, chain, (), row, size)
 
     def apply(self, chain: Chain) -> TransformedImage:
@@ -189,10 +189,10 @@ class TransformedImage(ProxyInputs):
         Untranslatable: the image is too small, for example. No numbers have been drawn.
         """
         row, size = self.row.copy(), self.size
-        states = get_rng_states(chain.draws_beside_torch) if chain.draws else None
+        states = get_rng_states(chain.last.draws == "any") if chain.last.draws else None
         try:
-            for step in chain.sampling_steps:
-                size = step.sample_params(size, row)
+            if chain.last.sample is not None:
+                size = chain.last.sample(size, row)
         except Untranslatable:
             if states is not None:
                 set_rng_states(states)

@@ -112,11 +112,10 @@ class State:
 
     def apply(self, steps: Branch) -> None:
         for step in steps:
-            for operation in step.operations:
-                function = OPERATIONS.get(type(operation))
-                if function is None:
-                    raise no_kernel(operation)
-                function(self, operation)
+            function = OPERATIONS.get(type(step))
+            if function is None:
+                raise no_kernel(step)
+            function(self, step)
 
     def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
         """Append a step to the programs of the images, or of those where a condition is true."""
@@ -284,7 +283,7 @@ def blend(state: State, step: auto_augment.Blend) -> None:
 
 @operation(geometry.Crop)
 def crop(state: State, step: geometry.Crop) -> None:
-    if state.erased or (not step.region.inside and (state.std or (state.scale is not None and any(step.fill)))):
+    if state.erased or (not step.inside and (state.std or (state.scale is not None and any(step.fill)))):
         raise no_kernel(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
     if state.resized is not None:
@@ -556,13 +555,13 @@ def kernel(state: State, step: given.Kernel) -> None:
 
 @operation(augment.Erase)
 def erase(state: State, step: augment.Erase) -> None:
-    _erase(state, state.take(4), rgb(step.value))
-
-
-@operation(augment.EraseByColor)
-def erase_by_color(state: State, step: augment.EraseByColor) -> None:
-    box, values = state.take(4), state.take(step.channels)
-    _erase(state, box, np.repeat(values, 3 // step.channels, 0))
+    top, left, height, width = box = state.take(4)
+    values = np.repeat(state.take(step.channels), 3 // step.channels, 0)
+    if state.scale is None:
+        state.add("ERASE", (left, top, left + width, top + height, *values))
+    else:
+        state.make_crop()
+        state.erased.append((state.images, _by_corner(box, 0, *values, state.channels), None))
 
 
 @operation(augment.EraseWithNoise)
@@ -576,15 +575,6 @@ def erase_with_noise(state: State, step: augment.EraseWithNoise) -> None:
 def _by_corner(box: Columns, *others: Any) -> tuple[Any, ...]:
     top, left, height, width = box
     return left, top, width, height, *others
-
-
-def _erase(state: State, box: Columns, values: Any) -> None:
-    top, left, height, width = box
-    if state.scale is None:
-        state.add("ERASE", (left, top, left + width, top + height, *values))
-    else:
-        state.make_crop()
-        state.erased.append((state.images, _by_corner(box, 0, *values, state.channels), None))
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------

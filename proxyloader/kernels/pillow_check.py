@@ -20,7 +20,7 @@ from ..transforms import color, given
 from ..transforms.augment import BoxBlur
 from ..transforms.auto_augment import Blend
 from ..transforms.plan import OneOf, Step, plan_of
-from ..transforms.resize import PILLOW_RELEASE, Resize, Target
+from ..transforms.resize import PILLOW_RELEASE, Resize
 from ..transforms.type_conversion import ToTensor
 from ..transforms.warp import Affine, Perspective
 from .compiler import cache_folder, keep
@@ -41,9 +41,9 @@ MIX = (0.9, 0.2, -0.1, 3.5, 0, 1, 0, 0, 0.3, 0.3, 0.3, -9)
 NEAREST, LANCZOS, BILINEAR, BICUBIC = map(Image.Resampling, range(4))
 
 CHECKS: list[tuple[Step, Sequence[float], Callable[[Any], Any]]] = [
-    (Resize(Target((21, 24)), "bilinear"), (21, 24), lambda image: image.resize((24, 21), BILINEAR)),
-    (Resize(Target((40, 10)), "bicubic"), (40, 10), lambda image: image.resize((10, 40), BICUBIC)),
-    (Resize(Target((9, 9)), "lanczos"), (9, 9), lambda image: image.resize((9, 9), LANCZOS)),
+    (Resize("bilinear"), (21, 24), lambda image: image.resize((24, 21), BILINEAR)),
+    (Resize("bicubic"), (40, 10), lambda image: image.resize((10, 40), BICUBIC)),
+    (Resize("lanczos"), (9, 9), lambda image: image.resize((9, 9), LANCZOS)),
     (Affine("nearest", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, NEAREST)),
     (Affine("bilinear", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BILINEAR)),
     (Affine("bicubic", ()), (*TO, *MATRIX), lambda image: image.transform(TO[::-1], AFFINE, MATRIX, BICUBIC)),

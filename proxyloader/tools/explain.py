@@ -199,8 +199,8 @@ def _iter_calls(before: TransformedImage, after: TransformedImage, caller: str) 
             chain = chain.then(transform)
             origin = shorten(repr(transform), 100, placeholder=" ...").replace("( ", "(").replace(" )", ")")
             origin = type(transform).__name__ if " at 0x" in origin else origin
-        yield origin, "; ".join(_describe_steps(chain.last_steps, numbers))
-        numbers = numbers[sum(step.num_params for step in chain.last_steps) :]
+        yield origin, "; ".join(_describe_steps(chain.last.steps, numbers))
+        numbers = numbers[sum(step.num_params for step in chain.last.steps) :]
 
 
 def _describe_steps(steps: Branch, numbers: Sequence[float]) -> Iterator[str]:
@@ -208,8 +208,6 @@ def _describe_steps(steps: Branch, numbers: Sequence[float]) -> Iterator[str]:
         own, numbers = numbers[: step.num_params], numbers[step.num_params :]
         if isinstance(step, OneOf):
             yield from _describe_steps(step.branches[int(own[0])], own[1:])
-        elif step.operations != (step,):
-            yield from _describe_steps(step.operations, own)
         else:
             shown = ", ".join([f"{round(each, 3):g}" for each in own[:8]] + ["..."] * (len(own) > 8))
             yield f"{type(step).__name__} {shown}".strip()

@@ -6,9 +6,7 @@ Importing this folder registers the rules for torchvision's classes.
 from . import augment as augment
 from . import auto_augment as auto_augment
 from . import color as color
-from . import container as container
 from . import geometry as geometry
-from . import random_color as random_color
 from . import resize as resize
 from . import type_conversion as type_conversion
 from . import warp as warp

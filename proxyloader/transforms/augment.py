@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .container import at_random
 from .geometry import as_fill
-from .params import meta_image, version_of
-from .plan import Branch, Draws, ImageState, ParamRow, Size, Step, Untranslatable
-from .registry import rule
+from .plan import ImageState, ParamRow, Size, Step, Translation, Untranslatable
+from .random_numbers import meta_image
+from .registry import at_random, rule, version_of
 
 
 @dataclass(frozen=True)
@@ -26,24 +25,18 @@ class Blur(Step):
     num_params: ClassVar[int] = 1
 
 
-@dataclass(frozen=True)
-class GaussianBlur(Draws[Blur]):
-    """Draws of GaussianBlur: ``get_params`` (v1) or ``make_params`` (v2)."""
+@rule(v1.GaussianBlur, v2.GaussianBlur)
+def gaussian_blur(transform: Any, state: ImageState) -> Translation:
+    width, height = map(int, transform.kernel_size)
+    sigmas = tuple(map(float, transform.sigma))
 
-    sigma: tuple[float, ...]
-    draws: ClassVar[bool] = True
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        if any(side <= window // 2 for side, window in zip(size, self.step.window)):
+    def sample(size: Size, row: ParamRow) -> Size:
+        if size[0] <= height // 2 or size[1] <= width // 2:
             raise Untranslatable
-        row.append(v1.GaussianBlur.get_params(*self.sigma))  # v2 draws the same number
+        row.append(v1.GaussianBlur.get_params(*sigmas))  # v2 draws the same number
         return size
 
-
-@rule(v1.GaussianBlur, v2.GaussianBlur)
-def gaussian_blur(transform: Any, state: ImageState) -> Branch:
-    width, height = map(int, transform.kernel_size)
-    return (GaussianBlur(Blur((height, width)), tuple(map(float, transform.sigma))),)
+    return Translation((Blur((height, width)),), sample, "torch")
 
 
 class BoxBlur(Step):
@@ -54,19 +47,7 @@ class BoxBlur(Step):
 
 @dataclass(frozen=True)
 class Erase(Step):
-    """``functional.erase``. Parameters: top, left, height and width of the box, in pixels.
-
-    Attributes:
-        value: value of the pixels in the box, one number per channel, in the units of the image at this step.
-    """
-
-    value: tuple[float, ...]
-    num_params: ClassVar[int] = 4
-
-
-@dataclass(frozen=True)
-class EraseByColor(Step):
-    """``functional.erase`` with a random color. Parameters: those of Erase, then one value per channel."""
+    """``functional.erase``. Parameters: top, left, height and width of the box, in pixels, then a value per channel."""
 
     channels: int
 
@@ -85,49 +66,32 @@ class EraseWithNoise(Step):
     num_params: ClassVar[int] = 5
 
 
-@dataclass(frozen=True)
-class RandomErasing(Draws[Erase | EraseWithNoise]):
-    """Draws of RandomErasing if it is applied. Noise is attached to the row: 4 bytes per value in the box."""
-
-    scale: tuple[float, float]
-    ratio: tuple[float, float]
-    channels: int
-    draws: ClassVar[bool] = True
-
-    def sample_params(self, size: Size, row: ParamRow) -> Size:
-        image, noisy = meta_image(*size)[: self.channels], isinstance(self.step, EraseWithNoise)
-        ones = None if noisy else [1.0]  # v2 draws the same numbers
-        top, left, height, width, value = v1.RandomErasing.get_params(image, self.scale, self.ratio, ones)
-        if value is image or 0 in (height, width):  # all ten boxes were too large, or the box is empty
-            top, left, height, width, value = 0, 0, 0, 0, torch.zeros((self.channels, 1, 1))
-        row.extend((top, left, height, width))
-        if noisy:
-            row.append(row.attach(to_hwc(value)))
-        return size
-
-
 def to_hwc(values: torch.Tensor) -> NDArray[np.float32]:
     """Convert (C, H, W) to (H, W, C), the layout of decoded images."""
     return values.permute(1, 2, 0).contiguous().numpy()
 
 
 @rule(v1.RandomErasing, v2.RandomErasing)
-def random_erasing(transform: Any, state: ImageState) -> Branch:
+def random_erasing(transform: Any, state: ImageState) -> Translation:
     if state.kind == "pil" and version_of(transform) == "v1":
         raise Untranslatable
-    low, high = map(float, transform.scale)
-    narrow, wide = map(float, transform.ratio)
-    erase = _erase(transform.value, state)
-    return (at_random(transform, RandomErasing(erase, (low, high), (narrow, wide), state.channels)),)
-
-
-def _erase(value: Any, state: ImageState) -> Erase | EraseWithNoise:
-    is_noise = value is None or value == "random"  # v2 stores "random" as None
-    if is_noise and state.dtype == "uint8":
+    scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
+    channels, is_noisy = state.channels, transform.value in (None, "random")  # v2 stores "random" as None
+    if is_noisy and state.dtype == "uint8":
         raise Untranslatable
-    if is_noise:
-        return EraseWithNoise()
-    values = as_fill(value, state)
+    fill: tuple[float, ...] = () if is_noisy else as_fill(transform.value, state)
     if state.dtype == "uint8":
-        values = tuple(float(int(each)) for each in values)  # torch truncates to an integer
-    return Erase(values)
+        fill = tuple(float(int(each)) for each in fill)  # torch truncates to an integer
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        image, ones = meta_image(*size)[:channels], None if is_noisy else [1.0]  # v2 draws the same numbers
+        top, left, height, width, value = v1.RandomErasing.get_params(image, scale, ratio, ones)
+        if value is image or 0 in (height, width):  # all ten boxes were too large, or the box is empty
+            top, left, height, width, value = 0, 0, 0, 0, torch.zeros((channels, 1, 1))
+        row.extend((top, left, height, width, *fill))
+        if is_noisy:
+            row.append(row.attach(to_hwc(value)))
+        return size
+
+    erase = EraseWithNoise() if is_noisy else Erase(channels)
+    return at_random(transform, Translation((erase,), sample, "torch"))

@@ -1,4 +1,4 @@
-"""Color steps, and the transforms that apply one of them, such as RandomInvert.
+"""Color steps, and the transforms made of them.
 
 As in torchvision, the result of a step depends on the ``kind`` of its image: Pillow's arithmetic for a PIL image,
 torch's for a tensor.
@@ -14,10 +14,8 @@ import numpy as np
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .container import at_random
-from .params import Version, arithmetic_of
-from .plan import Branch, ImageState, Kind, Step, Untranslatable
-from .registry import rule
+from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, Version
+from .registry import arithmetic, at_random, rule
 
 
 @dataclass(frozen=True)
@@ -107,11 +105,6 @@ class ChannelOrder(Step):
     num_params: ClassVar[int] = 3
 
 
-def arithmetic(transform: Any, state: ImageState) -> tuple[Kind, Version]:
-    """Return the kind and the version of a step of a transform."""
-    return state.kind, arithmetic_of(transform, state.kind)
-
-
 def solarize_threshold(threshold: float, kind: Kind) -> float:
     """Return the smallest value that is inverted, in the units of the image, exact in float32.
 
@@ -127,26 +120,43 @@ def hue_shift(factor: float, kind: Kind) -> float:
 
 
 @rule(v1.Grayscale, v2.Grayscale)
-def grayscale(transform: Any, state: ImageState) -> Branch:
+def grayscale(transform: Any, state: ImageState) -> Translation:
     channels = transform.num_output_channels
     if channels not in (1, 3):
         raise Untranslatable
     # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
     stays_gray = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
-    return () if state.channels == 1 and stays_gray else (Grayscale(channels, *arithmetic(transform, state)),)
+    is_kept = state.channels == 1 and stays_gray
+    return Translation(() if is_kept else (Grayscale(channels, *arithmetic(transform, state.kind)),))
 
 
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
-def random_grayscale(transform: Any, state: ImageState) -> Branch:
-    gray = (Grayscale(3, *arithmetic(transform, state)),) if state.channels == 3 else ()
-    return (at_random(transform, *gray),)
+def random_grayscale(transform: Any, state: ImageState) -> Translation:
+    gray = (Grayscale(3, *arithmetic(transform, state.kind)),) if state.channels == 3 else ()
+    return at_random(transform, Translation(gray))
 
 
 @rule(v2.RGB)
-def rgb(transform: Any, state: ImageState) -> Branch:
-    return () if state.channels == 3 else (Grayscale(3, state.kind),)
+def rgb(transform: Any, state: ImageState) -> Translation:
+    return Translation(() if state.channels == 3 else (Grayscale(3, state.kind),))
 
 
-def require_uint8(state: ImageState) -> None:
-    if state.dtype != "uint8":
-        raise Untranslatable
+@rule(v1.ColorJitter, v2.ColorJitter)
+def color_jitter(transform: Any, state: ImageState) -> Translation:
+    how = kind, _ = arithmetic(transform, state.kind)
+    # Grayscale images have no saturation or hue.
+    colored: tuple[Branch, ...] = ((Saturation(*how),), (Hue(*how),)) if state.channels == 3 else ((), ())
+    choice = OneOf(((Brightness(*how),), (Contrast(*how),), *colored))
+    given = transform.brightness, transform.contrast, transform.saturation, transform.hue
+    ranges = [None if each is None else (float(each[0]), float(each[1])) for each in given]
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        order, *factors = v1.ColorJitter.get_params(*ranges)  # v2 draws the same numbers
+        for which in order.tolist():
+            factor = factors[which]
+            if factor is not None:
+                number = hue_shift(factor, kind) if which == 3 else factor
+                choice.put(which, row, *[number] if choice.branches[which] else [])
+        return size
+
+    return Translation((choice,) * sum(each is not None for each in ranges), sample, "torch")

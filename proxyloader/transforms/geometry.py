@@ -6,110 +6,53 @@ The worker computes all positions, in whole pixels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .fast_params import has_fast_sampling, resized_crop_box
-from .params import Version, bernoulli, meta_image, v2_transform, version_of
-from .plan import Branch, ImageState, ParamRow, Size, Step, Untranslatable
-from .registry import rule
+from .plan import Draws, ImageState, ParamRow, Size, Step, Translation, Untranslatable
+from .random_numbers import BoxSampler, bernoulli, meta_image
+from .registry import rule, version_of
 
 Box = tuple[int, int, int, int]
 """(top, left, height, width) in pixels. Pixels outside the image have the fill value."""
 
 
-class Region:
-    """Base class of the regions that a crop selects.
+@dataclass(frozen=True)
+class Crop(Step):
+    """Crop a box from the image. Parameters: the box.
 
     Attributes:
-        needs_kernels, draws: see ``Step``.
+        fill: value of pixels outside the image, in the units of the image at this step.
         inside: whether the box is always inside the image.
-        size: (height, width) of the box, in pixels; None if it depends on the image. Dataclasses declare their field
-            with ``field()``, or this None would become its default.
     """
 
-    needs_kernels: bool = False
-    inside: bool = False
-    size: Size | None = None
-    draws: bool = False
-
-    @property
-    def takes_numbers_ahead(self) -> bool:
-        """See ``Step.takes_numbers_ahead``."""
-        return not self.draws
-
-    def box(self, height: int, width: int) -> Box:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class RegionStep(Step):
-    """Base class of the steps that crop a region from the image. Parameters: its box."""
-
-    region: Region
-    num_params: ClassVar[int] = 4
-
-    @property
-    def draws(self) -> bool:
-        return self.region.draws
-
-    @property
-    def takes_numbers_ahead(self) -> bool:
-        return self.region.takes_numbers_ahead
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.region.size)
-
-
-@dataclass(frozen=True)
-class Crop(RegionStep):
-    """Crop a box from the image. Pixels outside the image are ``fill``, in the units of the image at this step."""
-
     fill: tuple[float, ...] = (0.0,)
+    inside: bool = False
+    num_params: ClassVar[int] = 4
+    needs_kernels: ClassVar[bool] = False
 
-    @property
-    def needs_kernels(self) -> bool:
-        return self.region.needs_kernels
 
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        box = self.region.box(*size)
+def cropping(
+    get_box: BoxSampler, fill: tuple[float, ...] = (0.0,), inside: bool = False, draws: Draws = "torch"
+) -> Translation:
+    """Return the translation of a crop, whose box depends on the (height, width). See Crop and Translation."""
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        box = get_box(*size)
         if min(box[2:]) < 0:
             raise Untranslatable
         row.extend(box)
         return box[2:]
 
-
-@dataclass(frozen=True)
-class RandomResizedRegion(Region):
-    """The box of RandomResizedCrop."""
-
-    scale: tuple[float, ...]
-    ratio: tuple[float, ...]
-    version: Version = "v1"
-    inside = True
-    draws = True
-
-    @property
-    def takes_numbers_ahead(self) -> bool:
-        return has_fast_sampling(self.version)
-
-    def box(self, height: int, width: int) -> Box:
-        return resized_crop_box(self.scale, self.ratio, self.version)(height, width)
+    return Translation((Crop(fill, inside),), sample, draws)
 
 
-@dataclass(frozen=True)
-class CenterRegion(Region):
-    """The box of ``functional.center_crop``. Smaller images are padded evenly, odd pixels at the right and bottom."""
-
-    size: Size = field()
-
-    def box(self, height: int, width: int) -> Box:
-        return _center_offset(height, self.size[0]), _center_offset(width, self.size[1]), *self.size
+def center_box(size: Size, height: int, width: int) -> Box:
+    """Return the box of ``functional.center_crop``. Smaller images are padded evenly, odd pixels at the end."""
+    return _center_offset(height, size[0]), _center_offset(width, size[1]), *size
 
 
 def _center_offset(available: int, wanted: int) -> int:
@@ -118,62 +61,50 @@ def _center_offset(available: int, wanted: int) -> int:
     return round((available - wanted) / 2.0)
 
 
-@dataclass(frozen=True)
-class RandomRegion(Region):
-    """The box of RandomCrop. Its padding counts as outside the image."""
-
-    size: Size = field()
-    padding: tuple[int, int, int, int]  # left, top, right, bottom
-    pad_if_needed: bool
-    version: Version = "v1"
-    draws = True
-
-    def box(self, height: int, width: int) -> Box:
-        if self.version == "v2":
-            padding = self.padding if any(self.padding) else None
-            transform = v2_transform(v2.RandomCrop, self.size, padding, self.pad_if_needed)
-            drawn = transform.make_params([meta_image(height, width)])
-            left, top = drawn["padding"][:2]
-            return drawn["top"] - top, drawn["left"] - left, *self.size
-        left, top, right, bottom = self.padding
-        height, width = height + top + bottom, width + left + right
-        if self.pad_if_needed and width < self.size[1]:
-            left, width = left + self.size[1] - width, 2 * self.size[1] - width
-        if self.pad_if_needed and height < self.size[0]:
-            top, height = top + self.size[0] - height, 2 * self.size[0] - height
-        i, j, _, _ = v1.RandomCrop.get_params(meta_image(height, width), self.size)
-        return i - top, j - left, *self.size
-
-
-@dataclass(frozen=True)
-class PaddedRegion(Region):
-    """The box of the whole image with ``padding`` pixels (left, top, right, bottom) around it."""
-
-    padding: tuple[int, int, int, int]
-
-    def box(self, height: int, width: int) -> Box:
-        left, top, right, bottom = self.padding
-        return -top, -left, height + top + bottom, width + left + right
+def center_cropping(size: Any, state: ImageState) -> Translation:
+    pair = as_pair(size)
+    return cropping(lambda height, width: center_box(pair, height, width), as_fill(0, state), draws="")
 
 
 @rule(v1.CenterCrop, v2.CenterCrop)
-def center_crop(transform: v1.CenterCrop | v2.CenterCrop, state: ImageState) -> Branch:
-    return (Crop(CenterRegion(as_pair(transform.size)), as_fill(0, state)),)
+def center_crop(transform: Any, state: ImageState) -> Translation:
+    return center_cropping(transform.size, state)
 
 
 @rule(v1.RandomCrop, v2.RandomCrop)
-def random_crop(transform: Any, state: ImageState) -> Branch:
-    padding = as_ltrb(transform.padding, type(transform) is v2.RandomCrop)
+def random_crop(transform: Any, state: ImageState) -> Translation:
+    size, version = as_pair(transform.size), version_of(transform)
+    padding = as_ltrb(transform.padding, in_lrtb_order=version == "v2")
     if padding != (0, 0, 0, 0) or transform.pad_if_needed:
         _check_padding(transform, state)
-    region = RandomRegion(as_pair(transform.size), padding, bool(transform.pad_if_needed), version_of(transform))
-    return (Crop(region, as_fill(transform.fill, state)),)
+
+    def box_v1(height: int, width: int) -> Box:
+        left, top, right, bottom = padding
+        height, width = height + top + bottom, width + left + right
+        if transform.pad_if_needed and width < size[1]:
+            left, width = left + size[1] - width, 2 * size[1] - width
+        if transform.pad_if_needed and height < size[0]:
+            top, height = top + size[0] - height, 2 * size[0] - height
+        i, j, _, _ = v1.RandomCrop.get_params(meta_image(height, width), size)
+        return i - top, j - left, *size
+
+    def box_v2(height: int, width: int) -> Box:
+        drawn = transform.make_params([meta_image(height, width)])
+        left, top = drawn["padding"][:2]
+        return drawn["top"] - top, drawn["left"] - left, *size
+
+    return cropping(box_v1 if version == "v1" else box_v2, as_fill(transform.fill, state))
 
 
 @rule(v1.Pad, v2.Pad)
-def pad(transform: Any, state: ImageState) -> Branch:
+def pad(transform: Any, state: ImageState) -> Translation:
     _check_padding(transform, state)
-    return (Crop(PaddedRegion(as_ltrb(transform.padding)), as_fill(transform.fill, state)),)
+    left, top, right, bottom = as_ltrb(transform.padding)
+
+    def box(height: int, width: int) -> Box:
+        return -top, -left, height + top + bottom, width + left + right
+
+    return cropping(box, as_fill(transform.fill, state), draws="")
 
 
 def _check_padding(transform: Any, state: ImageState) -> None:
@@ -218,29 +149,23 @@ def as_pair(size: Any) -> Size:
 
 @dataclass(frozen=True)
 class Flip(Step):
-    """RandomHorizontalFlip and RandomVerticalFlip: both versions draw one number."""
+    """A flip. Parameter: whether the image is flipped."""
 
     axis: Literal["horizontal", "vertical"]
-    p: float
     num_params: ClassVar[int] = 1
     needs_kernels: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = True
-    takes_numbers_ahead: ClassVar[bool] = True
-    draws: ClassVar[bool] = True
 
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        row.append(float(bernoulli(self.p)))
+
+@rule(v1.RandomHorizontalFlip, v2.RandomHorizontalFlip, v1.RandomVerticalFlip, v2.RandomVerticalFlip)
+def random_flip(transform: Any, state: ImageState) -> Translation:
+    p, is_vertical = float(transform.p), isinstance(transform, (v1.RandomVerticalFlip, v2.RandomVerticalFlip))
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        row.append(float(bernoulli(p)))
         return size
 
-
-@rule(v1.RandomHorizontalFlip, v2.RandomHorizontalFlip)
-def random_horizontal_flip(transform: Any, state: ImageState) -> Branch:
-    return (Flip("horizontal", float(transform.p)),)
-
-
-@rule(v1.RandomVerticalFlip, v2.RandomVerticalFlip)
-def random_vertical_flip(transform: Any, state: ImageState) -> Branch:
-    return (Flip("vertical", float(transform.p)),)
+    return Translation((Flip("vertical" if is_vertical else "horizontal"),), sample, "ahead")
 
 
 class IndexSelect(Step):
@@ -250,9 +175,3 @@ class IndexSelect(Step):
     """
 
     num_params: ClassVar[int] = 3
-
-    def put(self, rows: NDArray[np.float32], columns: NDArray[np.float32], row: ParamRow) -> Size:
-        """Append the parameters to the row of an image. Return the new (height, width)."""
-        new_size = len(rows), len(columns)
-        row.extend((*new_size, row.attach(np.concatenate([rows, columns]))))
-        return new_size

@@ -11,28 +11,8 @@ from typing import ClassVar, Literal
 
 from PIL import Image
 
-from .geometry import Region
 from .plan import ImageState, Size, Step
 from .warp import Warp
-
-
-@dataclass(frozen=True)
-class GivenRegion(Region):
-    """A given box."""
-
-    inside: bool = False
-    needs_kernels = True
-
-
-@dataclass(frozen=True)
-class GivenSize:
-    """A given target size of a resize."""
-
-    fixed: ClassVar[None] = None
-    min_edge: ClassVar[int] = 0
-
-    def resolve(self, size: Size) -> Size:
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""Plan: the frozen steps of all calls on an image. Steps sample parameters per image and do not depend on DALI.
+"""Plan: the frozen steps of all calls on an image, which do not depend on DALI.
 
 The parameters of an image are a row: each step owns some of its columns, and arrays such as noise follow them. The
-worker fills the row with the parameter code of torchvision or timm, using the default generators. On the GPU, kernels
-transform what DALI decodes by these rows; without kernels, they are an input of DALI's graph.
+worker fills the row with the parameter code of torchvision or timm, using the default generators: see Translation. On
+the GPU, kernels transform what DALI decodes by these rows; without kernels, they are an input of DALI's graph.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, Literal, TypeVar
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,9 @@ Size = tuple[int, int]
 """(height, width) in pixels."""
 
 Kind = Literal["pil", "tensor"]
+Version = Literal["v1", "v2"]
+"""Version of torchvision's transforms. v1 and v2 may draw different numbers, and round tensors differently."""
+
 MemoryOrder = Literal["CHW", "HWC"]
 """Memory order of a tensor (C, H, W): channel by channel, or pixel by pixel as in a PIL image."""
 
@@ -38,7 +41,6 @@ class ImageState:
         kind: a PIL image, or a tensor (C, H, W).
         dtype: dtype of the values; uint8 for a PIL image.
         channels: 3 (RGB) or 1 (grayscale).
-        size: (height, width) if it is the same for every image; otherwise None.
         order: memory order of a tensor if known; torch generates noise in this order.
         pure: whether a tensor is plain rather than a ``tv_tensors.Image``. v2 transforms only the first of several
             plain tensors.
@@ -47,7 +49,6 @@ class ImageState:
     kind: Kind = "pil"
     dtype: Literal["uint8", "float32"] = "uint8"
     channels: int = 3
-    size: Size | None = None
     order: MemoryOrder | None = field(default=None, compare=False)
     pure: bool = field(default=True, compare=False)
 
@@ -84,7 +85,7 @@ class ParamRow(list[float]):
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on an image, or composed of other steps, its ``operations``.
+    """One operation on an image.
 
     Attributes:
         keeps_order: whether an output tensor is known to have the memory order of the input tensor.
@@ -99,86 +100,87 @@ class Step:
 
     @property
     def num_params(self) -> int:
-        """Number of columns per image: the sum over ``operations``."""
-        return sum(step.num_params for step in self.operations if step is not self)
-
-    @property
-    def operations(self) -> tuple[Step, ...]:
-        """Steps that are run for this step, in order: the step itself, or its parts, which share its columns."""
-        return (self,)
-
-    @property
-    def draws(self) -> bool:
-        """Whether ``sample_params`` draws random numbers."""
-        return False
-
-    @property
-    def takes_numbers_ahead(self) -> bool:
-        """Whether its numbers may be drawn ahead: see NOTE [ Numbers drawn in advance ] in ``random_numbers.py``."""
-        return not self.draws
-
-    def sample_params(self, size: Size, row: ParamRow) -> Size:
-        """Append this step's columns for an image of ``size`` to ``row``. Return the output size.
-
-        Steps that attach no array accept any list as the row.
-        """
-        return size
+        """Number of columns per image."""
+        return 0
 
     def output_state(self, state: ImageState) -> ImageState:
-        """Return the state after this step; by default the state after its ``operations``, if any."""
-        return state if self.operations == (self,) else output_state(self.operations, state)
+        """Return the state after this step."""
+        return state
 
 
 Branch = tuple[Step, ...]
 """Steps that are applied in order, or not at all. An empty tuple is also a branch."""
 
-S = TypeVar("S", bound=Step)
+Sample = Callable[[Size, ParamRow], Size]
+"""Function that appends the columns of steps to the row of an image, given its size, and returns the output size. It
+raises Untranslatable if there are none, for example because the image is too small."""
 
 
-@dataclass(frozen=True)
-class Draws(Step, Generic[S]):
-    """Base class of the steps that sample the parameters of another step."""
+Draws = Literal["", "ahead", "torch", "any"]
 
-    step: S
 
-    @property
-    def operations(self) -> Branch:
-        return (self.step,)
+class Translation(NamedTuple):
+    """The steps of a transform, and how to sample their parameters.
+
+    Attributes:
+        steps: the steps, which do not depend on what is drawn.
+        sample: samples their parameters; None: they have none, and keep the size.
+        draws: which random numbers ``sample`` draws. "": none; "ahead": of torch's generator, also in advance, see
+            NOTE [ Numbers drawn in advance ] in ``random_numbers.py``; "torch": of torch's generator; "any": also of
+            Python's and NumPy's.
+    """
+
+    steps: Branch = ()
+    sample: Sample | None = None
+    draws: Draws = ""
+
+
+def in_sequence(parts: Sequence[Translation]) -> Translation:
+    """Return the translation of several transforms that are applied one after the other."""
+    samples = [each.sample for each in parts if each.sample is not None]
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        for each in samples:
+            size = each(size, row)
+        return size
+
+    steps = tuple(step for each in parts for step in each.steps)
+    draws = max((each.draws for each in parts), key=get_args(Draws).index, default=get_args(Draws)[0])
+    return Translation(steps, sample if samples else None, draws)
 
 
 @dataclass(frozen=True)
 class OneOf(Step):
-    """One of several branches. Its columns are the branch index, then as many columns as the widest branch has.
-
-    It draws no numbers itself; the enclosing step chooses the branch.
-    """
+    """One of several branches. Its columns are the branch index, then as many columns as the widest branch has."""
 
     branches: tuple[Branch, ...]
 
     @cached_property
     def num_params(self) -> int:
-        return 1 + max(sum(step.num_params for step in branch) for branch in self.branches)
+        return 1 + max(map(count_params, self.branches))
 
-    def take(self, chosen: int, size: Size, row: ParamRow) -> Size:
+    def take(self, chosen: int, sample: Sample | None, size: Size, row: ParamRow) -> Size:
         """Choose a branch and sample the parameters of its steps. Return the output size."""
         end = len(row) + self.num_params
         row.append(chosen)
-        for step in self.branches[chosen]:
-            size = step.sample_params(size, row)
+        size = size if sample is None else sample(size, row)
         row.extend([0.0] * (end - len(row)))
         return size
 
-    def put(self, chosen: int, row: list[float], *numbers: float) -> None:
+    def put(self, chosen: int, row: ParamRow, *numbers: float) -> None:
         """Choose a branch with given parameters."""
         row.extend([chosen, *numbers, *[0.0] * (self.num_params - 1 - len(numbers))])
 
     def output_state(self, state: ImageState) -> ImageState:
-        found = [output_state(branch, state) for branch in self.branches]
-        alike = {replace(each, size=None) for each in found}
-        if len(alike) > 1:
+        first, *others = {output_state(branch, state) for branch in self.branches}
+        if others:
             raise Untranslatable  # the kind, dtype or channels of its output are random
-        size = found[0].size if len({each.size for each in found}) == 1 else None
-        return replace(found[0], size=size)
+        return first
+
+
+def count_params(steps: Branch) -> int:
+    """Return the number of columns of steps."""
+    return sum(step.num_params for step in steps)
 
 
 def output_state(steps: Branch, state: ImageState) -> ImageState:
@@ -189,13 +191,11 @@ def output_state(steps: Branch, state: ImageState) -> ImageState:
 
 
 def iter_steps(steps: Branch) -> Iterator[Step]:
-    """Yield the steps and, recursively, the steps they consist of."""
+    """Yield the steps and, recursively, those of their branches."""
     for step in steps:
         yield step
         for branch in getattr(step, "branches", ()):
             yield from iter_steps(branch)
-        if step.operations != (step,):
-            yield from iter_steps(step.operations)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Plan:
 
     Attributes:
         steps: the steps in order of application.
-        output: dtype, channels, size if fixed, and number of the output tensors per image.
+        output: dtype, channels and number of the output tensors per image.
     """
 
     steps: Branch
@@ -222,24 +222,7 @@ class Plan:
     @property
     def num_params(self) -> int:
         """Number of columns per image."""
-        return sum(step.num_params for step in self.steps)
-
-    @cached_property
-    def takes_numbers_ahead(self) -> bool:
-        """See ``Step.takes_numbers_ahead``."""
-        return all(step.takes_numbers_ahead for step in iter_steps(self.steps))
-
-    def sample_params(self, height: int, width: int) -> NDArray[np.float64]:
-        """Sample the parameters of an image of ``height`` x ``width`` pixels, using the default generators.
-
-        Returns:
-            The columns, (columns,) float64, without attached arrays.
-        """
-        row = ParamRow()
-        size = height, width
-        for step in self.steps:
-            size = step.sample_params(size, row)
-        return np.array(row)
+        return count_params(self.steps)
 
 
 def plan_of(steps: Branch) -> Plan:

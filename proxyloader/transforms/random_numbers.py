@@ -6,24 +6,45 @@ number, whether float or integer. So the numbers of many images are drawn from o
 integers, and each draw takes the next element of the list of its type. Afterwards, the generator is advanced as if each
 number had been drawn individually. Before first use, the results are compared with individual draws.
 
-Nothing else may draw from the generator in the meantime. So this is done only in workers, and only for plans whose
-steps all draw with ``uniform``, ``exp_uniform`` and ``integer``.
+Nothing else may draw from the generator in the meantime. So this is done only in workers, and only for transforms that
+all draw with ``uniform`` and ``integer``.
+
+NOTE [ Fast parameter sampling ]
+RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
+worker's time per JPEG. The code below draws the same numbers in the same order from torch's generator, into reused
+tensors. Before first use, its boxes and the resulting generator states are compared with those of the installed
+torchvision, for several ranges. If they differ, torchvision samples the boxes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from torchvision.transforms import transforms as v1
+from torchvision.transforms import v2
+
+from .plan import Version
 
 BLOCK = 512
 """Number of random numbers drawn at once."""
 
 SEEDS = range(4)
+
+BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
+"""Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
+
+Range = tuple[float, float]
+
+TRIES = 10
+BOX_SEEDS = range(24)
+SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries may fail
+RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
 
 class OneByOne(threading.local):
@@ -32,16 +53,14 @@ class OneByOne(threading.local):
     Creating a tensor takes as long as drawing a number, so each thread has one set of tensors.
     """
 
-    def __init__(self, dtype: torch.dtype, generator: torch.Generator | None = None) -> None:
+    def __init__(self, generator: torch.Generator | None = None) -> None:
         self._generator = generator
         with torch.inference_mode(False):  # inference tensors cannot be written outside of it
-            self._float, self._integer = torch.empty(1, dtype=dtype), torch.empty(1, dtype=torch.int64)
+            self._float, self._integer = torch.empty(1, dtype=torch.float32), torch.empty(1, dtype=torch.int64)
 
-    def uniform(self, low: float, high: float) -> float:
-        return self._float.uniform_(low, high, generator=self._generator).item()
-
-    def exp_uniform(self, low: float, high: float) -> float:
-        return self._float.uniform_(low, high, generator=self._generator).exp_().item()
+    def uniform(self, low: float, high: float, exp: bool = False) -> float:
+        drawn = self._float.uniform_(low, high, generator=self._generator)
+        return (drawn.exp_() if exp else drawn).item()
 
     def integer(self, end: int) -> int:
         return int(self._integer.random_(0, end, generator=self._generator).item())
@@ -59,13 +78,13 @@ class NumbersAhead:
         self._floats: dict[tuple[float, float, bool], list[float]] = {}
         self._words: list[int] | None = None
 
-    def uniform(self, low: float, high: float) -> float:
-        """Return the number that ``uniform_(low, high)`` would draw."""
-        return self._float(low, high, False)
-
-    def exp_uniform(self, low: float, high: float) -> float:
-        """Return the number that ``uniform_(low, high).exp_()`` would yield."""
-        return self._float(low, high, True)
+    def uniform(self, low: float, high: float, exp: bool = False) -> float:
+        """Return the number that ``uniform_(low, high)`` would draw, or if ``exp`` its ``exp_()``."""
+        at, kind = self._next(), (low, high, exp)
+        if kind not in self._floats:
+            drawn = self._drawn(BLOCK, low, high)
+            self._floats[kind] = (drawn.exp_() if exp else drawn).tolist()
+        return self._floats[kind][at]
 
     def integer(self, end: int) -> int:
         """Return the number that ``random_(0, end)`` would draw, for ``end`` <= 2**27. Above, torch draws twice."""
@@ -77,13 +96,6 @@ class NumbersAhead:
             halves = pairs.numpy().view(np.uint64)[:, None] >> np.array([32, 0], np.uint64) & 0xFFFFFFFF
             self._words = halves.ravel().tolist()
         return self._words[at] % end
-
-    def _float(self, low: float, high: float, exp: bool) -> float:
-        at, kind = self._next(), (low, high, exp)
-        if kind not in self._floats:
-            drawn = self._drawn(BLOCK, low, high)
-            self._floats[kind] = (drawn.exp_() if exp else drawn).tolist()
-        return self._floats[kind][at]
 
     def _next(self) -> int:
         if self._at == BLOCK:
@@ -133,11 +145,101 @@ def are_alike_ahead() -> bool:
 def _draw_numbers(seed: int, is_ahead: bool) -> list[float]:
     """Return more than a block of numbers of all types, and the number after them."""
     generator = torch.Generator().manual_seed(seed)
-    numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(torch.float32, generator)
+    numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(generator)
     drawn: list[float] = []
     while len(drawn) < BLOCK + 40 * seed:  # each seed ends at a different position
-        drawn += [numbers.uniform(0.08, 1.0), numbers.exp_uniform(-seed, 0.3), numbers.integer(1 + len(drawn) ** 2)]
-        drawn += [numbers.uniform(0.0, 1.0)]
+        drawn += [numbers.uniform(0.08, 1.0), numbers.uniform(-seed, 0.3, exp=True)]
+        drawn += [numbers.integer(1 + len(drawn) ** 2), numbers.uniform(0.0, 1.0)]
     if isinstance(numbers, NumbersAhead):
         numbers.end()
     return [*drawn, torch.rand(1, generator=generator).item()]
+
+
+# --- draws of transforms ----------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=256)
+def meta_image(height: int, width: int) -> torch.Tensor:
+    """Return an image without data. torchvision's parameter code uses only its size."""
+    return torch.empty((3, height, width), device="meta")
+
+
+def bernoulli(p: float, closed: bool = False) -> bool:
+    """Return ``torch.rand(1) < p``, or if ``closed`` <=, compared in float32 as in torch, without a new tensor."""
+    ahead, p = in_thread.ahead, _in_float32(p)
+    drawn = torch.rand(1).item() if ahead is None else ahead.uniform(0.0, 1.0)
+    return drawn <= p if closed else drawn < p
+
+
+@functools.lru_cache(maxsize=64)
+def _in_float32(value: float) -> float:
+    return torch.tensor(value, dtype=torch.float32).item()
+
+
+def resized_crop_box(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
+    """Return a function that samples a box like RandomResizedCrop, and whether it may draw ahead."""
+    ours, theirs = _samplers(version, scale, ratio)
+    return (ours, True) if _matches_torchvision(version) else (theirs, False)
+
+
+def _samplers(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, BoxSampler]:
+    """Return the functions that sample a box here and in torchvision."""
+    low, high = torch.log(torch.tensor(ratio)).tolist()
+    ours = functools.partial(_fast_box, OneByOne(), scale, ratio, (low, high))
+    return ours, functools.partial(_torchvision_box, version, scale, ratio)
+
+
+@functools.cache
+def _matches_torchvision(version: Version) -> bool:
+    """Return whether the code below matches the installed torchvision."""
+    state, ahead, in_thread.ahead = torch.get_rng_state(), in_thread.ahead, None
+    try:
+        pairs = (_samplers(version, scale, ratio) for scale, ratio in RANGES)
+        return all(
+            _sample_boxes(ours, seed) == _sample_boxes(theirs, seed) for ours, theirs in pairs for seed in BOX_SEEDS
+        )
+    finally:
+        torch.set_rng_state(state)
+        in_thread.ahead = ahead
+
+
+def _sample_boxes(sample_box: BoxSampler, seed: int) -> list[float]:
+    """Return boxes in images of several sizes, and the next number of torch's generator."""
+    torch.default_generator.manual_seed(seed)
+    return [number for size in SIZES for number in sample_box(*size)] + [torch.rand(1).item()]
+
+
+def _fast_box(
+    one_by_one: OneByOne,
+    scale: Range,
+    ratio: Range,
+    log_ratio: Range,
+    height: int,
+    width: int,
+) -> tuple[int, int, int, int]:
+    numbers = in_thread.ahead or one_by_one
+    for _ in range(TRIES):
+        area = height * width * numbers.uniform(*scale)
+        aspect_ratio = numbers.uniform(*log_ratio, exp=True)
+        w, h = round(math.sqrt(area * aspect_ratio)), round(math.sqrt(area / aspect_ratio))
+        if 0 < w <= width and 0 < h <= height:
+            top = numbers.integer(height - h + 1)
+            left = numbers.integer(width - w + 1)
+            return top, left, h, w
+    h, w = height, width
+    if width / height < min(ratio):
+        h = round(width / min(ratio))
+    elif width / height > max(ratio):
+        w = round(height * max(ratio))
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _torchvision_box(
+    version: Version, scale: Range, ratio: Range, height: int, width: int
+) -> tuple[int, int, int, int]:
+    image = meta_image(height, width)
+    if version == "v1":
+        top, left, h, w = v1.RandomResizedCrop.get_params(image, list(scale), list(ratio))
+        return top, left, h, w
+    drawn = v2.RandomResizedCrop(1, scale, ratio).make_params([image])
+    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]

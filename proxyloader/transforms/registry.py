@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 from torch.nn.modules.module import _global_forward_hooks as _global_hooks
 from torch.nn.modules.module import _global_forward_pre_hooks as _global_pre_hooks
-from torchvision.transforms import Compose as ComposeV1
+from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .plan import Branch, ImageState, Step, Untranslatable, output_state
+from .plan import (
+    ImageState,
+    Kind,
+    OneOf,
+    ParamRow,
+    Size,
+    Translation,
+    Untranslatable,
+    Version,
+    in_sequence,
+    output_state,
+)
+from .random_numbers import bernoulli
 
-Rule = Callable[[Any, ImageState], Branch]
-"""Function that takes a transform and the state of the image before it, and returns its steps. It raises
-Untranslatable, or another ValueError or TypeError, if there are none; torchvision's code then runs."""
+Rule = Callable[[Any, ImageState], Translation]
+"""Function that takes a transform and the state of the image before it, and translates it. It raises Untranslatable, or
+another ValueError or TypeError, if there are no equivalent steps; torchvision's code then runs."""
 
-COMPOSES = (ComposeV1, v2.Compose)
+COMPOSES = (v1.Compose, v2.Compose)
+CONTAINERS = frozenset({*COMPOSES, v1.RandomApply, v2.RandomApply})
+"""Classes with inner transforms in ``.transforms``."""
 
 _METHODS = frozenset({"forward", "get_params", "make_params", "_get_params", "transform", "_transform"})
 """Methods of torchvision's classes that a transform may have of its own."""
@@ -29,95 +43,90 @@ RULES: dict[type, Rule] = {}
 
 
 def rule(*classes: type) -> Callable[[Rule], Rule]:
-    """Register a rule for classes of torchvision or timm, or of a test. Each class has only one."""
+    """Register a rule for classes of torchvision or timm."""
 
     def register(function: Rule) -> Rule:
-        for cls in classes:
-            if cls in RULES:
-                raise ValueError(f"{cls.__module__}.{cls.__name__} already has a rule: {RULES[cls].__name__}")
-            RULES[cls] = function
+        RULES.update(dict.fromkeys(classes, function))
         return function
 
     return register
 
 
-Container = Callable[[Any, Sequence[Branch]], Step]
-"""Function that takes a transform with inner transforms, and the steps of each of them. It returns one step for the
-whole transform."""
-
-CONTAINERS: dict[type, tuple[Container, bool]] = {}
-"""Containers by exact class, and whether the inner transforms are applied in sequence."""
-
-
-def container(*classes: type, in_sequence: bool = False) -> Callable[[Container], Container]:
-    """Register torchvision classes with inner transforms in ``.transforms``."""
-
-    def register(function: Container) -> Container:
-        CONTAINERS.update(dict.fromkeys(classes, (function, in_sequence)))
-        return function
-
-    return register
-
-
-def translate(transform: Any, state: ImageState) -> tuple[Branch, ImageState]:
-    """Return the steps of a transform of an image in this state, and the state after it.
+def translate(transform: Any, state: ImageState) -> tuple[Translation, ImageState]:
+    """Translate a transform of an image in this state. Return also the state after it.
 
     Raises:
         TypeError, ValueError: the transform, with its arguments and in this place, has no equivalent steps.
     """
-    steps = _translate(transform, state)
-    after = output_state(steps, state)
-    # Only v2 classes keep the class ``tv_tensors.Image``, except for ToPureTensor.
-    kinds = {type(each) for each in iter_inside(transform)} - {*COMPOSES}
-    keeps_class = all(issubclass(kind, v2.Transform) and not issubclass(kind, v2.ToPureTensor) for kind in kinds)
-    return steps, after if keeps_class else replace(after, pure=True)
-
-
-def _translate(transform: Any, state: ImageState) -> Branch:
-    kind = type(transform)
     if is_changed(transform):
         raise Untranslatable
-    if kind in COMPOSES:
-        return sum(_inside(transform, state), ())
-    if kind in CONTAINERS:
-        make, in_sequence = CONTAINERS[kind]
-        return (make(transform, _inside(transform, state, in_sequence)),)
-    if kind not in RULES:
+    if type(transform) in COMPOSES:
+        return translate_all(transform.transforms, state)
+    if type(transform) not in RULES:
         raise Untranslatable
-    return RULES[kind](transform, state)
+    translation = RULES[type(transform)](transform, state)
+    after = output_state(translation.steps, state)
+    return translation, after if _keeps_class(transform) else replace(after, pure=True)
 
 
-def _inside(transform: Any, state: ImageState, in_sequence: bool = True) -> list[Branch]:
-    """Return the steps of the inner transforms, each with the state of the image before it."""
-    branches: list[Branch] = []
-    for each in transform.transforms:
-        steps, after = translate(each, state)
-        branches.append(steps)
-        state = after if in_sequence else state
-    return branches
+def translate_all(transforms: Iterable[Any], state: ImageState) -> tuple[Translation, ImageState]:
+    """Translate transforms that are applied in sequence. Return also the state after them."""
+    parts = []
+    for each in transforms:
+        part, state = translate(each, state)
+        parts.append(part)
+    return in_sequence(parts), state
 
 
-def iter_inside(transform: Any) -> Iterator[Any]:
-    """Yield a transform and, recursively, its inner transforms."""
-    yield transform
-    if type(transform) in COMPOSES or type(transform) in CONTAINERS:
-        for each in transform.transforms:
-            yield from iter_inside(each)
+def _keeps_class(transform: Any) -> bool:
+    """Return whether a transform keeps the class ``tv_tensors.Image``, as only v2 does, except for ToPureTensor."""
+    keeps = isinstance(transform, (v2.Transform, *COMPOSES)) and not isinstance(transform, v2.ToPureTensor)
+    return keeps and all(map(_keeps_class, getattr(transform, "transforms", ())))
+
+
+def version_of(transform: Any) -> Version:
+    return "v2" if isinstance(transform, v2.Transform) else "v1"
+
+
+def arithmetic(transform: Any, kind: Kind) -> tuple[Kind, Version]:
+    """Return the kind and the version of a step of a transform. Only the arithmetic of tensors differs by version."""
+    return kind, version_of(transform) if kind == "tensor" else "v2"
+
+
+def at_random(transform: Any, inner: Translation, closed: bool = False) -> Translation:
+    """Return the translation of a class that applies the inner steps with probability ``transform.p``.
+
+    ``closed``: whether it applies them if the random number equals ``p``, as only v1.RandomApply does.
+    """
+    p, choice = float(transform.p), OneOf(((), inner.steps))
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        is_applied = bernoulli(p, closed)
+        return choice.take(is_applied, inner.sample if is_applied else None, size, row)
+
+    return Translation((choice,), sample, inner.draws or "ahead")
+
+
+@rule(v1.RandomApply, v2.RandomApply)
+def random_apply(transform: Any, state: ImageState) -> Translation:
+    inner, _ = translate_all(transform.transforms, state)
+    return at_random(transform, inner, closed=version_of(transform) == "v1")
 
 
 def is_changed(transform: Any) -> bool:
     """Return whether torch calls more than the methods of the class: hooks, or methods set on the instance."""
     own = getattr(transform, "__dict__", {})
     has_hooks = own.get("_forward_hooks") or own.get("_forward_pre_hooks") or _global_hooks or _global_pre_hooks
-    return bool(has_hooks) or not _METHODS.isdisjoint(own)
+    if has_hooks or not _METHODS.isdisjoint(own):
+        return True
+    return type(transform) in CONTAINERS and any(map(is_changed, transform.transforms))
 
 
 @functools.cache
 def load_timm_rules() -> None:
     """Import the rules for timm, which import timm. Versions before 1.0.16 have none."""
     try:
-        for name in ("timm", "timm_auto_augment"):
-            importlib.import_module(f".{name}", __package__)
+        importlib.import_module(".timm", __package__)
     except (ImportError, AttributeError) as error:
         missing = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
         if not str(missing).startswith("timm"):  # an error of this package

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import numpy as np
 import PIL
@@ -17,28 +17,13 @@ from torchvision.transforms import functional as F
 from torchvision.transforms import transforms as v1
 from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resize_on_cpu as resizes_integers
 
-from .geometry import Crop, IndexSelect, RandomResizedRegion, as_pair
-from .params import Version, version_of
-from .plan import Branch, ImageState, ParamRow, Size, Step, Untranslatable
-from .registry import rule
+from .geometry import IndexSelect, as_pair, cropping
+from .plan import ImageState, ParamRow, Size, Step, Translation, Untranslatable, Version, in_sequence
+from .random_numbers import resized_crop_box
+from .registry import rule, version_of
 
 
-class NewSize(Protocol):
-    """The target size of a resize."""
-
-    @property
-    def fixed(self) -> Size | None:
-        """(height, width) in pixels if it is the same for every image; otherwise None."""
-
-    @property
-    def min_edge(self) -> int:
-        """Shorter edge, in pixels, of the smallest target size for a square image."""
-
-    def resolve(self, size: Size) -> Size: ...
-
-
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """The target size given by the arguments of torchvision's Resize.
 
     Attributes:
@@ -49,22 +34,13 @@ class Target:
     size: tuple[int, ...] | None
     max_size: int | None = None
 
-    @property
-    def fixed(self) -> Size | None:
-        return self.size if self.size is not None and len(self.size) == 2 else None
-
-    @property
-    def min_edge(self) -> int:
-        return min(self.size) if self.size else self.max_size or 0
-
     def resolve(self, size: Size) -> Size:
-        return self.fixed or _output_size(size, self.size, self.max_size)
-
-
-def _output_size(size: Size, wanted: Sequence[int] | None, max_size: int | None = None) -> Size:
-    """Return the output size of torchvision's Resize for an image of ``size``. See Target for the other arguments."""
-    height, width = F._compute_resized_output_size(size, wanted, max_size, allow_size_none=True)
-    return height, width
+        """Return the size of an image of ``size`` after the resize."""
+        wanted = self.size
+        if wanted is None or len(wanted) == 1:
+            wanted = F._compute_resized_output_size(size, wanted, self.max_size, allow_size_none=True)
+        height, width = wanted
+        return height, width
 
 
 Filter = Literal["bilinear", "bicubic", "lanczos"]
@@ -74,29 +50,12 @@ Nearest = Literal["pil", "nearest", "nearest-exact"]
 Line = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class ResizeStep(Step):
-    """Base class of the steps that implement ``functional.resize``."""
-
-    to: NewSize
-
-    def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, size=self.to.fixed)
-
-    def new_size(self, size: Size) -> Size:
-        """Return the size after the step. Raise Untranslatable if a side is 0."""
-        new_size = self.to.resolve(size)
-        if 0 in new_size:
-            raise Untranslatable
-        return new_size
-
-
 LARGE_EDGE = 128
 """Minimum length of the shorter edge, in pixels, of images that DALI resizes."""
 
 
 @dataclass(frozen=True)
-class Resize(ResizeStep):
+class Resize(Step):
     """``functional.resize`` with a filter, so that pixels are weighted means. Parameters: the new height and width.
 
     Attributes:
@@ -104,29 +63,18 @@ class Resize(ResizeStep):
         antialias: whether the filter is widened for downscaling.
         rounding: library that resizes one side, rounds to integers and then resizes the other side; None: no rounding,
             as in torchvision for floats.
-        is_crop: whether the image is the crop of a RandomResizedCrop.
+        in_dali: whether DALI resizes as fast as torchvision, with few differences.
     """
 
     interpolation: Filter = "bilinear"
     antialias: bool = True
     rounding: Literal["pil", "torch", None] = "pil"
-    is_crop: bool = False
-
+    in_dali: bool = False
     num_params: ClassVar[int] = 2
 
     @property
     def needs_kernels(self) -> bool:
-        # DALI repeats the outermost pixels, where torchvision truncates the filter: small images show it, and Lanczos
-        # carries it far into an image. And it is slow if the width shrinks more than the height, as when most photos
-        # become squares.
-        has_inexact_edges = self.antialias and (self.to.min_edge < LARGE_EDGE or self.interpolation == "lanczos")
-        is_to_one_size = self.to.fixed is not None and not self.is_crop
-        return has_inexact_edges or is_to_one_size or self.rounding == "torch"
-
-    def sample_params(self, size: Size, row: list[float]) -> Size:
-        new_size = self.new_size(size)
-        row.extend(new_size)
-        return new_size
+        return not self.in_dali
 
 
 def pillow_resizes_height_first(size: Any, new_size: Any) -> Any:
@@ -144,28 +92,12 @@ def pillow_resizes_height_first(size: Any, new_size: Any) -> Any:
 PILLOW_RELEASE = tuple(map(int, PIL.__version__.split(".")[:2]))
 
 
-@dataclass(frozen=True)
-class ResizeNearest(ResizeStep):
-    """``functional.resize`` by selecting rows and columns of the image.
+def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, Line]:
+    """Return the rows and columns that nearest interpolation selects, (new height,) and (new width,).
 
     Pillow accumulates many small steps; torch multiplies in float32, differently for small and large images. So a
-    position on the boundary of two pixels may be rounded to either. The worker therefore resizes a line of indices with
-    the same library.
+    position on the boundary of two pixels may be rounded to either, and the same library resizes a line of indices.
     """
-
-    nearest: Nearest = "pil"
-
-    @property
-    def operations(self) -> Branch:
-        return (IndexSelect(),)
-
-    def sample_params(self, size: Size, row: ParamRow) -> Size:
-        new_size = self.new_size(size)
-        return IndexSelect().put(*nearest_pixels(size, new_size, self.nearest), row)
-
-
-def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, Line]:
-    """Return the rows and columns that nearest interpolation selects, (new height,) and (new width,)."""
     rows, columns = (np.arange(count, dtype=np.float32) for count in size)
     if nearest == "pil":
         return _pillow_nearest(rows, new_size[0]), _pillow_nearest(columns, new_size[1])
@@ -180,50 +112,76 @@ def _pillow_nearest(line: Line, new_count: int) -> Line:
 
 
 @rule(v1.Resize, v2.Resize)
-def resize(transform: Any, state: ImageState) -> Branch:
-    return (resize_like(parse_size(transform.size, transform.max_size), transform, state),)
+def resize(transform: Any, state: ImageState) -> Translation:
+    return resize_like(parse_size(transform.size, transform.max_size), transform, state)
 
 
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
-def random_resized_crop(transform: Any, state: ImageState) -> Branch:
-    scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
-    region = RandomResizedRegion(scale, ratio, version_of(transform))
-    return Crop(region), resize_like(Target(as_pair(transform.size)), transform, state, is_crop=True)
+def random_resized_crop(transform: Any, state: ImageState) -> Translation:
+    (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
+    box, is_ours = resized_crop_box(version_of(transform), (low, high), (narrow, wide))
+    resized = resize_like(Target(as_pair(transform.size)), transform, state, is_crop=True)
+    return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "torch"), resized])
 
 
-def parse_size(size: Any, max_size: int | None = None) -> NewSize:
+def parse_size(size: Any, max_size: int | None = None) -> Target:
     """Return the target size given by ``size`` and ``max_size`` of torchvision's Resize."""
-    if not all(side is None or isinstance(side, numbers.Integral) for side in np.atleast_1d(np.array(size, object))):
+    sides = size if isinstance(size, Sequence) else [size]
+    if len(sides) > 2 or not all(each is None or isinstance(each, numbers.Integral) for each in sides):
         raise Untranslatable
-    if isinstance(size, Sequence) and len(size) == 2:
-        if max_size is not None:
-            raise Untranslatable
+    if len(sides) == 2 and max_size is None:
         return Target(as_pair(size))
-    shorter = int(size[0]) if isinstance(size, Sequence) else size
-    if shorter is not None and shorter < 1:
+    (shorter,) = sides
+    if shorter is not None and (shorter < 1 or (max_size is not None and max_size <= shorter)):
         raise Untranslatable
-    if shorter is not None and max_size is not None and max_size <= shorter:
-        raise Untranslatable
-    return Target(None if shorter is None else (shorter,), max_size)
+    return Target(None if shorter is None else (int(shorter),), max_size)
 
 
-def resize_like(to: NewSize, transform: Any, state: ImageState, is_crop: bool = False) -> Step:
-    """Return a resize step with the interpolation and antialias of a transform."""
-    return resize_to(to, transform.interpolation, transform.antialias, state, version_of(transform), is_crop)
+def resize_like(target: Target, transform: Any, state: ImageState, is_crop: bool = False) -> Translation:
+    """Return the translation of a resize with the interpolation and antialias of a transform."""
+    how = transform.interpolation, transform.antialias, state, version_of(transform)
+    return resizing(target, resize_step(*how), is_crop)
 
 
-def resize_to(
-    to: NewSize,
-    interpolation: Any,
-    antialias: bool | None,
-    state: ImageState,
-    version: Version = "v1",
-    is_crop: bool = False,
-) -> Resize | ResizeNearest:
+def resizing(target: Target, step: Resize | Nearest, is_crop: bool = False) -> Translation:
+    """Return the translation of a resize. ``is_crop``: whether the image is the crop of a RandomResizedCrop."""
+
+    def new_size(size: Size) -> Size:
+        found = target.resolve(size)
+        if 0 in found:
+            raise Untranslatable
+        return found
+
+    def select(size: Size, row: ParamRow) -> Size:
+        found = new_size(size)
+        row.extend((*found, row.attach(np.concatenate(nearest_pixels(size, found, step)))))  # type: ignore[arg-type]
+        return found
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        found = new_size(size)
+        row.extend(found)
+        return found
+
+    if not isinstance(step, Resize):
+        return Translation((IndexSelect(),), select)
+    # DALI repeats the outermost pixels, where torchvision truncates the filter: small images show it, and Lanczos
+    # carries it far into an image. And it is slow if the width shrinks more than the height, as when most photos become
+    # squares.
+    min_edge = min(target.size) if target.size else target.max_size or 0
+    has_inexact_edges = step.antialias and (min_edge < LARGE_EDGE or step.interpolation == "lanczos")
+    is_to_one_size = target.size is not None and len(target.size) == 2 and not is_crop
+    in_dali = not has_inexact_edges and not is_to_one_size and step.rounding != "torch"
+    return Translation((replace(step, in_dali=in_dali),), sample)
+
+
+def resize_step(
+    interpolation: Any, antialias: bool | None, state: ImageState, version: Version = "v1"
+) -> Resize | Nearest:
+    """Return the step of a resize with a filter, or how the nearest pixel is selected."""
     mode = interpolation_value(interpolation)
     if mode in ("nearest", "nearest-exact"):
-        return ResizeNearest(to, "pil" if state.kind == "pil" else mode)  # type: ignore[arg-type]
-    if mode not in ("bilinear", "bicubic", "lanczos") or (state.kind == "tensor" and mode == "lanczos"):
+        return "pil" if state.kind == "pil" else mode  # type: ignore[return-value]
+    if mode not in get_args(Filter) or (state.kind == "tensor" and mode == "lanczos"):
         raise Untranslatable
     # torchvision always antialiases PIL images, regardless of the argument. For tensors, None means False.
     smooth = True if state.kind == "pil" else bool(antialias)
@@ -231,8 +189,8 @@ def resize_to(
     has_integers = version == "v2" and state.dtype == "uint8" and resizes_integers(InterpolationMode(mode))
     if mode == "bicubic" and not smooth:
         raise Untranslatable
-    rounding = "pil" if state.kind == "pil" else "torch" if has_integers else None
-    return Resize(to, mode, smooth, rounding, is_crop)  # type: ignore[arg-type]
+    rounding: Literal["pil", "torch", None] = "pil" if state.kind == "pil" else "torch" if has_integers else None
+    return Resize(mode, smooth, rounding)  # type: ignore[arg-type]
 
 
 def interpolation_value(interpolation: Any) -> str:

@@ -1,106 +1,71 @@
-"""timm's transforms: crops, resizes, conversions, erasing. The registry imports this module when first needed.
+"""timm's transforms: crops, conversions, erasing, automatic augmentation. The registry imports it when first needed.
 
-timm's own code draws random parameters, or they are drawn in the same order, mostly from Python's generator.
+timm's own code draws random parameters, mostly from Python's generator. That of automatic augmentation and erasing runs
+on a stand-in for the image, which records the calls.
 """
 
 from __future__ import annotations
 
-import functools
+import copy
 import random
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
+import numpy as np
 import torch
-from timm.data import random_erasing, transforms
+from timm.data import auto_augment, random_erasing, transforms
 
-from .augment import Erase, EraseByColor, EraseWithNoise, to_hwc
-from .geometry import Box, Crop, Region, as_pair
-from .params import meta_image
-from .plan import Branch, Draws, ImageState, OneOf, ParamRow, Size, Step, Untranslatable
+from . import color
+from .augment import BoxBlur, Erase, EraseWithNoise, to_hwc
+from .auto_augment import Blend, BranchParams, Mixture, put_chain
+from .geometry import Box, as_fill, as_pair, cropping
+from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
+from .random_numbers import meta_image
 from .registry import rule
-from .resize import NewSize, Resize, ResizeNearest, Target, resize_to
-from .type_conversion import ToFloat, ToTensor, pil_to_tensor, tensor_already
-from .type_conversion import to_tensor as to_scaled_tensor
-
-
-@dataclass(frozen=True)
-class RandomResizedRegion(Region):
-    """The box of RandomResizedCropAndInterpolation."""
-
-    scale: tuple[float, ...]
-    ratio: tuple[float, ...]
-    inside = True
-    draws = True
-
-    def box(self, height: int, width: int) -> Box:
-        drawn = transforms.RandomResizedCropAndInterpolation.get_params(
-            meta_image(height, width), self.scale, self.ratio
-        )
-        top, left, new_height, new_width = drawn
-        _check_not_empty((height, width), (new_height, new_width))
-        return top, left, new_height, new_width
-
-
-def _check_not_empty(size: Size, new_size: Size) -> None:
-    if min(new_size) <= 0:  # Pillow also rejects empty images, with another message
-        raise Untranslatable
-
-
-def _require_pil(state: ImageState) -> None:
-    if state.kind != "pil":
-        raise Untranslatable
-
-
-@dataclass(frozen=True)
-class RandomInterpolation(Step):
-    """Resize with a random interpolation. The size is sampled first and is the same for all interpolations."""
-
-    resizes: tuple[Resize | ResizeNearest, ...]
-
-    @property
-    def operations(self) -> Branch:
-        return (OneOf(tuple((each,) for each in self.resizes)),)
-
-    draws: ClassVar[bool] = True
-
-    def sample_params(self, size: Size, row: ParamRow) -> Size:
-        to = Target(self.resizes[0].to.resolve(size))
-        chosen = random.choice(range(len(self.resizes)))
-        return OneOf(tuple((replace(each, to=to),) for each in self.resizes)).take(chosen, size, row)
-
-
-def _resize_to(to: NewSize, interpolation: Any, state: ImageState, is_crop: bool = False) -> Step:
-    is_drawn = isinstance(interpolation, (tuple, list))
-    each = interpolation if is_drawn else [interpolation]
-    resizes = tuple(resize_to(to, one, True, state, is_crop=is_crop) for one in each)
-    return RandomInterpolation(resizes) if is_drawn else resizes[0]
+from .resize import Target, interpolation_value, resize_step, resizing
+from .type_conversion import pil_to_tensor, to_tensor
+from .warp import Affine, rotation
 
 
 @rule(transforms.RandomResizedCropAndInterpolation)
-def random_resized_crop(transform: Any, state: ImageState) -> Branch:
-    _require_pil(state)
-    region = RandomResizedRegion(tuple(map(float, transform.scale)), tuple(map(float, transform.ratio)))
-    return Crop(region), _resize_to(Target(as_pair(transform.size)), transform.interpolation, state, is_crop=True)
+def random_resized_crop(transform: Any, state: ImageState) -> Translation:
+    if state.kind != "pil":
+        raise Untranslatable
+    scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
+    target, modes = Target(as_pair(transform.size)), transform.interpolation
+    is_drawn = isinstance(modes, (tuple, list))
+    resizes = [
+        resizing(target, resize_step(mode, True, state), is_crop=True) for mode in (modes if is_drawn else [modes])
+    ]
+
+    def box(height: int, width: int) -> Box:
+        drawn = transforms.RandomResizedCropAndInterpolation.get_params(meta_image(height, width), scale, ratio)
+        top, left, new_height, new_width = drawn
+        if min(new_height, new_width) <= 0:  # Pillow also rejects empty images, with another message
+            raise Untranslatable
+        return top, left, new_height, new_width
+
+    choice = OneOf(tuple(each.steps for each in resizes))
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        chosen = random.choice(range(len(resizes)))
+        return choice.take(chosen, resizes[chosen].sample, size, row)
+
+    resized = Translation((choice,), sample, "any") if is_drawn else resizes[0]
+    return in_sequence([cropping(box, inside=True, draws="any"), resized])
 
 
 @rule(transforms.MaybeToTensor)
-def maybe_to_tensor(transform: Any, state: ImageState) -> Branch:
-    return to_scaled_tensor(transform, state) if state.kind == "pil" else ()
+def maybe_to_tensor(transform: Any, state: ImageState) -> Translation:
+    return to_tensor(transform, state) if state.kind == "pil" else Translation()
 
 
 @rule(transforms.MaybePILToTensor)
-def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Branch:
-    return pil_to_tensor(transform, state) if state.kind == "pil" else ()
+def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Translation:
+    return pil_to_tensor(transform, state) if state.kind == "pil" else Translation()
 
 
-@rule(transforms.ToTensor)
-def to_tensor(transform: Any, state: ImageState) -> Branch:
-    """Translate timm's ToTensor, which does not divide by 255."""
-    if state.kind == "tensor":
-        return tensor_already(transform)
-    if transform.dtype not in (torch.float32, torch.uint8):
-        raise Untranslatable
-    return (ToTensor(), ToFloat(scale=False)) if transform.dtype is torch.float32 else (ToTensor(),)
+# --- erasing ----------------------------------------------------------------------------------------------------------
 
 
 class _BoxRecorder:
@@ -115,46 +80,180 @@ class _BoxRecorder:
             self.boxes.append(((top, left, bottom - top, right - left), value))
 
 
-@functools.lru_cache(maxsize=64)
-def _eraser(mode: str, others: tuple[tuple[str, Any], ...]) -> Any:
-    transform = random_erasing.RandomErasing(mode=mode, device="cpu")
-    vars(transform).update(others)
-    return transform
-
-
-@dataclass(frozen=True)
-class RandomErasing(Draws[OneOf]):
-    """Draws of timm's RandomErasing: no box, or the second branch, which erases the maximum number of boxes."""
-
-    mode: str
-    others: tuple[tuple[str, Any], ...]
-    channels: int
-    draws: ClassVar[bool] = True
-
-    def sample_params(self, size: Size, row: ParamRow) -> Size:
-        erased = _BoxRecorder()
-        _eraser(self.mode, self.others)._erase(erased, self.channels, *size, torch.float32)
-        numbers: list[float] = []
-        most = len(self.step.branches[1])
-        unused = [((0, 0, 0, 0), torch.zeros((self.channels, 1, 1)))] * (most - len(erased.boxes))
-        for box, value in [*erased.boxes, *unused] if erased.boxes else []:
-            numbers.extend(box)
-            if self.mode == "rand":
-                numbers.extend(value.reshape(-1).tolist())
-            elif self.mode == "pixel":
-                numbers.append(row.attach(to_hwc(value)))
-        self.step.put(int(bool(numbers)), row, *numbers)
-        return size
-
-
 @rule(random_erasing.RandomErasing)
-def erase_at_random(transform: Any, state: ImageState) -> Branch:
-    is_noise_of_levels = transform.mode in ("rand", "pixel") and state.dtype != "float32"
+def erase_at_random(transform: Any, state: ImageState) -> Translation:
+    """Translate RandomErasing to no box, or a second branch that erases the maximum number of boxes."""
+    mode, channels = transform.mode, state.channels
+    is_noise_of_levels = mode in ("rand", "pixel") and state.dtype != "float32"
     if state.kind == "pil" or str(transform.device) != "cpu" or is_noise_of_levels:
         raise Untranslatable
-    kinds: dict[str, EraseByColor | EraseWithNoise] = {"rand": EraseByColor(state.channels), "pixel": EraseWithNoise()}
-    erase = kinds.get(transform.mode) or Erase((0.0,) * state.channels)
-    names = ("probability", "min_area", "max_area", "log_aspect_ratio", "min_count", "max_count")
-    others = tuple((name, getattr(transform, name)) for name in names)
-    boxes = OneOf(((), (erase,) * int(transform.max_count)))
-    return (RandomErasing(boxes, transform.mode, others, state.channels),)
+    most, erase = int(transform.max_count), EraseWithNoise() if mode == "pixel" else Erase(channels)
+    choice = OneOf(((), (erase,) * most))
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        erased = _BoxRecorder()
+        transform._erase(erased, channels, *size, torch.float32)
+        numbers: list[float] = []
+        unused = [((0, 0, 0, 0), torch.zeros((channels, 1, 1)))] * (most - len(erased.boxes))
+        for box, value in [*erased.boxes, *unused] if erased.boxes else []:
+            numbers.extend(box)
+            numbers.extend([row.attach(to_hwc(value))] if mode == "pixel" else value.reshape(-1).tolist())
+        choice.put(int(bool(numbers)), row, *numbers)
+        return size
+
+    return Translation((choice,), sample, "any")
+
+
+# --- automatic augmentation -------------------------------------------------------------------------------------------
+
+
+COLORS: dict[Any, Step] = {
+    auto_augment.auto_contrast: color.Autocontrast(),
+    auto_augment.brightness: color.Brightness(),
+    auto_augment.color: color.Saturation(),
+    auto_augment.contrast: color.Contrast(),
+    auto_augment.desaturate: color.Saturation(),
+    auto_augment.equalize: color.Equalize(),
+    auto_augment.invert: color.Invert(),
+    auto_augment.posterize: color.Posterize(),
+    auto_augment.sharpness: color.Sharpness(),
+    auto_augment.solarize: color.Solarize(),
+    auto_augment.solarize_add: color.SolarizeAdd(),
+}
+"""timm's functions without random numbers of their own, and the equivalent steps."""
+
+BLURS = (auto_augment.gaussian_blur, auto_augment.gaussian_blur_rand)
+WARPS = (
+    auto_augment.rotate,
+    auto_augment.shear_x,
+    auto_augment.shear_y,
+    auto_augment.translate_x_abs,
+    auto_augment.translate_x_rel,
+    auto_augment.translate_y_abs,
+    auto_augment.translate_y_rel,
+)
+"""timm's functions that draw an interpolation. The BLURS draw a radius."""
+
+
+def _warp(resample: Any, fill: Sequence[float]) -> Affine:
+    mode = interpolation_value(resample)
+    if mode in ("nearest", "bilinear", "bicubic"):
+        return Affine(mode, tuple(fill))  # type: ignore[arg-type]
+    raise Untranslatable
+
+
+class _Recorder:
+    """Stand-in for a PIL image that records the operations of timm's functions."""
+
+    def __init__(self, size: Size) -> None:
+        self._size, self.size = size, (size[1], size[0])
+        self.calls: list[tuple[Step, Sequence[float]]] = []
+
+    def transform(self, _: Any, __: Any, matrix: Sequence[float], resample: Any, fillcolor: Any) -> _Recorder:
+        warp = _warp(resample, fillcolor)
+        return self.record(warp, (*self._size, *matrix))
+
+    def rotate(self, degrees: float, resample: Any, fillcolor: Any) -> _Recorder:
+        warp = _warp(resample, fillcolor)
+        return self.record(warp, rotation(self._size, degrees, warp))
+
+    def filter(self, blur: Any) -> _Recorder:
+        return self.record(BoxBlur(), (blur.radius,))
+
+    def record(self, step: Step, numbers: Sequence[float]) -> _Recorder:
+        self.calls.append((step, numbers))
+        return self
+
+    def chain(self, choice: OneOf) -> list[BranchParams]:
+        return [(choice.branches.index((step,)), numbers) for step, numbers in self.calls]
+
+
+def _recorded(function: Any) -> Any:
+    """Return a function that records a call of one of timm's functions instead of running it."""
+    if function not in COLORS:
+        return function
+
+    def record(image: _Recorder, *numbers: float, **_: Any) -> _Recorder:
+        if function is auto_augment.desaturate:
+            numbers = (min(1.0, max(0.0, 1.0 - numbers[0])),)
+        is_identity = function is auto_augment.posterize and numbers[0] >= 8
+        return image if is_identity else image.record(COLORS[function], numbers)
+
+    return record
+
+
+def _prepare(operations: Iterable[Any], state: ImageState) -> tuple[list[Any], list[Step]]:
+    """Return copies of timm's operations that record what they do, and the equivalent steps."""
+    made: list[Any] = []
+    steps: list[Step] = []
+    if state.kind != "pil" or state.channels != 3:
+        raise Untranslatable
+    for each in operations:
+        if type(each) is not auto_augment.AugmentOp or each.aug_fn not in {*COLORS, *BLURS, *WARPS}:
+            raise Untranslatable
+        fill, resample = as_fill(each.kwargs["fillcolor"], state), each.kwargs["resample"]
+        if each.aug_fn in WARPS:
+            steps += [_warp(mode, fill) for mode in (resample if isinstance(resample, (tuple, list)) else (resample,))]
+        else:
+            steps.append(COLORS.get(each.aug_fn, BoxBlur()))
+        operation = copy.copy(each)
+        operation.aug_fn, operation.kwargs = _recorded(each.aug_fn), {**each.kwargs, "fillcolor": fill}
+        made.append(operation)
+    return made, steps
+
+
+def _one_of(steps: Iterable[Step]) -> OneOf:
+    """Return a choice between no step and each of the steps."""
+    return OneOf(((), *((step,) for step in dict.fromkeys(steps))))
+
+
+def _automatic(apply: Callable[[Any], Any], steps: Iterable[Step], layers: int) -> Translation:
+    """Return the translation of consecutive operations. ``layers``: their maximum number for one image."""
+    choice = _one_of(steps)
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        image = _Recorder(size)
+        apply(image)
+        put_chain(choice, image.chain(choice), layers, row)
+        return size
+
+    return Translation((choice,) * layers, sample, "any")
+
+
+@rule(auto_augment.AutoAugment)
+def auto_augment_policy(transform: Any, state: ImageState) -> Translation:
+    prepared = [_prepare(operations, state) for operations in transform.policy]
+    policy = auto_augment.AutoAugment([made for made, _ in prepared])
+    layers = max(len(made) for made in policy.policy)
+    return _automatic(policy, [step for _, steps in prepared for step in steps], layers)
+
+
+@rule(auto_augment.RandAugment)
+def rand_augment(transform: Any, state: ImageState) -> Translation:
+    made, steps = _prepare(transform.ops, state)
+    layers = int(transform.num_layers)
+    return _automatic(auto_augment.RandAugment(made, layers, transform.choice_weights), steps, layers)
+
+
+@rule(auto_augment.AugMixAugment)
+def aug_mix(transform: Any, state: ImageState) -> Translation:
+    if transform.blended:
+        raise Untranslatable
+    made, steps = _prepare(transform.ops, state)
+    # A depth of zero or less is a random number from 1 to 3 for each chain.
+    choice, alpha, width, depth = _one_of(steps), transform.alpha, int(transform.width), int(transform.depth)
+    most = depth if depth > 0 else 3
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        weights = np.float32(np.random.dirichlet([alpha] * width))
+        share = np.float32(np.random.beta(alpha, alpha))
+        row.extend([float(share), 0.0, *weights.tolist()])
+        for _ in range(width):
+            image = _Recorder(size)
+            for operation in np.random.choice(made, depth if depth > 0 else np.random.randint(1, 4), replace=True):
+                operation(image)
+            put_chain(choice, image.chain(choice), most, row)
+        return size
+
+    blend = Blend((Mixture(((choice,) * most,) * width),))
+    return Translation((blend,), sample, "any")

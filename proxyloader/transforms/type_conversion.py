@@ -10,10 +10,9 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
-from .geometry import CenterRegion, Crop, as_pair
-from .params import Version, version_of
-from .plan import Branch, ImageState, MemoryOrder, Step, Untranslatable, output_state
-from .registry import rule
+from .geometry import center_cropping
+from .plan import ImageState, MemoryOrder, Step, Translation, Untranslatable, Version, in_sequence
+from .registry import rule, version_of
 from .resize import parse_size, resize_like
 
 
@@ -58,66 +57,62 @@ class Normalize(Step):
 
 
 @rule(v1.ToTensor, v2.ToTensor)
-def to_tensor(transform: Any, state: ImageState) -> Branch:
+def to_tensor(transform: Any, state: ImageState) -> Translation:
     if state.kind == "tensor":
         return tensor_already(transform)
     if torch.get_default_dtype() is not torch.float32:
         raise Untranslatable
-    return ToTensor("CHW"), ToFloat(scale=True)
+    return Translation((ToTensor("CHW"), ToFloat(scale=True)))
 
 
 @rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
-def pil_to_tensor(transform: Any, state: ImageState) -> Branch:
+def pil_to_tensor(transform: Any, state: ImageState) -> Translation:
     if state.kind == "tensor":
         return tensor_already(transform)
-    return (ToTensor(pure=not isinstance(transform, v2.ToImage)),)
+    return Translation((ToTensor(pure=not isinstance(transform, v2.ToImage)),))
 
 
-def tensor_already(transform: Any) -> Branch:
+def tensor_already(transform: Any) -> Translation:
     """Return no steps for v2 classes, which leave tensors unchanged. v1 classes raise an error in torchvision."""
     if isinstance(transform, v2.Transform):
-        return ()
+        return Translation()
     raise Untranslatable
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
-def convert_image_dtype(transform: Any, state: ImageState) -> Branch:
+def convert_image_dtype(transform: Any, state: ImageState) -> Translation:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
         raise Untranslatable
     return _to_dtype(transform.dtype, True, state, version_of(transform))
 
 
 @rule(v2.ToDtype)
-def to_dtype(transform: Any, state: ImageState) -> Branch:
+def to_dtype(transform: Any, state: ImageState) -> Translation:
     return _to_dtype(transform.dtype, bool(transform.scale), state, "v2")
 
 
 @rule(v2.Identity, v2.ToPureTensor)
-def as_it_is(transform: Any, state: ImageState) -> Branch:
+def as_it_is(transform: Any, state: ImageState) -> Translation:
     """Return no steps. ToPureTensor only changes the class of a tensor, and batches are plain tensors anyway."""
-    return ()
+    return Translation()
 
 
-def _to_dtype(dtype: Any, scale: bool, state: ImageState, version: Version = "v1") -> Branch:
-    if state.kind == "pil":  # v2 classes leave PIL images unchanged
-        return ()
+def _to_dtype(dtype: Any, scale: bool, state: ImageState, version: Version) -> Translation:
+    if state.kind == "pil" or dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
+        return Translation()
     if dtype is torch.float32:
-        return (ToFloat(scale, version),) if state.dtype == "uint8" else ()
-    if dtype is torch.uint8 and state.dtype == "uint8":
-        return ()
+        return Translation((ToFloat(scale, version),))
     raise Untranslatable
 
 
 @rule(v1.Normalize, v2.Normalize)
-def normalize(transform: Any, state: ImageState) -> Branch:
+def normalize(transform: Any, state: ImageState) -> Translation:
     if state.dtype != "float32":
         raise Untranslatable
-    return (normalization(transform.mean, transform.std, state),)
+    return Translation((normalization(transform.mean, transform.std, state),))
 
 
 def _as_floats(values: Any) -> tuple[float, ...]:
-    if isinstance(values, (list, tuple)) and all(type(value) is float for value in values):  # faster
-        return tuple(values)
     if isinstance(values, torch.Tensor) and values.requires_grad:
         raise Untranslatable
     return tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist())
@@ -131,10 +126,9 @@ def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
 
 
 @rule(ImageClassification)
-def image_classification(transform: Any, state: ImageState) -> Branch:
+def image_classification(transform: Any, state: ImageState) -> Translation:
     """Translate the preset of torchvision's weights: resize, center crop, conversion to float, normalization."""
-    crop = Crop(CenterRegion(as_pair(transform.crop_size)), (0.0,) * state.channels)
-    conversion = (ToTensor(),) if state.kind == "pil" else ()
-    steps: Branch = (resize_like(parse_size(transform.resize_size), transform, state), crop, *conversion)
-    steps += _to_dtype(torch.float32, True, output_state(steps, state))
-    return *steps, *normalize(transform, output_state(steps, state))
+    resized = resize_like(parse_size(transform.resize_size), transform, state)
+    conversion = (ToTensor(),) * (state.kind == "pil") + (ToFloat(scale=True),) * (state.dtype == "uint8")
+    last = *conversion, normalization(transform.mean, transform.std, state)
+    return in_sequence([resized, center_cropping(transform.crop_size, state), Translation(last)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from PIL import Image
@@ -13,8 +14,7 @@ from torchvision.transforms import functional as F
 from torchvision.transforms.v2.functional import _geometry as F2
 
 from .geometry import as_fill
-from .params import Version, arithmetic_of
-from .plan import ImageState, Kind, Size, Step, Untranslatable
+from .plan import ImageState, Kind, Size, Step, Untranslatable, Version
 from .resize import interpolation_value
 
 Matrix = tuple[float, ...]
@@ -67,12 +67,15 @@ def rotation(
     center: Sequence[float] | None = None,
     version: Version = "v1",
 ) -> list[float]:
-    """Return the parameters of ``functional.rotate`` for ``warp``. ``angle`` is in degrees."""
-    if warp.kind == "pil":
-        recorder = _RotationRecorder(size)
-        Image.Image.rotate(recorder, angle, expand=expand, center=center)  # type: ignore[arg-type]
-        return [*recorder.new_size, *recorder.matrix]
+    """Return the parameters of ``functional.rotate`` for ``warp``. ``angle`` is in degrees.
+
+    ``expand`` and ``center`` are of tensors only.
+    """
     height, width = size
+    if warp.kind == "pil":
+        stand_in = SimpleNamespace(size=(width, height), transform=lambda size, method, matrix, *_, **__: matrix)
+        # With a center, Pillow does not transpose images by right angles, which has the same pixels.
+        return [*size, *Image.Image.rotate(stand_in, angle, center=(width / 2, height / 2))]  # type: ignore[arg-type,misc]
     middle = (0.0, 0.0) if center is None else (center[0] - width * 0.5, center[1] - height * 0.5)
     angle = angle % 360 if version == "v2" else angle
     matrix = INVERSE_AFFINE[version](list(middle), -angle, [0.0, 0.0], 1.0, [0.0, 0.0])
@@ -80,31 +83,6 @@ def rotation(
     if expand and center is None and angle % 90 == 0 and version == "v2":  # it transposes; v1 may add a pixel
         new_width, new_height = (height, width) if angle % 180 else (width, height)
     return [new_height, new_width, *matrix]
-
-
-class _RotationRecorder:
-    """Stand-in for an image that records how Pillow would rotate it."""
-
-    def __init__(self, size: Size) -> None:
-        self.height, self.width = size
-        self.size = self.width, self.height
-        self.new_size, self.matrix = size, [1.0, 0.0, 0.0, 0.0, 1.0, 0.0]
-
-    def copy(self) -> None:
-        """Pillow calls this if the image does not change."""
-
-    def transpose(self, method: Image.Transpose) -> None:
-        h, w = float(self.height), float(self.width)
-        self.matrix = {
-            Image.Transpose.ROTATE_180: [-1.0, 0.0, w, 0.0, -1.0, h],
-            Image.Transpose.ROTATE_90: [0.0, -1.0, w, 1.0, 0.0, 0.0],
-            Image.Transpose.ROTATE_270: [0.0, 1.0, 0.0, -1.0, 0.0, h],
-        }[method]
-        if method != Image.Transpose.ROTATE_180:
-            self.new_size = self.width, self.height
-
-    def transform(self, size: tuple[int, int], method: Any, matrix: list[float], *_: Any, **__: Any) -> None:
-        self.new_size, self.matrix = (size[1], size[0]), matrix
 
 
 def affine(
@@ -128,12 +106,12 @@ def affine(
     return [*size, *INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear))]
 
 
-def make_warp(cls: type[W], transform: Any, state: ImageState, kind: Kind) -> W:
-    """Return the step with the interpolation and the fill of a transform."""
-    mode = interpolation_value(transform.interpolation)
+def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, kind: Kind, version: Version = "v2") -> W:
+    """Return the step with the interpolation and the fill of a transform or function."""
+    mode = interpolation_value(interpolation)
     if mode not in ("nearest", "bilinear"):
         raise Untranslatable
-    fill = () if transform.fill is None else as_fill(transform.fill, state)
+    levels = () if fill is None else as_fill(fill, state)
     # Pillow truncates to integers
-    fill = tuple(map(math.floor, fill)) if kind == "pil" else fill
-    return cls(mode, fill, kind, arithmetic_of(transform, kind))  # type: ignore[arg-type]
+    levels = tuple(map(math.floor, levels)) if kind == "pil" else levels
+    return cls(mode, levels, kind, version)  # type: ignore[arg-type]

@@ -236,7 +236,7 @@ class Fetcher:
         chain = START.through(folder.transform) if _is_stock_folder(folder) and _collates_like_torch() else None
         if chain is None or chain.state.kind != "tensor" or chain.plan.key not in self._plans:
             return _NOT_BATCHED
-        draws_ahead = self._can_draw_ahead and chain.plan.takes_numbers_ahead and len(indices) >= MIN_ADVANCE_IMAGES
+        draws_ahead = self._can_draw_ahead and chain.last.draws in ("", "ahead") and len(indices) >= MIN_ADVANCE_IMAGES
         states = get_rng_states(include_numpy_and_python=True)
         with contextlib.suppress(Exception):
             files = [folder.samples[position] for position in _resolve_subsets(self.dataset, indices)[1]]

@@ -97,8 +97,8 @@ class ATransformPerImage(Paths):
     """With more plans than a loader builds pipelines for."""
 
     def __getitem__(self, index: int) -> Any:
-        image = v1.Resize((30 + index, 40))(self.opened(index))
-        return TO_TENSOR(v1.CenterCrop(24)(image)), index
+        image = v1.Pad(2, fill=index)(v1.Resize((30 + index, 40))(self.opened(index)))
+        return TO_TENSOR(v1.CenterCrop(44)(image)), index
 
 
 class ChangesSettings(Paths):

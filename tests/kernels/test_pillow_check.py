@@ -24,7 +24,7 @@ RESIZE = plan_for(v2.Compose([v2.RandomApply([v2.Resize((30, 40))]), v2.PILToTen
 JITTER = plan_for(v2.Compose([v2.ColorJitter(0.5, 0.5, 0.5, 0.1), v2.PILToTensor()]))
 
 OTHERS = """OneOf Mixture Crop ReflectedCrop Flip IndexSelect Invert ChannelOrder Posterize Solarize SolarizeAdd
-            Blur Erase EraseByColor EraseWithNoise ToTensor ToFloat Normalize Transpose Table ToPIL"""
+            Blur Erase EraseWithNoise ToTensor ToFloat Normalize Transpose Table ToPIL"""
 """Steps that move pixels, map levels by a table, or have torch's arithmetic."""
 
 

@@ -11,7 +11,7 @@ import torchvision.transforms as v1
 from torchvision.transforms import AutoAugmentPolicy, InterpolationMode
 
 from ..compare import as_image, assert_alike, both_versions, composed, lossless, many
-from ..plans import plan_for
+from ..plans import draw, translation_of
 
 each_class = pytest.mark.parametrize(
     ("name", "arguments"),
@@ -38,17 +38,17 @@ def test_pixels(version: Any, name: str, arguments: Any, how: Any, device: str) 
 
 @both_versions
 def test_threads_do_not_mix_their_draws(version: Any) -> None:
-    plan = plan_for(v1.Compose([version.RandAugment(4), v1.ToTensor()]))
+    translation = translation_of(version.RandAugment(4))
+    count = sum(step.num_params for step in translation.steps)
 
     def lengths(_: int) -> list[int]:
-        draws = (plan.steps[0].source.draw((64, 48)) for _ in range(300))  # type: ignore[attr-defined]
-        return [len(chain) for chains, _ in draws for chain in chains]
+        return [len(draw(translation, 64, 48)) for _ in range(300)]
 
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
         with ThreadPoolExecutor(3) as pool:
-            assert list(pool.map(lengths, range(3))) == [[4] * 300] * 3
+            assert list(pool.map(lengths, range(3))) == [[count] * 300] * 3
     finally:
         sys.setswitchinterval(before)
 

@@ -1,4 +1,4 @@
-"""Chains of transform calls: which settings distinguish them, and which generators they draw from."""
+"""Chains of transform calls: which settings distinguish them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader.transforms import chain
-from proxyloader.transforms.chain import START, Chain, draws_beside_torch
+from proxyloader.transforms.chain import START, Chain
 
 from ..plans import plan_for
 
@@ -21,7 +21,6 @@ MADE = {
     "v2 crop": lambda: v2.RandomResizedCrop(32, scale=[0.5, 1.0]),
     "normalize": lambda: v1.Normalize([0.5] * 3, [0.2] * 3),
     "choice": lambda: v1.RandomApply([v1.RandomHorizontalFlip(), v1.Grayscale(3)]),
-    "order": lambda: v2.RandomOrder([v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]),
 }
 
 
@@ -35,7 +34,7 @@ def test_equal_transforms_share_a_chain(name: str) -> None:
 
 def test_a_changed_transform_starts_another_chain_and_functions_are_distinguished() -> None:
     crop, held = v1.RandomCrop(32), v1.RandomHorizontalFlip(0.5)
-    container = v1.RandomApply([held], p=0.5)
+    container = v1.RandomApply([v1.Compose([held])], p=0.5)
     first, both = START.then(crop), START.then(container)
     crop.size, held.p = (40, 40), 0.25
     assert START.then(crop) is not first and START.then(crop) is START.then(v1.RandomCrop(40))
@@ -68,7 +67,7 @@ def test_a_changed_compose_starts_another_chain(change: str) -> None:
         "tensor": v1.Normalize(torch.full((3,), 0.5), torch.full((3,), 0.2)),
     }
     compose = v1.Compose([*parts.values()])
-    start = Chain(START.steps, START.last_steps, START.state)
+    start = Chain((), START.state, START.last)
     before = start.through(compose)
     assert before is not None and len(before.transforms) == len(parts)
     assert start.through(compose) is before
@@ -78,7 +77,7 @@ def test_a_changed_compose_starts_another_chain(change: str) -> None:
         assert changed is None
     else:
         assert changed is not None and changed is not before
-        assert changed.plan.key == plan_for(compose).key != before.plan.key
+        assert changed.plan.key == plan_for(compose).key
 
 
 def test_the_number_of_chains_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +89,3 @@ def test_the_number_of_chains_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         whole = START.through(v1.Compose([v1.RandomCrop(size)]))
         assert whole is not None and whole.steps == found.steps
         assert max(len(chain._next), len(chain._through)) <= 3
-
-
-def test_transforms_that_draw_from_other_generators_are_known() -> None:
-    assert draws_beside_torch(v1.RandomChoice([v1.RandomCrop(3)])) and not draws_beside_torch(v1.RandomCrop(3))
-    assert draws_beside_torch(object())

@@ -1,4 +1,4 @@
-"""Plans are plain data: equal transforms have equal plans and keys, also after pickling."""
+"""Plans are plain data: transforms that do the same have equal plans and keys, whatever they draw."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torchvision import models
@@ -14,7 +13,6 @@ from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from proxyloader.transforms.plan import ImageState, Plan
-from proxyloader.transforms.registry import RULES, rule
 
 from ..plans import plan_for
 
@@ -30,28 +28,18 @@ def training(version: Any, *, size: int = 32, p: float = 0.5, scale: Any = (0.08
 
 DIFFERENT = {
     "v1": training(v1),
-    "v2, which may draw in another way": training(v2),
-    "size": training(v1, size=33),
-    "p": training(v1, p=0.25),
-    "scale": training(v1, scale=(0.09, 1.0)),
     "std": training(v1, std=[0.229, 0.224, 0.226]),
     "without normalisation": v1.Compose(training(v1).transforms[:3]),
     "without a flip": v1.Compose([training(v1).transforms[k] for k in (0, 2, 3)]),
     "another order": v1.Compose([training(v1).transforms[k] for k in (1, 0, 2, 3)]),
     "vertical": v1.Compose([v1.RandomVerticalFlip(), v1.ToTensor()]),
     "horizontal": v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor()]),
-    "random crop": v1.Compose([v1.RandomCrop(20), v1.ToTensor()]),
-    "random crop of v2": v1.Compose([v2.RandomCrop(20), v1.ToTensor()]),
-    "random crop with padding": v1.Compose([v1.RandomCrop(20, padding=1), v1.ToTensor()]),
     "random crop with another fill": v1.Compose([v1.RandomCrop(20, padding=1, fill=1), v1.ToTensor()]),
-    "random crop that pads": v1.Compose([v1.RandomCrop(20, pad_if_needed=True), v1.ToTensor()]),
     "resize": v1.Compose([v1.Resize(20), v1.ToTensor()]),
-    "resize to a pair": v1.Compose([v1.Resize((20, 20)), v1.ToTensor()]),
-    "resize with a bound": v1.Compose([v1.Resize(20, max_size=30), v1.ToTensor()]),
+    "resize, which DALI can do": v1.Compose([v1.Resize(200), v1.ToTensor()]),
     "resize, bicubic": v1.Compose([v1.Resize(20, InterpolationMode.BICUBIC), v1.ToTensor()]),
     "resize of a tensor without antialias": v1.Compose([v1.ToTensor(), v1.Resize(20, antialias=False)]),
     "centre crop": v1.Compose([v1.CenterCrop(20), v1.ToTensor()]),
-    "pad": v1.Compose([v1.Pad(20), v1.ToTensor()]),
     "bytes": v1.PILToTensor(),
     "floats": v1.ToTensor(),
     "floats to 255": v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]),
@@ -59,7 +47,6 @@ DIFFERENT = {
     "grey in three channels": v1.Compose([v1.Grayscale(3), v1.PILToTensor()]),
     "grey by torch": v1.Compose([v1.PILToTensor(), v1.Grayscale()]),
     "a preset": PRESET,
-    "another preset": models.ResNet50_Weights.IMAGENET1K_V1.transforms(),
 }
 
 
@@ -70,11 +57,6 @@ class TestEquality:
         assert first.key.startswith("plan-") and len(first.key) == len("plan-") + 16
         for other in plan_for(transform), pickle.loads(pickle.dumps(first)), Plan(first.steps, first.output):
             assert (other, hash(other), other.key) == (first, hash(first), first.key)
-            for seed in range(5):
-                torch.manual_seed(seed)
-                drawn = first.sample_params(60, 50)
-                torch.manual_seed(seed)
-                assert np.array_equal(other.sample_params(60, 50), drawn)
 
     def test_different_transforms_have_different_plans_and_keys(self) -> None:
         plans = {name: plan_for(transform) for name, transform in DIFFERENT.items()}
@@ -85,12 +67,7 @@ class TestEquality:
     @pytest.mark.parametrize(
         ("one", "other"),
         [
-            (training(v1, scale=(0.5, 1)), training(v1, scale=[0.5, 1.0])),
-            (training(v1, p=1), training(v1, p=1.0)),
-            (
-                v1.Compose([v1.CenterCrop(20), v1.ToTensor()]),
-                v2.Compose([v2.CenterCrop([20]), *training(v2).transforms[2:3]]),
-            ),
+            (training(v1), training(v2, size=33, p=0.25, scale=(0.09, 1.0))),
             (v1.Compose([v1.Resize([20]), v1.PILToTensor()]), v2.Compose([v2.Resize(20), v2.ToImage()])),
             (v1.Compose([v1.Pad(2, fill=7), v1.PILToTensor()]), v2.Compose([v2.Pad([2, 2], fill=(7,)), v2.ToImage()])),
             (v1.ToTensor(), v1.Compose([v1.Compose([v1.ToTensor()])])),
@@ -100,7 +77,7 @@ class TestEquality:
             (PRESET, v1.Compose([PRESET])),
             (v1.ToTensor(), v1.Compose([v2.PILToTensor(), v1.ConvertImageDtype(torch.float32)])),
         ],
-        ids=["ints in scale", "int p", "centre crop", "resize", "pad", "in a Compose", "v1 and v2", "nested"]
+        ids=["other draws", "resize", "pad", "in a Compose", "v1 and v2", "nested"]
         + ["empty ones inside", "preset", "to float"],
     )
     def test_equivalent_transforms_share_a_plan(self, one: Any, other: Any) -> None:
@@ -108,39 +85,15 @@ class TestEquality:
         assert (plan, hash(plan), plan.key) == (same, hash(same), same.key)
 
 
-OF_A_SIZE = [cls((20, 30)) for cls in (v1.Resize, v1.CenterCrop, v2.RandomCrop, v2.RandomResizedCrop)]
-OF_ANY_SIZE = [v1.Resize(20), v1.Pad(3), v1.RandomHorizontalFlip(), v2.Compose([v2.CenterCrop(50), v1.Resize(33)])]
-
-
-class TestPlanOf:
-    @pytest.mark.parametrize(
-        ("transform", "output"),
-        [
-            (v1.PILToTensor(), ImageState("tensor")),
-            (v1.ToTensor(), ImageState("tensor", "float32")),
-            (v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), ImageState("tensor", "float32")),
-            (training(v1), ImageState("tensor", "float32", size=(32, 32))),
-            (v2.Compose([v1.Grayscale(), v1.Resize((2, 3)), v2.ToImage()]), ImageState("tensor", "uint8", 1, (2, 3))),
-            *((v2.Compose([each, v2.ToImage()]), ImageState("tensor", size=(20, 30))) for each in OF_A_SIZE),
-            *((v2.Compose([each, v2.ToImage()]), ImageState("tensor")) for each in OF_ANY_SIZE),
-        ],
-    )
-    def test_describes_the_output(self, transform: Any, output: ImageState) -> None:
-        assert plan_for(transform).output == output
-
-
-class TestRegistry:
-    def test_a_class_has_one_rule_and_custom_classes_may_have_one(self) -> None:
-        before = dict(RULES)
-        with pytest.raises(ValueError, match=r"torchvision\.transforms\.transforms\.Resize already has a rule: resize"):
-            rule(v1.Resize)(lambda transform, state: ())
-        assert before == RULES
-
-        class MyResize(v1.Resize):
-            pass
-
-        rule(MyResize)(lambda transform, state: plan_for(v1.ToTensor()).steps)
-        try:
-            assert plan_for(v1.Compose([MyResize(9)])) == plan_for(v1.ToTensor())
-        finally:
-            del RULES[MyResize]
+@pytest.mark.parametrize(
+    ("transform", "output"),
+    [
+        (v1.PILToTensor(), ImageState("tensor")),
+        (v1.ToTensor(), ImageState("tensor", "float32")),
+        (v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), ImageState("tensor", "float32")),
+        (v2.Compose([v1.Grayscale(), v1.Resize((2, 3)), v2.ToImage()]), ImageState("tensor", "uint8", 1)),
+        (v2.Compose([v1.RandomApply([v1.Grayscale(3)]), v2.ToImage()]), ImageState("tensor")),
+    ],
+)
+def test_a_plan_describes_the_output(transform: Any, output: ImageState) -> None:
+    assert plan_for(transform).output == output

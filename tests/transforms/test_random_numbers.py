@@ -1,8 +1,9 @@
-"""Numbers drawn ahead are those that torch draws one by one, and its generator is left where it would be."""
+"""Draws of our own: torchvision's numbers, one by one and ahead, and torch's generator is left where it would be."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +13,23 @@ from hypothesis import strategies as st
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from proxyloader.transforms.random_numbers import BLOCK, NumbersAhead, are_alike_ahead, drawing_ahead
+from proxyloader.transforms import random_numbers
+from proxyloader.transforms.plan import Version
+from proxyloader.transforms.random_numbers import (
+    BLOCK,
+    NumbersAhead,
+    are_alike_ahead,
+    drawing_ahead,
+    resized_crop_box,
+)
 
-from ..plans import plan_for
+from ..compare import drawn_alike
+from ..plans import draw, translation_of
 
 KINDS: list[tuple[Callable[[NumbersAhead], float], Callable[[], float]]] = [
     (lambda ahead: ahead.uniform(0.08, 1.0), lambda: torch.empty(1).uniform_(0.08, 1.0).item()),
     (lambda ahead: ahead.uniform(0.0, 1.0), lambda: torch.rand(1).item()),
-    (lambda ahead: ahead.exp_uniform(-0.29, 0.29), lambda: torch.empty(1).uniform_(-0.29, 0.29).exp_().item()),
+    (lambda ahead: ahead.uniform(-0.29, 0.29, exp=True), lambda: torch.empty(1).uniform_(-0.29, 0.29).exp_().item()),
     (lambda ahead: ahead.integer(1), lambda: torch.randint(0, 1, (1,)).item()),
     (lambda ahead: ahead.integer(376), lambda: torch.randint(0, 376, (1,)).item()),
     (lambda ahead: ahead.integer(2**27), lambda: torch.randint(0, 2**27, (1,)).item()),
@@ -72,16 +82,16 @@ def test_numbers_are_drawn_ahead_on_any_default_device() -> None:
 @pytest.mark.parametrize("version", [v1, v2])
 @pytest.mark.parametrize("size", [(375, 500), (8, 900), (1, 1)])
 def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> None:
-    flips = version.RandomHorizontalFlip(), version.RandomVerticalFlip(0.3)
+    flips = version.RandomHorizontalFlip(), version.RandomApply([version.RandomVerticalFlip(0.3)])
     parts = [version.RandomResizedCrop(32), *flips, version.CenterCrop(30), v2.ToImage()]
-    plan = plan_for(version.Compose(parts))
-    assert plan.takes_numbers_ahead
+    translation = translation_of(version.Compose(parts))
+    assert translation.draws == "ahead"
     torch.manual_seed(5)
-    wanted = [plan.sample_params(*size).tolist() for _ in range(300)]
+    wanted = [draw(translation, *size) for _ in range(300)]
     after = torch.get_rng_state()
     torch.manual_seed(5)
     with drawing_ahead():
-        assert [plan.sample_params(*size).tolist() for _ in range(300)] == wanted
+        assert [draw(translation, *size) for _ in range(300)] == wanted
     assert torch.equal(torch.get_rng_state(), after)
 
 
@@ -91,14 +101,76 @@ def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> 
         v1.RandomCrop(20),
         v1.ColorJitter(0.4),
         v2.RandAugment(),
-        v1.RandomApply([v1.RandomHorizontalFlip()]),
-        v1.RandomChoice([v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]),
-        v1.RandomOrder([v1.RandomHorizontalFlip(), v1.RandomVerticalFlip()]),
+        v1.RandomApply([v1.ColorJitter(0.4)]),
         v1.GaussianBlur(3),
-        v1.RandomGrayscale(),
     ],
 )
 def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
-    assert not plan_for(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).takes_numbers_ahead
-    last = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])
-    assert not plan_for(last).takes_numbers_ahead
+    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).draws == "torch"
+    assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])).draws == "torch"
+
+
+# --- boxes of RandomResizedCrop ---------------------------------------------------------------------------------------
+
+
+SIZES = [(375, 500), (500, 375), (64, 64), (3, 2000), (2000, 3), (1, 1), (17, 5)]
+"""(height, width)"""
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """What was compared, before and after."""
+    random_numbers._matches_torchvision.cache_clear()
+    yield
+    random_numbers._matches_torchvision.cache_clear()
+
+
+def of_torchvision(version: Version, scale: Any, ratio: Any, height: int, width: int) -> tuple[int, ...]:
+    image = torch.empty(3, height, width)
+    if version == "v1":
+        return tuple(v1.RandomResizedCrop.get_params(image, scale, ratio))
+    drawn = v2.RandomResizedCrop(8, scale, ratio).make_params([image])
+    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+@pytest.mark.parametrize(
+    ("scale", "ratio"),
+    [
+        *(((0.08, 1.0), (3 / 4, 4 / 3)), ((0.2, 1), (0.5, 2)), ((0.2, 0.21), (1.0, 1.0)), ((0.9, 1.0), (0.1, 0.5))),
+        *(((1.0, 4.0), (1.5, 9.0)), ((2.0, 3.0), (3 / 4, 4 / 3))),
+    ],
+)
+def test_the_boxes_are_torchvisions(version: Version, scale: Any, ratio: Any, forgotten: None) -> None:
+    state = torch.get_rng_state()
+    box_of, ahead = resized_crop_box(version, scale, ratio)
+    assert ahead, "torchvision draws, and nothing is gained"
+    assert torch.equal(torch.get_rng_state(), state), "the comparison left the generator in another state"
+    for height, width in SIZES:
+        stock = functools.partial(of_torchvision, version, scale, ratio, height, width)
+        draws = drawn_alike(stock, functools.partial(box_of, height, width), 50)
+        assert all(found == wanted for wanted, found in draws)
+
+
+def other_boxes(image: torch.Tensor, scale: list[float], ratio: list[float]) -> tuple[int, int, int, int]:
+    return (0, 0, 1, 1)
+
+
+theirs = v1.RandomResizedCrop.get_params
+
+
+def other_draws(image: torch.Tensor, scale: list[float], ratio: list[float]) -> Any:
+    box = theirs(image, scale, ratio)
+    torch.rand(1)
+    return box
+
+
+@pytest.mark.parametrize("get_params", [other_boxes, other_draws])
+def test_a_torchvision_that_draws_otherwise_draws(
+    get_params: Any, monkeypatch: pytest.MonkeyPatch, forgotten: None
+) -> None:
+    monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(get_params))
+    box_of, _ = resized_crop_box("v1", (0.08, 1.0), (3 / 4, 4 / 3))
+    image = torch.empty(3, 40, 50)
+    draws = drawn_alike(lambda: get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]), lambda: box_of(40, 50), 3)
+    assert all(found == wanted for wanted, found in draws)
