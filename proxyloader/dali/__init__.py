@@ -7,7 +7,6 @@ __all__ = [
     "jpeg_engines",
     "output_format",
     "plan_server",
-    "program_server",
     "run_queue",
     "server",
 ]

@@ -44,14 +44,37 @@ def external_sources(pipeline: Any) -> list[Any]:
     return [node for node in pipeline._ops if node.name in names]
 
 
-def has_callback(node: Any) -> bool:
-    """Return whether an external source gets its data from a function, so that it cannot be fed."""
-    return getattr(node, "_callback", None) is not None
+def check_sources(pipeline: Any) -> list[Any]:
+    """Return the external sources of a pipeline, and check that the proxy can feed all of them.
 
-
-def repeats_last(node: Any) -> bool:
-    """Return whether an external source repeats its last batch if it is not fed."""
-    return bool(getattr(node._op, "_repeat_last", False))
+    Raises:
+        TypeError, ValueError, RuntimeError: as for ``ProxyServer``.
+    """
+    if not isinstance(pipeline, Pipeline):
+        advice = (
+            "; call the function that @pipeline_def returns" if getattr(pipeline, "_is_pipeline_def", False) else ""
+        )
+        raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")
+    try:
+        sources = external_sources(pipeline)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the inputs of a deserialized pipeline are unknown; pass the pipeline that was serialized"
+        ) from error
+    if not sources:
+        raise RuntimeError(
+            "the pipeline has no inputs for the dataset to feed. Begin its graph with "
+            'fn.external_source(name="images") instead of a reader, or use pipelines.training(source="proxy")'
+        )
+    for source in sources:
+        if getattr(source, "_callback", None) is not None:
+            raise ValueError(
+                f"input {source.name!r} of the pipeline must not have a source, because the proxy feeds it. "
+                'Omit source=... and name the input: fn.external_source(name="images")'
+            )
+        if getattr(source._op, "_repeat_last", False):
+            raise ValueError(f"input {source.name!r} of the pipeline must not have repeat_last=True; omit it")
+    return sources
 
 
 def get_declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:

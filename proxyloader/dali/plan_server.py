@@ -1,10 +1,11 @@
-"""PlanServer: the run queue of a Plan's pipeline, which returns images as (N, C, H, W). Main process."""
+"""PlanServer: the run queue of a Plan's pipeline, or of a decoder with kernels behind it. Main process."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,11 +14,15 @@ import numpy as np
 import torch
 
 from ..data.jpeg import read_jpeg_header
-from ..transforms.plan import Plan
+from ..errors import PipelineError
+from ..kernels.launcher import get_launcher
+from ..kernels.programs import Schedule
+from ..transforms.plan import Plan, plan_of
+from ..transforms.type_conversion import ToTensor
 from . import jpeg_engines
 from .build import PipelineOptions, build_pipeline
 from .output_format import Output, OutputFormat, Outputs
-from .run_queue import PipelineRun, RunQueue, Transform
+from .run_queue import PipelineRun, RunQueue
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,7 @@ class PlanServer(RunQueue):
     """The run queue of the pipeline of a plan. It returns images as (N, C, H, W).
 
     The pipeline produces the output format as far as DALI supports it; ``OutputFormat.convert_outputs`` does the rest.
+    If a run has a schedule, kernels transform the output of the pipeline.
 
     Args:
         options: options of the pipeline, except for those of the output format.
@@ -41,10 +47,10 @@ class PlanServer(RunQueue):
         trim_heap()
         super().__init__(build_pipeline(self._plan, self._options))
 
-    def submit(self, inputs: Sequence[Any], transform: Transform | None = None) -> PipelineRun:
+    def submit(self, inputs: Sequence[Any], schedule: Schedule | None = None) -> PipelineRun:
         files, *rows = inputs
         columns = [np.ascontiguousarray(each).view(np.float64).astype(np.float32) for each in rows]
-        return super().submit([files, *columns], transform)
+        return super().submit([files, *columns], schedule)
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         if len(inputs[0]) > self._fits_images:
@@ -96,13 +102,42 @@ class PlanServer(RunQueue):
         return options
 
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
-        if pipeline_run.transform is not None:
-            return pipeline_run.transform(pipeline_run.dali_outputs[0], stream)
+        if pipeline_run.schedule is not None:
+            return self._run_kernels(pipeline_run.dali_outputs[0], pipeline_run.schedule, stream)
         return [_map(self._as_images, output) for output in super()._convert(pipeline_run, stream)]
+
+    def _run_kernels(self, images: Any, schedule: Schedule, stream: Any) -> Outputs:
+        """Launch the kernels for decoded images, in the current stream."""
+        shapes = images.shape()
+        if shapes != schedule.shapes:
+            found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
+            raise PipelineError(f"an image was decoded as {list(found)}, but its header says {list(expected)}")
+        try:
+            addresses = images.data_ptr() + np.concatenate(([0], schedule.decoded_ends[:-1]))
+        except RuntimeError:  # they do not follow one another
+            addresses = [image.data_ptr() for image in images]
+        launcher = get_launcher(self.pipeline.device_id, schedule.dtype, schedule.channels_last)
+        return launcher.run(schedule, addresses, stream)
 
     def _as_images(self, output: torch.Tensor) -> torch.Tensor:
         """Return images as (N, C, H, W), or one image as (C, H, W)."""
         return output.movedim(-1, -3) if self._options.channels_last else output
+
+
+_decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.WeakValueDictionary()
+
+
+def get_decoder(options: PipelineOptions) -> PlanServer:
+    """Return a queue that decodes images, (H, W, C) in DALI, for runs with a schedule.
+
+    Loaders with equal options share it, such as those for training and validation, because another one would take 1.6 s
+    to build (``benchmarks/results/kernels.txt``).
+    """
+    decoder = _decoders.get(options)
+    if decoder is None or decoder.is_lost:
+        format = OutputFormat(memory_format=torch.channels_last)
+        decoder = _decoders[options] = PlanServer(plan_of((ToTensor(),)), options, format)
+    return decoder
 
 
 def trim_heap() -> None:

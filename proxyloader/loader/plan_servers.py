@@ -15,10 +15,9 @@ from .options import LoaderOptions
 
 if TYPE_CHECKING:  # importing them imports DALI
     from ..dali.build import PipelineOptions
-    from ..dali.program_server import ProgramServer
     from ..dali.run_queue import RunQueue
 
-    PlanQueue = RunQueue | ProgramServer
+    PlanQueue = RunQueue
 
 
 class PlanServers:
@@ -29,6 +28,7 @@ class PlanServers:
         self._options: LoaderOptions | None = None  # of the queues
         self.queues: dict[str, PlanQueue] = {}  # by the key of the plan, or KERNELS
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
+        self._runs_seen: dict[str, int] = {}  # runs started before this epoch, by the key of the queue
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
     def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> dict[str, PlanQueue]:
@@ -59,12 +59,11 @@ class PlanServers:
         A dataset may create a transform with different arguments for each image or epoch. Such plans do not recur, but
         without kernels, each has a pipeline.
         """
-        used = {key for key, queue in self.queues.items() if queue.was_used}
+        used = {key for key, queue in self.queues.items() if queue.runs_started != self._runs_seen.get(queue.key, 0)}
         if KERNELS not in used:
             self._idle = (self._idle | self.discovered.keys()) - used
             self.discovered = {key: plan for key, plan in self.discovered.items() if key in used}
-        for queue in self.queues.values():
-            queue.was_used = False
+        self._runs_seen = {queue.key: queue.runs_started for queue in self.queues.values()}
         return self.discovered
 
     def discover(self, plans: Iterable[Plan], options: LoaderOptions) -> None:
@@ -89,7 +88,7 @@ class PlanServers:
         return PlanServer(plan, self._pipeline_options(options), options.format)
 
     def _build_for_kernels(self, plans: dict[str, Plan], options: LoaderOptions) -> PlanQueue:
-        from ..dali.program_server import ProgramServer, get_decoder
+        from ..dali.plan_server import get_decoder
         from ..kernels.launcher import get_launcher
         from ..kernels.operations import get_output_dtype
 
@@ -101,7 +100,7 @@ class PlanServers:
             decoder = get_decoder(pipeline_options)
             for each in launching:
                 each.result()
-        return ProgramServer(decoder)
+        return decoder
 
     def _pipeline_options(self, options: LoaderOptions) -> PipelineOptions:
         from ..dali.build import PipelineOptions

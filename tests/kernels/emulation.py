@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxyloader.dali import program_server
+from proxyloader.dali import plan_server
 from proxyloader.kernels import launcher
 from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
 from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher, as_images
@@ -151,7 +151,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LoaderOptions, "on_gpu", True)
     monkeypatch.setattr(LoaderOptions, "has_kernels", True)
-    for module in (launcher, program_server):
+    for module in (launcher, plan_server):
         monkeypatch.setattr(module, "get_launcher", get_launcher)
 
 

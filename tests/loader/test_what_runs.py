@@ -12,7 +12,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, PipelineError
-from proxyloader.dali import program_server
+from proxyloader.dali import plan_server
 from proxyloader.kernels import compiler, support
 from proxyloader.kernels.support import NO_KERNELS, find_obstacle
 from proxyloader.loader import plan_servers
@@ -106,7 +106,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(plan_servers, "cuda_ordinal", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (0, 1))
-    monkeypatch.setattr(program_server, "get_decoder", lambda options: None)
+    monkeypatch.setattr(plan_server, "get_decoder", lambda options: None)
     with raises(PipelineError, code="no-kernels") as caught:
         plan_servers.PlanServers(4).serve(None, options_of())
     assert "cannot compile resize.cu" in str(caught.value) and "translate=False" in str(caught.value)
