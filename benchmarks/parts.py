@@ -38,7 +38,7 @@ from proxyloader.data.dataset import find_plans
 from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks
-from proxyloader.kernels.support import find_obstacle
+from proxyloader.kernels.operations import find_obstacle
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import OwnDataset
 from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, machine, make_transform

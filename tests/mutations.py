@@ -89,13 +89,13 @@ levels are divided by 256
     dali/build.py:Graph.add | 255.0 if step.scale => 256.0 if step.scale
     dali/test_build.py integration/test_same_batches.py
 a plan that has no kernel is sent to the kernels
-    kernels/support.py:find_obstacle | return get_missing_kernel(plan) => return ''
+    kernels/operations.py:find_obstacle | return get_missing_kernel(plan) => return ''
     loader/test_what_runs.py
 images of different plans take turns in the wrong order
     kernels/operations.py:build_programs | np.array(numbers) => np.array(numbers[::-1])
     loader/test_kernels_road.py
 a step that DALI lacks is sent to DALI
-    kernels/support.py:find_obstacle | if any((step.needs_kernels for step in plan.steps)) => if not plan.steps
+    kernels/operations.py:find_obstacle | if any((step.needs_kernels for step in plan.steps)) => if not plan.steps
     loader/test_what_runs.py loader/test_backend.py
 # reading
 a damaged JPEG passes for a whole one

@@ -45,7 +45,7 @@ def external_sources(pipeline: Any) -> list[Any]:
 
 
 def check_sources(pipeline: Any) -> list[Any]:
-    """Return the external sources of a pipeline, and check that the proxy can feed all of them.
+    """Return the external sources of a pipeline, and check that the proxy can feed all of them and run it.
 
     Raises:
         TypeError, ValueError, RuntimeError: as for ``ProxyServer``.
@@ -74,6 +74,11 @@ def check_sources(pipeline: Any) -> list[Any]:
             )
         if getattr(source._op, "_repeat_last", False):
             raise ValueError(f"input {source.name!r} of the pipeline must not have repeat_last=True; omit it")
+    if pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND):
+        raise ValueError(  # see NOTE [ DALI's GPU memory ]
+            f"stream_policy={pipeline.stream_policy.name} lets DALI overwrite the decoded images of an earlier "
+            "batch; omit it, or use the default, StreamPolicy.PER_BACKEND"
+        )
     return sources
 
 
@@ -341,11 +346,6 @@ def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) 
     """Return the error that torch would raise, or on the CPU, a MemoryError."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
     return kind(f"DALI ran out of memory for {purpose}: {error}")
-
-
-def shares_decoder_stream(pipeline: Any) -> bool:
-    """Return whether other operators use the stream of a decoder. See NOTE [ DALI's GPU memory ]."""
-    return pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND)
 
 
 def forget_in_child(pipeline: Any) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from ..transforms.plan import Plan, plan_of
 from ..transforms.type_conversion import ToTensor
 from . import jpeg_engines
 from .build import PipelineOptions, build_pipeline
-from .output_format import Output, OutputFormat, Outputs
+from .output_format import OutputFormat, Outputs
 from .run_queue import PipelineRun, RunQueue
 
 log = logging.getLogger(__name__)
@@ -54,22 +54,24 @@ class PlanServer(RunQueue):
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         if len(inputs[0]) > self._fits_images:
-            self._fit(inputs[0])
-        self._fits_images = self._fits_images or ROOM * len(inputs[0])
+            self._fit(inputs[0], is_first=not self._fits_images)
+            self._fits_images = ROOM * len(inputs[0])
 
     def _rebuild(self) -> None:
         super()._rebuild()
         self._fits_images = 0.0
 
-    def _fit(self, files: Sequence[Any]) -> None:
+    def _fit(self, files: Sequence[Any], is_first: bool) -> None:
         """Build the pipeline again if that decodes JPEGs like those of the first batch, or a larger batch, faster.
 
         The engines decode as many images of a batch as the first batch had, rounded up to a multiple of the number of
         engines, and CUDA decodes the rest (nvImageCodec 0.9).
         """
-        is_first, device_id = not self._fits_images, self._options.device_id
-        if not is_first and not self._has_room_for_engines():
-            self._fits_images = ROOM * len(files)
+        device_id = self._options.device_id
+        can_gain = is_first or (  # engines decode, and will also decode for another pipeline
+            self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.can_use(device_id)
+        )
+        if not can_gain:
             return
         options = self._options_for(files)
         if is_first and (options.threads, options.engine_share) == (self._built.threads, self._built.engine_share):
@@ -78,17 +80,9 @@ class PlanServer(RunQueue):
         if not is_first and device_id is not None:
             torch.cuda.synchronize(device_id)  # the GPU may still read what the old pipeline would free
         try:
-            self.pipeline = build_pipeline(self._plan, options)
+            self.pipeline, self._built = build_pipeline(self._plan, options), options
         except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
             log.warning("keeping a slower pipeline for lack of memory: %s", str(error))
-            self._fits_images = ROOM * len(files)
-        else:
-            self._built, self._fits_images = options, 0.0
-
-    def _has_room_for_engines(self) -> bool:
-        """Return whether engines decode, and will also decode for another pipeline."""
-        device_id = self._options.device_id
-        return self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.can_use(device_id)
 
     def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
         """Return the options that decode JPEGs like these fastest."""
@@ -104,7 +98,13 @@ class PlanServer(RunQueue):
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         if pipeline_run.schedule is not None:
             return self._run_kernels(pipeline_run.dali_outputs[0], pipeline_run.schedule, stream)
-        return [_map(self._as_images, output) for output in super()._convert(pipeline_run, stream)]
+        outputs = super()._convert(pipeline_run, stream)
+        if not self._options.channels_last:
+            return outputs
+        return [
+            [image.movedim(-1, -3) for image in output] if isinstance(output, list) else output.movedim(-1, -3)
+            for output in outputs
+        ]
 
     def _run_kernels(self, images: Any, schedule: Schedule, stream: Any) -> Outputs:
         """Launch the kernels for decoded images, in the current stream."""
@@ -118,10 +118,6 @@ class PlanServer(RunQueue):
             addresses = [image.data_ptr() for image in images]
         launcher = get_launcher(self.pipeline.device_id, schedule.dtype, schedule.channels_last)
         return launcher.run(schedule, addresses, stream)
-
-    def _as_images(self, output: torch.Tensor) -> torch.Tensor:
-        """Return images as (N, C, H, W), or one image as (C, H, W)."""
-        return output.movedim(-1, -3) if self._options.channels_last else output
 
 
 _decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.WeakValueDictionary()
@@ -147,7 +143,3 @@ def trim_heap() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):  # malloc_trim exists only in glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _map(function: Callable[[torch.Tensor], torch.Tensor], output: Output) -> Output:
-    return list(map(function, output)) if isinstance(output, list) else function(output)

@@ -122,11 +122,6 @@ class RunQueue:
 
     def __init__(self, pipeline: Pipeline, deterministic: bool = False) -> None:
         sources = executor.check_sources(pipeline)
-        if executor.shares_decoder_stream(pipeline):
-            raise ValueError(
-                f"stream_policy={pipeline.stream_policy.name} lets DALI overwrite the decoded images of an earlier "
-                "batch; omit it, or use the default, StreamPolicy.PER_BACKEND"
-            )
         self.pipeline, self.deterministic = pipeline, deterministic
         self.key, self.names = f"server-{uuid.uuid4().hex}", [source.name for source in sources]
         self._runs: deque[PipelineRun] = deque()

@@ -162,7 +162,7 @@ __device__ int table_value(const Batch &batch, const Step &step, int v, int chan
         case CONTRAST: return blend((int)((double)stats.grey_sum / pixels + 0.5), v, (float)n[0]);
         case POSTERIZE: return v & ~((1 << (8 - (int)n[0])) - 1);
         case SOLARIZE: return v < n[0] ? v : 255 - v;
-        case SOLARIZE_ADD: return v < n[1] ? clip(v + (int)n[0]) : v;
+        case SOLARIZE_ADD: return v < 128 ? clip(v + (int)n[0]) : v;
         case INVERT: return 255 - v;
         case AUTOCONTRAST: return stretched(v, levels.lowest[channel], levels.highest[channel]);
         case EQUALIZE:

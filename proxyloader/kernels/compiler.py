@@ -6,6 +6,7 @@ driver has nothing left to compile.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -15,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
 
 from .programs import OPCODES, Launch
@@ -145,6 +147,40 @@ def _driver() -> ctypes.CDLL:
 def _check(status: int, call: str) -> None:
     if status:
         raise KernelError(f"{call} failed with status {status}")
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Return whether NVRTC is installed and supports all GPUs, as far as NVML knows them. If not, log why.
+
+    This does not initialize CUDA, so the process may still fork.
+    """
+    try:
+        if unknown := _gpu_architectures() - _compiler_architectures():
+            raise KernelError(f"NVRTC does not support the architecture sm_{min(unknown)} of a GPU")
+    except KernelError as error:
+        log.warning("CUDA kernels cannot be compiled, so torchvision runs most transforms: %s", error)
+        return False
+    return True
+
+
+def _compiler_architectures() -> set[int]:
+    count = ctypes.c_int()
+    _check(_nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+    architectures = (ctypes.c_int * count.value)()
+    _check(_nvrtc().nvrtcGetSupportedArchs(architectures), "nvrtcGetSupportedArchs")
+    return set(architectures)
+
+
+def _gpu_architectures() -> set[int]:
+    """Return the compute capabilities of the visible GPUs, such as 90."""
+    found = set()
+    with contextlib.suppress(pynvml.NVMLError, RuntimeError):
+        pynvml.nvmlInit()
+        for index in map(torch.cuda._get_nvml_device_index, range(torch.cuda.device_count())):
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(index))
+            found.add(10 * int(major) + int(minor))
+    return found
 
 
 class Module:

@@ -15,7 +15,7 @@ from torchvision.datasets import MNIST, SEMEION, USPS
 
 from ..data.dataset import describe_dataset, get_length, get_sources
 from ..data.placeholders import Proxy
-from ..kernels.support import NO_KERNELS
+from ..kernels.operations import NO_KERNELS
 from ..transforms.plan import Plan
 from ..workers.messages import PackedBatch
 from .options import LoaderOptions

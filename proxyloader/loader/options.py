@@ -14,8 +14,9 @@ from .._validation import check_int
 from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
+from ..kernels.compiler import can_compile
+from ..kernels.operations import find_obstacle
 from ..kernels.pillow_check import differing_steps, is_new
-from ..kernels.support import can_compile, find_obstacle
 from ..transforms.plan import Plan
 
 MAX_THREADS = 1024

@@ -20,7 +20,7 @@ from proxyloader.dali import plan_server
 from proxyloader.kernels import launcher
 from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
 from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher, as_images
-from proxyloader.kernels.programs import CODE, Launch, Programs, Schedule
+from proxyloader.kernels.programs import CODE, Jobs, Launch, Programs, Schedule
 from proxyloader.loader.options import LoaderOptions
 
 HEADER = Path(__file__).with_name("emulate.h")
@@ -92,7 +92,7 @@ def run(
     """
     if where["device"] == "cuda":
         return _run_on_gpu(images, programs, layout, dtype)
-    jobs = programs.jobs()
+    jobs = Jobs(programs)
     channels = jobs.steps["numbers"][np.isin(jobs.steps["code"], STORES), 0].astype(int)
     outputs = empty(programs.sizes[: programs.num_outputs], channels, layout, dtype) if outputs is None else outputs
     rows, planes = (1, 0) if layout == "CHW" else (0, 2)

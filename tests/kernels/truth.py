@@ -89,9 +89,9 @@ def contrast_of_grey(rng: Random, image: Pixels) -> Done:
 
 
 def solarize_add(rng: Random, image: Pixels) -> Done:  # of timm
-    add, threshold = rng.choice([0, 50, 110]), rng.choice([0, 128, 256])
-    levels = [min(255, level + add) if level < threshold else level for level in range(256)]
-    return Done("SOLARIZE_ADD", on_pil(image, lambda i: i.point(levels * 3)), [add, threshold])
+    add = rng.choice([0, 50, 110])
+    levels = [min(255, level + add) if level < 128 else level for level in range(256)]
+    return Done("SOLARIZE_ADD", on_pil(image, lambda i: i.point(levels * 3)), [add])
 
 
 def hue(rng: Random, image: Pixels) -> Done:

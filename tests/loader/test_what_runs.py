@@ -13,8 +13,8 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, PipelineError
 from proxyloader.dali import plan_server
-from proxyloader.kernels import compiler, support
-from proxyloader.kernels.support import NO_KERNELS, find_obstacle
+from proxyloader.kernels import compiler
+from proxyloader.kernels.operations import NO_KERNELS, find_obstacle
 from proxyloader.loader import plan_servers
 from proxyloader.loader.options import LoaderOptions
 
@@ -42,34 +42,34 @@ def test_a_plan_says_why_torchvision_runs_it(transforms: list[Any], with_kernels
 @pytest.fixture
 def unasked() -> Any:
     """As in a process that has not asked yet whether kernels can be compiled."""
-    support.can_compile.cache_clear()
+    compiler.can_compile.cache_clear()
     yield
-    support.can_compile.cache_clear()
+    compiler.can_compile.cache_clear()
 
 
 @pytest.mark.usefixtures("unasked")
 class TestCanCompile:
     def test_for_the_gpus_that_nvrtc_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(support, "_compiler_architectures", lambda: {80, 90})
-        monkeypatch.setattr(support, "_gpu_architectures", lambda: {90})
-        assert support.can_compile()
+        monkeypatch.setattr(compiler, "_compiler_architectures", lambda: {80, 90})
+        monkeypatch.setattr(compiler, "_gpu_architectures", lambda: {90})
+        assert compiler.can_compile()
 
     def test_not_for_others_nor_without_nvrtc_and_it_is_said_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(support, "_compiler_architectures", lambda: {80})
-        monkeypatch.setattr(support, "_gpu_architectures", lambda: {80, 123})
-        assert not support.can_compile() and not support.can_compile()
+        monkeypatch.setattr(compiler, "_compiler_architectures", lambda: {80})
+        monkeypatch.setattr(compiler, "_gpu_architectures", lambda: {80, 123})
+        assert not compiler.can_compile() and not compiler.can_compile()
         (record,) = caplog.records
         assert "sm_123" in record.getMessage()
-        support.can_compile.cache_clear()
+        compiler.can_compile.cache_clear()
         monkeypatch.undo()
 
         def no_nvrtc() -> Any:
             raise compiler.KernelError("libnvrtc was not found")
 
-        monkeypatch.setattr(support, "_nvrtc", no_nvrtc)
-        assert not support.can_compile() and "libnvrtc was not found" in caplog.text
+        monkeypatch.setattr(compiler, "_nvrtc", no_nvrtc)
+        assert not compiler.can_compile() and "libnvrtc was not found" in caplog.text
 
     def test_is_asked_without_initializing_cuda(self) -> None:
         """So a forked child can use CUDA. It can't on a CPU, but there it is asked, too."""
@@ -78,7 +78,7 @@ class TestCanCompile:
 
 
 def _asks_and_is_uninitialized() -> bool:
-    support.can_compile()
+    compiler.can_compile()
     return not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
 
 
