@@ -21,7 +21,7 @@ NO_KERNELS = "without CUDA kernels, torchvision runs it"
 
 Columns = NDArray[np.float64]
 
-S = TypeVar("S", bound=Step)
+F = TypeVar("F", bound=Callable[..., None])
 
 
 class Rows:
@@ -265,10 +265,10 @@ def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ())
 OPERATIONS: dict[type[Step], Callable[[State, Any], None]] = {}
 
 
-def operation(*kinds: type[S]) -> Callable[[Callable[[State, S], None]], Callable[[State, S], None]]:
+def operation(*kinds: type[Step]) -> Callable[[F], F]:
     """Register the function that appends steps of these classes to programs."""
 
-    def register(function: Callable[[State, S], None]) -> Callable[[State, S], None]:
+    def register(function: F) -> F:
         OPERATIONS.update(dict.fromkeys(kinds, function))
         return function
 
@@ -533,7 +533,8 @@ def kernel(state: State, step: given.Kernel) -> None:
 @operation(augment.Erase, augment.EraseByColor, augment.EraseWithNoise)
 def erase(state: State, step: augment.Erase | augment.EraseByColor | augment.EraseWithNoise) -> None:
     top, left, height, width = state.take(4)
-    values, noise = (0.0,) * 3, None
+    values: Any = (0.0,) * 3
+    noise = None
     if isinstance(step, augment.EraseWithNoise):
         (first_block,) = state.take(1)
         noise = state.arrays(first_block, np.maximum(height, 1) * np.maximum(width, 1) * state.channels)

@@ -387,7 +387,7 @@ class Jobs:
         return int(ends[-1, -1]) if len(ends) else 0
 
     def schedule(
-        self, begins: Any, row_strides: Any, channel_strides: Any, files: Indices | None = None, **format: Any
+        self, begins: Any, row_strides: Any, channel_strides: Any, *, files: Indices | None = None, **format: Any
     ) -> Schedule:
         """Order the jobs by launch, and pack all arrays.
 

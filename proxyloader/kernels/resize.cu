@@ -237,9 +237,9 @@ __device__ void add_taps(const Table &table, int index, int count, Level level, 
     }
 }
 
-template <int COUNT> __device__ void start(int (&sums)[COUNT][CHANNELS], int shift) {
+template <int COUNT, int VALUES> __device__ void start(int (&sums)[COUNT][VALUES], int shift) {
 #pragma unroll
-    for (int i = 0; i < COUNT * CHANNELS; ++i) sums[i / CHANNELS][i % CHANNELS] = 1 << (shift - 1);  // a half
+    for (int i = 0; i < COUNT * VALUES; ++i) sums[i / VALUES][i % VALUES] = 1 << (shift - 1);  // a half
 }
 
 // The usual order: the horizontal pass leaves rows of the source, as wide as the tile, in shared memory.
@@ -391,11 +391,9 @@ struct Normalization {
 #if OUTPUT_BITS == 8
 typedef uchar Element;
 __device__ Element element_of(float value) { return (Element)value; }
-__device__ Element to_element(int level, int, const Normalization &) { return level; }
 #elif OUTPUT_BITS == 32
 typedef float Element;
 __device__ Element element_of(float value) { return value; }
-__device__ Element to_element(int level, int channel, const Normalization &by) { return by(level, channel); }
 #else
 typedef unsigned short Element;  // the bits
 __device__ Element element_of(float value) {
@@ -410,8 +408,11 @@ __device__ Element element_of(float value) {
     return bits;
 #endif
 }
-__device__ Element to_element(int level, int channel, const Normalization &by) { return element_of(by(level, channel)); }
 #endif
+
+__device__ Element to_element(int level, int channel, const Normalization &by) {
+    return OUTPUT_BITS == 8 ? (Element)level : element_of(by(level, channel));
+}
 
 // Where a resize leaves levels for the next job.
 struct ToImage {
@@ -462,11 +463,7 @@ template <template <bool> class Order, class Target> __device__ void resample(co
     Target::prepare(batch.steps[job.first + 1], by);  // the barriers below are those of its result, too
 
     int sums[WORDS_PER_THREAD][4];
-#pragma unroll
-    for (int i = 0; i < WORDS_PER_THREAD; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[i][j] = 1 << (shift - 1);  // a half
-
+    start(sums, shift);
     for (int first = needed.first; first <= needed.last; first += CHUNK) {
         const Range chunk = {first, min(first + CHUNK - 1, needed.last)};
         Passes::first_pass(source, along_x, along_y, tile, chunk, (uchar *)shared);
@@ -487,23 +484,16 @@ template <template <bool> class Order, class Target> __device__ void resample(co
     }
 }
 
-// Grid: (tiles of the largest result, jobs).
-extern "C" __global__ void __launch_bounds__(THREADS, 4) resample_rows(Batch batch, int first) {
-    resample<RowsFirst, ToImage>(batch, first + blockIdx.y);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 4) resample_rows_store(Batch batch, int first) {
-    resample<RowsFirst, ToOutput>(batch, first + blockIdx.y);
-}
-
-// Three blocks at a time: the compiler would take more registers than two blocks leave.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) resample_columns(Batch batch, int first) {
-    resample<ColumnsFirst, ToImage>(batch, first + blockIdx.y);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 3) resample_columns_store(Batch batch, int first) {
-    resample<ColumnsFirst, ToOutput>(batch, first + blockIdx.y);
-}
+// Grid: (tiles of the largest result, jobs). Columns: three blocks at a time, as the compiler would take more registers
+// than two blocks leave.
+#define RESAMPLE(name, Order, Target, blocks) \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) name(Batch batch, int first) { \
+        resample<Order, Target>(batch, first + blockIdx.y); \
+    }
+RESAMPLE(resample_rows, RowsFirst, ToImage, 4)
+RESAMPLE(resample_rows_store, RowsFirst, ToOutput, 4)
+RESAMPLE(resample_columns, ColumnsFirst, ToImage, 3)
+RESAMPLE(resample_columns_store, ColumnsFirst, ToOutput, 3)
 
 // From an image to the output. A thread has four pixels, which are in one row, or else stored one by one.
 extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int first) {
