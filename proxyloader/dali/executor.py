@@ -264,8 +264,14 @@ def build(pipeline: Any) -> None:
     if pipeline._built:
         return
     device_id = pipeline.device_id
-    if device_id is not None:
-        _free_gpu_memory(device_id)
+    if device_id is not None and get_gpu_memory(device_id)[0] < MIN_FREE_BYTES:
+        torch.cuda.empty_cache()
+    if device_id is not None and (free := get_gpu_memory(device_id)[0]) < MIN_FREE_BYTES:
+        # A decoder that lacks memory for the engines or for CUDA may report this only on stderr. After a decoder was
+        # built with nearly no memory, images of a batch appeared in the preceding one (DALI 2.4).
+        reason = f"GPU {device_id} has {free / 2**20:.0f} MB free, and at least {MIN_FREE_BYTES >> 20} MB are required"
+        advice = "start iterating before the model fills the memory, or reduce its batch size"
+        raise _out_of_memory(f"{reason}; {advice}", device_id, "a pipeline")
     try:
         with before_exit():
             pipeline.build()
@@ -287,23 +293,6 @@ def build(pipeline: Any) -> None:
                 code="no-decoder",
             ) from error
         raise
-
-
-def _free_gpu_memory(device_id: int) -> None:
-    """Empty the cache of torch's allocator if GPU memory is short.
-
-    A decoder that lacks memory for the engines or for CUDA may report this only on stderr. After a decoder was built
-    with nearly no memory, images of a batch appeared in the preceding one (DALI 2.4).
-
-    Raises:
-        torch.OutOfMemoryError: memory is still short.
-    """
-    if get_gpu_memory(device_id)[0] < MIN_FREE_BYTES:
-        torch.cuda.empty_cache()
-    if (free := get_gpu_memory(device_id)[0]) < MIN_FREE_BYTES:
-        reason = f"GPU {device_id} has {free / 2**20:.0f} MB free, and at least {MIN_FREE_BYTES >> 20} MB are required"
-        advice = "start iterating before the model fills the memory, or reduce its batch size"
-        raise _out_of_memory(f"{reason}; {advice}", device_id, "a pipeline")
 
 
 def get_gpu_memory(device_id: int | None) -> tuple[float, float]:

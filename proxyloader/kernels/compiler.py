@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import tempfile
@@ -53,11 +54,7 @@ def read_source(name: str) -> str:
 def output_macros(dtype: torch.dtype, is_planar: bool) -> tuple[str, ...]:
     """Return the options that select the output format of the module ``resize``."""
     bits = torch.empty(0, dtype=dtype).element_size() * 8
-    return (
-        f"-DPLANAR={int(is_planar)}",
-        f"-DOUTPUT_BITS={bits}",
-        *(("-DBFLOAT",) if dtype == torch.bfloat16 else ()),
-    )
+    return f"-DPLANAR={is_planar:d}", f"-DOUTPUT_BITS={bits}", f"-DBFLOAT={dtype == torch.bfloat16:d}"
 
 
 def compile_module(name: str, architecture: str, macros: tuple[str, ...] = ()) -> bytes:
@@ -125,10 +122,8 @@ def _nvrtc() -> ctypes.CDLL:
     """Load the NVRTC of the installed torch, from its wheel or from the system."""
     torch_folder = Path(torch.__file__).parent
     name = f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}"
-    found = [
-        str(path) for folder in (torch_folder.parent / "nvidia", torch_folder) for path in folder.glob(f"**/{name}")
-    ]
-    for path in [*found, name]:
+    found = itertools.chain((torch_folder.parent / "nvidia").glob(f"**/{name}"), torch_folder.glob(f"**/{name}"))
+    for path in [*map(str, found), name]:
         try:
             return ctypes.CDLL(path)
         except OSError:

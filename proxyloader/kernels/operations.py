@@ -498,28 +498,23 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
     return weights
 
 
-@operation(augment.BoxBlur)
-def box_blur(state: State, step: augment.BoxBlur) -> None:
+@operation(augment.BoxBlur, given.PillowBlur)
+def box_blur(state: State, step: augment.BoxBlur | given.PillowBlur) -> None:
     state.require_levels(step)
-    radius = _box_radius(state.take(1)[0])
-    state.add("BOX_BLUR", (radius, radius, 3))
+    radii: NDArray[Any] = state.take(step.num_params)
+    if is_gaussian := isinstance(step, augment.BoxBlur) or step.is_gaussian:
+        radii = _box_radius(radii)
+    state.add("BOX_BLUR", (radii[0], radii[-1], 3 if is_gaussian else 1))
 
 
-def _box_radius(sigmas: Columns) -> NDArray[np.float32]:
+def _box_radius(sigmas: Columns) -> NDArray[Any]:
     """Return the radius of the box blurs with which Pillow's ``BoxBlur.c`` approximates a Gaussian blur."""
     one, variance = np.float32(1), sigmas.astype(np.float32) ** 2 / np.float32(3)
     length = np.sqrt(12.0 * variance.astype(np.float64) + 1.0).astype(np.float32)
     whole = np.floor((length.astype(np.float64) - 1.0) / 2.0).astype(np.float32)
     part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
-    radius: NDArray[np.float32] = whole + part / (6 * (variance - (whole + one) ** 2))
+    radius: NDArray[Any] = whole + part / (6 * (variance - (whole + one) ** 2))
     return radius
-
-
-@operation(given.PillowBlur)
-def blur_by_boxes(state: State, step: given.PillowBlur) -> None:
-    state.require_levels(step)
-    radii = state.take(2)
-    state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
 
 
 @operation(given.Kernel)

@@ -136,21 +136,10 @@ AS_BYTES = f"V{STEP.itemsize}"
 
 JOB = np.dtype(
     [
-        ("source", "u8"),
-        ("target", "u8"),
-        ("table_x", "i8"),
-        ("table_y", "i8"),
-        ("row_stride", "i8"),
-        ("channel_stride", "i8"),
-        ("source_height", "i4"),
-        ("source_width", "i4"),
-        ("height", "i4"),
-        ("width", "i4"),
-        ("first", "i4"),
-        ("count", "i4"),
-        ("stats", "i4"),
-        ("source_base", "i4"),
-        ("target_base", "i4"),
+        *((name, "u8") for name in ("source", "target")),
+        *((name, "i8") for name in ("table_x", "table_y", "row_stride", "channel_stride")),
+        *((name, "i4") for name in ("source_height", "source_width", "height", "width", "first", "count", "stats")),
+        *((name, "i4") for name in ("source_base", "target_base")),
     ],
     align=True,
 )

@@ -7,8 +7,8 @@
 //   store               from an image to the output
 //   store_resized       the same, through a resize of floats
 //
-// Options of the compiler (-D): PLANAR (0: HWC, 1: CHW), OUTPUT_BITS (8: uint8, 16: float16, or with BFLOAT bfloat16,
-// 32: float32).
+// Options of the compiler (-D): PLANAR (0: HWC, 1: CHW), OUTPUT_BITS (8: uint8, 16: float16 or bfloat16,
+// 32: float32), BFLOAT (1: bfloat16).
 
 #define THREADS 256
 #define TILE_X 32  // of a warp, so that it reads a contiguous piece of a source row
@@ -397,7 +397,7 @@ __device__ Element element_of(float value) { return value; }
 #else
 typedef unsigned short Element;  // the bits
 __device__ Element element_of(float value) {
-#if defined(BFLOAT)
+#if BFLOAT
     const uint bits = __float_as_uint(value);
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 #elif defined(EMULATED)

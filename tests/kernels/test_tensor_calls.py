@@ -248,10 +248,6 @@ def test_error_is_torchvisions(number: int, F: Any) -> None:
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 
 PIPELINES: dict[str, list[Callable[[Any], Any]]] = {
-    "functionals": [pil_to_tensor, lambda t: TF.crop(t, *v1.RandomCrop.get_params(t, (64, 64))),
-                    lambda t: TF.resized_crop(t, *v1.RandomResizedCrop.get_params(t, [0.1, 1], [0.7, 1.3]), [50, 64]),
-                    TF.convert_image_dtype, lambda t: TF.normalize(t, MEAN, STD),
-                    v1.RandomErasing(1.0, value="random")],
     "functionals of v2": [to_image, lambda t: F2.resize(t, [70, 80]), lambda t: F2.center_crop(t, [64, 64]),
                           lambda t: F2.adjust_saturation(t, random.uniform(0.5, 1.5)),
                           lambda t: F2.to_dtype(t, scale=True),
