@@ -9,6 +9,7 @@ when it is submitted, in DALI's own threads. The training thread waits only for 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import uuid
@@ -167,13 +168,12 @@ class RunQueue:
             self._check_owned()
             self._release_read()
             self._resync()
-            if jpeg_engines.must_rebuild(self.pipeline):
-                self.drain()
-                self._rebuild()
             if not self.pipeline.exec_async:
                 self.drain()  # a full output queue would block this thread forever
-            if self._failed_kinds is not None and not self.pipeline.exec_dynamic:
-                self.drain()  # after a failure, DALI's old executor fails all later runs
+            # After a failure, DALI's old executor fails all later runs.
+            has_failed = self._failed_kinds is not None and not self.pipeline.exec_dynamic
+            if has_failed or jpeg_engines.must_rebuild(self.pipeline):
+                self.drain()
                 self._rebuild()
             pipeline_run = PipelineRun(len(inputs[0]), self._check_inputs(inputs), schedule)
             self._prepare(inputs)
@@ -277,15 +277,11 @@ class RunQueue:
 
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         """Return the outputs of a run as torch tensors."""
-        outputs = []
-        for output in pipeline_run.dali_outputs:
-            is_dense = output.is_dense_tensor()
-            tensors = [
-                _to_torch(each, stream, self.pipeline.exec_dynamic)
-                for each in ([output.as_tensor()] if is_dense else output)
-            ]
-            outputs.append(tensors[0] if is_dense else tensors)
-        return outputs
+        to_torch = functools.partial(_to_torch, stream=stream, exec_dynamic=self.pipeline.exec_dynamic)
+        return [
+            to_torch(output.as_tensor()) if output.is_dense_tensor() else list(map(to_torch, output))
+            for output in pipeline_run.dali_outputs
+        ]
 
     def _release_read(self, most: int = MAX_UNREAD) -> None:
         """Return outputs that the GPU has read to DALI. Wait if there are more others: NOTE [ DALI's GPU memory ]."""

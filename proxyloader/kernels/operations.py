@@ -24,27 +24,6 @@ Columns = NDArray[np.float64]
 F = TypeVar("F", bound=Callable[..., None])
 
 
-class Rows:
-    """The sampled parameters of the images of a plan, as ``ParamRow.packed`` returns them.
-
-    Attributes:
-        columns: (N, columns) float64, of the decoded images; only the rows of ``images`` count.
-    """
-
-    def __init__(self, rows: Sequence[Any], num_params: int, images: Indices, num_decoded: int) -> None:
-        self._rows, self._end = dict(zip(images.tolist(), rows)), 2 * num_params
-        columns = np.zeros((num_decoded, self._end), np.float32)
-        if num_params and len(images):
-            columns[images] = np.stack([row[: self._end] for row in rows])
-        self.columns: Columns = columns.view(np.float64)
-
-    def arrays(self, images: Indices, first_blocks: Columns, counts: Indices) -> list[NDArray[np.float32]]:
-        """Return the attached arrays of decoded images, one-dimensional, by their first block and their length."""
-        starts = self._end + first_blocks.astype(np.int64) * ParamRow.BLOCK
-        rows = [self._rows[image] for image in images.tolist()]
-        return [row[start : start + n] for row, start, n in zip(rows, starts.tolist(), counts.tolist())]
-
-
 class FloatResize(NamedTuple):
     """A resize of floats, which the step that stores the output performs, with the crops and flips after it.
 
@@ -72,6 +51,8 @@ class State:
     """Images of a batch between two steps.
 
     Attributes:
+        columns: (N, parameters) float64, of all decoded images; only the rows of those with this plan count.
+        rows: the parameters of each decoded image with this plan, as ``ParamRow.packed`` returns them.
         images: which images of the programs.
         column: the next column of the parameters.
         channels: 3, or 1 for grayscale images, whose three channels are equal.
@@ -82,7 +63,8 @@ class State:
     """
 
     programs: Programs
-    rows: Rows
+    columns: Columns
+    rows: dict[int, Any]
     images: Indices
     column: int = 0
     channels: int = 3
@@ -97,12 +79,15 @@ class State:
         """Return the next columns of the images, (count, N)."""
         self.column += count
         decoded = self.programs.sources[self.images]
-        columns: Columns = self.rows.columns[decoded, self.column - count : self.column].T
+        columns: Columns = self.columns[decoded, self.column - count : self.column].T
         return columns
 
     def arrays(self, first_blocks: Columns, counts: Columns) -> list[NDArray[np.float32]]:
-        """Return an array of each image that is attached to its parameters."""
-        return self.rows.arrays(self.programs.sources[self.images], first_blocks, counts.astype(np.int64))
+        """Return an array of each image that is attached to its parameters, by its first block and its length."""
+        starts = 2 * self.columns.shape[1] + first_blocks.astype(np.int64) * ParamRow.BLOCK
+        rows = [self.rows[image] for image in self.programs.sources[self.images].tolist()]
+        lengths = counts.astype(np.int64).tolist()
+        return [row[start : start + n] for row, start, n in zip(rows, starts.tolist(), lengths)]
 
     def branch(self, steps: Branch) -> Indices:
         """Return new programs, which begin as those of the images and continue with other steps."""
@@ -119,7 +104,7 @@ class State:
             for operation in step.operations:
                 function = OPERATIONS.get(type(operation))
                 if function is None:
-                    raise no_kernel(operation)
+                    raise MissingKernelError(operation)
                 function(self, operation)
 
     def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
@@ -157,20 +142,19 @@ class State:
 
     def require_levels(self, step: Step) -> None:
         if self.scale is not None:
-            raise no_kernel(step, "of floats")
+            raise MissingKernelError(step, "of floats")
 
     def require_moves(self, step: Step, fill: tuple[float, ...] = ()) -> None:
         """Check a step that only moves pixels, so that it may as well precede a conversion to floats."""
         if self.std or self.erased or self.resized is not None or (self.scale is not None and any(fill)):
-            raise no_kernel(step, "of floats with these arguments")
+            raise MissingKernelError(step, "of floats with these arguments")
 
 
 class MissingKernelError(Exception):
     """There is no kernel for a step. ``get_missing_kernel`` returns the message."""
 
-
-def no_kernel(step: Step, why: str = "") -> MissingKernelError:
-    return MissingKernelError(f"there is no kernel for {type(step).__name__} {why}".strip())
+    def __init__(self, step: Step, why: str = "") -> None:
+        super().__init__(f"there is no kernel for {type(step).__name__} {why}".strip())
 
 
 def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -199,7 +183,11 @@ def build_programs(images: Sequence[Planned]) -> Programs:
 
 def _add_plan(programs: Programs, plan: Plan, images: Indices, rows: Any) -> None:
     """Append the steps of a plan to the programs of some images."""
-    state = State(programs, Rows(rows, plan.num_params, images, len(programs.decoded_sizes)), images)
+    end = 2 * plan.num_params
+    columns = np.zeros((len(programs.decoded_sizes), end), np.float32)
+    if end and len(images):
+        columns[images] = np.stack([row[:end] for row in rows])
+    state = State(programs, columns.view(np.float64), dict(zip(images.tolist(), rows)), images)
     state.apply(plan.steps)
     state.make_crop()
     mean, std = rgb(state.mean), rgb(state.std or (1.0,))
@@ -291,7 +279,7 @@ def one_of(state: State, step: OneOf) -> None:
             after.apply(branch)
             after.make_crop()
         if after.resized is not state.resized:
-            raise no_kernel(step, "of resizes of floats")
+            raise MissingKernelError(step, "of resizes of floats")
     state.column = column + step.num_params
     state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
 
@@ -299,7 +287,7 @@ def one_of(state: State, step: OneOf) -> None:
 @operation(auto_augment.Mixture)
 def mixture(state: State, step: auto_augment.Mixture) -> None:
     if len(step.branches) > MAX_BRANCHES:
-        raise no_kernel(step, f"of more than {MAX_BRANCHES} branches")
+        raise MissingKernelError(step, f"of more than {MAX_BRANCHES} branches")
     weights = state.take(1 + len(step.branches))
     branches = [state.branch(branch) for branch in step.branches]
     unused = MAX_BRANCHES - len(branches)
@@ -319,7 +307,7 @@ def blend(state: State, step: auto_augment.Blend) -> None:
 @operation(geometry.Crop)
 def crop(state: State, step: geometry.Crop) -> None:
     if state.erased or (not step.region.inside and (state.std or (state.scale is not None and any(step.fill)))):
-        raise no_kernel(step, "of floats with these arguments")
+        raise MissingKernelError(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
     if state.resized is not None:
         state.resized = state.resized.crop(top, left, height, width)
@@ -332,7 +320,7 @@ def crop(state: State, step: geometry.Crop) -> None:
 def flip(state: State, step: geometry.Flip) -> None:
     (wanted,) = state.take(1)
     if state.erased:
-        raise no_kernel(step, "after erasing")
+        raise MissingKernelError(step, "after erasing")
     if state.resized is not None:
         state.resized = state.resized.flip(step.axis, wanted != 0)
         return
@@ -366,7 +354,7 @@ def resize_(state: State, step: resize.Resize) -> None:
     size = height, width = state.take(2)
     if state.scale is not None:
         if state.std or state.erased or state.resized is not None:
-            raise no_kernel(step, "of floats after another one, Normalize or erasing")
+            raise MissingKernelError(step, "of floats after another one, Normalize or erasing")
         state.make_crop()
         how = step.antialias + 2 * torch_fuses_products()
         axis = 0, np.ones_like(width)
@@ -566,5 +554,5 @@ def to_float(state: State, step: type_conversion.ToFloat) -> None:
 @operation(type_conversion.Normalize)
 def normalize(state: State, step: type_conversion.Normalize) -> None:
     if state.std or state.erased:
-        raise no_kernel(step, "after another one, or after erasing")
+        raise MissingKernelError(step, "after another one, or after erasing")
     state.mean, state.std = step.mean, step.std
