@@ -187,7 +187,7 @@ class Programs:
         self.sources, self.num_outputs = np.arange(len(self.sizes)), len(self.sizes)
         self._images: list[Indices] = []
         self._steps: list[NDArray[Any]] = []
-        self._sizes: list[tuple[Indices, Indices]] = []
+        self._sizes: list[Indices] = []  # height and width before and after each step
         self._extras: list[NDArray[np.float32]] = []
         self._num_extras = 0
 
@@ -208,14 +208,14 @@ class Programs:
         steps["code"] = CODE[name]
         for column, values in enumerate(numbers):
             steps["numbers"][:, column] = values
-        before = after = self.sizes[images]
+        before = self.sizes[images]
+        around = np.concatenate((before, before), 1)
         if sizes is not None:
-            after = np.empty_like(before)
-            after[:, 0], after[:, 1] = sizes
-            self.sizes[images] = after
+            around[:, 2], around[:, 3] = sizes
+            self.sizes[images] = around[:, 2:]
         self._images.append(images)
         self._steps.append(steps)
-        self._sizes.append((before, after))
+        self._sizes.append(around)
 
     def add_extras(self, extras: Sequence[Any] | NDArray[Any]) -> None:
         """Attach numbers to the step that was appended last: one-dimensional, for each of its images."""
@@ -227,12 +227,12 @@ class Programs:
 
     def flip_last(self, number: int, wanted: Any, images: Indices) -> bool:
         """Flip the results of the last step of these images, along x (8) or y (9). Return whether it is a resize."""
-        if not self._steps or not np.array_equal(self._images[-1], images):
+        if not self._steps or self._steps[-1]["code"][0] != CODE["RESAMPLE"]:
             return False
-        steps = self._steps[-1]
-        if not len(steps) or steps["code"][0] != CODE["RESAMPLE"]:
+        if not np.array_equal(self._images[-1], images):
             return False
-        steps["numbers"][:, number] = steps["numbers"][:, number] != wanted
+        numbers = self._steps[-1]["numbers"]
+        numbers[:, number] = numbers[:, number] != wanted
         return True
 
     def branch(self, images: Indices) -> Indices:
@@ -240,12 +240,12 @@ class Programs:
         added = len(self) + np.arange(len(images))
         program_of = np.full(len(self), -1)
         program_of[images] = added
-        for number, (theirs, steps, (before, after)) in enumerate(zip(self._images, self._steps, self._sizes)):
+        for number, theirs in enumerate(self._images):
             copies = program_of[theirs]
             chosen = copies >= 0
             self._images[number] = np.concatenate([theirs, copies[chosen]])
-            self._steps[number] = np.concatenate([steps, steps[chosen]])
-            self._sizes[number] = np.concatenate([before, before[chosen]]), np.concatenate([after, after[chosen]])
+            for arrays in (self._steps, self._sizes):
+                arrays[number] = np.concatenate([arrays[number], arrays[number][chosen]])
         self.sizes = np.concatenate([self.sizes, self.sizes[images]])
         self.sources = np.concatenate([self.sources, self.sources[images]])
         return added
@@ -298,7 +298,7 @@ class Jobs:
         # NumPy joins bytes faster than structures.
         steps = np.concatenate([steps.view(AS_BYTES) for steps in programs._steps])[order].view(STEP)
         images, self.steps = images[order], steps
-        before, after = (np.concatenate(each)[order] for each in zip(*programs._sizes))
+        sizes = np.concatenate(programs._sizes)[order]
         kinds = KINDS[steps["code"]]
         resamples = np.flatnonzero(kinds == Kind.RESAMPLE_ROWS)
         kinds[resamples] += steps["numbers"][resamples, 13].astype(np.int32)
@@ -317,8 +317,8 @@ class Jobs:
         self.kinds = kinds[at] + 2 * (is_resample[at] & stores[last])
         self.jobs = np.zeros(len(at), JOB)
         self.jobs["first"], self.jobs["count"] = at, last - at + 1
-        self.jobs["source_height"], self.jobs["source_width"] = before[at].T
-        self.jobs["height"], self.jobs["width"] = after[last].T
+        self.jobs["source_height"], self.jobs["source_width"] = sizes[at, :2].T
+        self.jobs["height"], self.jobs["width"] = sizes[last, 2:].T
         self._first_job = np.flatnonzero(self._is_first)
         self._lengths = np.diff(np.append(self._first_job, len(at)))
         self._last_job = self._first_job + self._lengths - 1
