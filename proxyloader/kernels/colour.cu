@@ -638,11 +638,8 @@ extern "C" __global__ void gather(Batch batch, int first) {
 struct Box { int radius; uint inner, outer; };
 
 __device__ Box box_of(float radius) {
-    Box box;
-    box.radius = (int)radius;
-    box.inner = (uint)((float)(1 << 24) / (radius * 2 + 1));
-    box.outer = ((1u << 24) - (box.radius * 2 + 1) * box.inner) / 2;
-    return box;
+    const uint inner = (uint)((float)(1 << 24) / (radius * 2 + 1));
+    return {(int)radius, inner, ((1u << 24) - ((int)radius * 2 + 1) * inner) / 2};
 }
 
 #define BLUR_RUN 8  // levels that a thread makes: it sums the box of the first, then moves it

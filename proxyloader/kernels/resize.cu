@@ -495,6 +495,11 @@ RESAMPLE(resample_rows_store, RowsFirst, ToOutput, 4)
 RESAMPLE(resample_columns, ColumnsFirst, ToImage, 3)
 RESAMPLE(resample_columns_store, ColumnsFirst, ToOutput, 3)
 
+// Where the output has a value.
+__device__ Element *place(const Job &job, int x, int y, int c, int channels) {
+    return (Element *)job.target + y * job.row_stride + (PLANAR ? c * job.channel_stride + x : channels * x + c);
+}
+
 // From an image to the output. A thread has four pixels, which are in one row, or else stored one by one.
 extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int first) {
     __shared__ Normalization by;
@@ -509,7 +514,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int fir
     Pixel quad[4];
     load_quad(job.source + 3 * (size_t)at, count, quad);
     const int channels = (int)step.numbers[0], x = at % job.width, y = at / job.width;
-    const bool is_planar = PLANAR || channels == 1;
     Element values[12];
 #pragma unroll
     for (int i = 0; i < 12; i++) {
@@ -520,23 +524,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int fir
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (i >= count) break;
-            Element *row = (Element *)job.target + (at + i) / job.width * job.row_stride;
-            const int column = (at + i) % job.width;
+            const int column = (at + i) % job.width, row = (at + i) / job.width;
 #pragma unroll
             for (int c = 0; c < 3; c++)
-                if (c < channels) row[is_planar ? c * job.channel_stride + column : 3 * column + c] = values[3 * i + c];
+                if (c < channels) *place(job, column, row, c, channels) = values[3 * i + c];
         }
         return;
     }
-    Element *to = (Element *)job.target + y * job.row_stride + (is_planar ? x : 3 * x);
 #pragma unroll
     for (int c = 0; c < 3; c++) {
-        if (!is_planar) {
+        if (!PLANAR && channels == 3) {
             const Element *v = values + 4 * c;
-            store_four(to + 4 * c, Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
+            store_four(place(job, x, y, 4 * c, 3), Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
         } else if (c < channels) {
             const Element *v = values + c;
-            store_four(to + c * job.channel_stride, Four<Element>{v[0], v[3], v[6], v[9]}, count);
+            store_four(place(job, x, y, c, channels), Four<Element>{v[0], v[3], v[6], v[9]}, count);
         }
     }
 }
@@ -560,10 +562,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) store_resized(Batch batch,
     if (from_x >= 0 && from_x < to.width && from_y >= 0 && from_y < to.height)
         mean = to.at(job, from_x, from_y, [&](int level) { return by.of_level(level); });
     const float values[3] = {mean.r, mean.g, mean.b};
-    Element *row = (Element *)job.target + y * job.row_stride;
-    const bool is_planar = PLANAR || channels == 1;
-    for (int c = 0; c < channels; c++)
-        row[is_planar ? c * job.channel_stride + x : 3 * x + c] = element_of(by.of_value(values[c], c));
+    for (int c = 0; c < channels; c++) *place(job, x, y, c, channels) = element_of(by.of_value(values[c], c));
 }
 
 // A box of an output that was stored before. A thread has one pixel. Grid: (parts of the largest image, jobs).
@@ -573,10 +572,8 @@ extern "C" __global__ void erase_output(Batch batch, int first) {
     const double *n = step.numbers;
     const int width = (int)n[2], at = blockIdx.x * blockDim.x + threadIdx.x, channels = (int)n[8];
     if (at >= width * (int)n[3]) return;
-    const int x = (int)n[0] + at % width, y = (int)n[1] + at / width;
-    Element *row = (Element *)job.target + y * job.row_stride;
     for (int c = 0; c < channels; c++) {
         const float value = n[4] != 0 ? batch.extras[step.extra + channels * at + c] : (float)n[5 + c];
-        row[PLANAR ? c * job.channel_stride + x : channels * x + c] = element_of(value);
+        *place(job, (int)n[0] + at % width, (int)n[1] + at / width, c, channels) = element_of(value);
     }
 }
