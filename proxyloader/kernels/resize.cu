@@ -244,14 +244,10 @@ template <int COUNT, int VALUES> __device__ void start(int (&sums)[COUNT][VALUES
 
 // The usual order: the horizontal pass leaves rows of the source, as wide as the tile, in shared memory.
 template <bool IS_PLANAR> struct RowsFirst {
-    __device__ static Range needed(const Table &, const Table &along_y, const Tile &tile) {
-        return source_of(along_y, tile.y, tile.last_y);
-    }
+    static const bool IS_X_FIRST = true;
 
-    __device__ static int second_shift(const Table &, const Table &along_y) { return along_y.shift(); }
-
-    __device__ static void first_pass(const Source &source, const Table &along_x, const Table &, const Tile &tile,
-                                      Range chunk, uchar *shared) {
+    __device__ static void first_pass(const Source &source, const Table &along_x, const Tile &tile, Range chunk,
+                                      uchar *shared) {
         const int shift = along_x.shift();
         const int groups = (chunk.last - chunk.first) / ROWS_PER_THREAD + 1;
         for (int item = threadIdx.x; item < groups * TILE_X; item += THREADS) {
@@ -284,8 +280,8 @@ template <bool IS_PLANAR> struct RowsFirst {
         }
     }
 
-    __device__ static void second_pass(const Table &, const Table &along_y, const Tile &tile,
-                                       Word<IS_PLANAR> word, Range chunk, const uchar *shared, int (&sums)[4]) {
+    __device__ static void second_pass(const Table &along_y, const Tile &tile, Word<IS_PLANAR> word, Range chunk,
+                                       const uchar *shared, int (&sums)[4]) {
         const int y = tile.y + word.row, first = along_y.first(y);
         const int end = min(first + along_y.count(y), chunk.last + 1);
 #pragma unroll 2
@@ -300,14 +296,10 @@ template <bool IS_PLANAR> struct RowsFirst {
 
 // The other order: the vertical pass leaves columns of the source, as high as the tile, in shared memory.
 template <bool IS_PLANAR> struct ColumnsFirst {
-    __device__ static Range needed(const Table &along_x, const Table &, const Tile &tile) {
-        return source_of(along_x, tile.x, tile.last_x);
-    }
+    static const bool IS_X_FIRST = false;
 
-    __device__ static int second_shift(const Table &along_x, const Table &) { return along_x.shift(); }
-
-    __device__ static void first_pass(const Source &source, const Table &, const Table &along_y, const Tile &tile,
-                                      Range chunk, uchar *shared) {
+    __device__ static void first_pass(const Source &source, const Table &along_y, const Tile &tile, Range chunk,
+                                      uchar *shared) {
         const int shift = along_y.shift();
         for (int item = threadIdx.x; item < (tile.last_y - tile.y + 1) * CHUNK; item += THREADS) {
             const int x = chunk.first + item % CHUNK, y = tile.y + item / CHUNK;
@@ -331,8 +323,8 @@ template <bool IS_PLANAR> struct ColumnsFirst {
         }
     }
 
-    __device__ static void second_pass(const Table &along_x, const Table &, const Tile &tile,
-                                       Word<IS_PLANAR> word, Range chunk, const uchar *shared, int (&sums)[4]) {
+    __device__ static void second_pass(const Table &along_x, const Tile &tile, Word<IS_PLANAR> word, Range chunk,
+                                       const uchar *shared, int (&sums)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int x = min(tile.x + word.x(i), tile.last_x);  // a word may reach beyond; nobody reads that
@@ -458,21 +450,23 @@ template <template <bool> class Order, class Target> __device__ void resample(co
     const int fill = (int)batch.steps[job.first].numbers[12];
     const Source source = {job.source, job.source_height, job.source_width, CHANNELS * job.source_width, fill};
     const Table along_x = {batch.pool + job.table_x, job.width}, along_y = {batch.pool + job.table_y, job.height};
-    const Range needed = Passes::needed(along_x, along_y, tile);
-    const int shift = Passes::second_shift(along_x, along_y);
+    const Table &one = Passes::IS_X_FIRST ? along_x : along_y, &other = Passes::IS_X_FIRST ? along_y : along_x;
+    const Range needed = Passes::IS_X_FIRST ? source_of(along_y, tile.y, tile.last_y)
+                                            : source_of(along_x, tile.x, tile.last_x);
+    const int shift = other.shift();
     Target::prepare(batch.steps[job.first + 1], by);  // the barriers below are those of its result, too
 
     int sums[WORDS_PER_THREAD][4];
     start(sums, shift);
     for (int first = needed.first; first <= needed.last; first += CHUNK) {
         const Range chunk = {first, min(first + CHUNK - 1, needed.last)};
-        Passes::first_pass(source, along_x, along_y, tile, chunk, (uchar *)shared);
+        Passes::first_pass(source, one, tile, chunk, (uchar *)shared);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < WORDS_PER_THREAD; ++i) {
             const Word<Target::IS_PLANAR> word(threadIdx.x + i * THREADS);
             if (tile.y + word.row <= tile.last_y)
-                Passes::second_pass(along_x, along_y, tile, word, chunk, (const uchar *)shared, sums[i]);
+                Passes::second_pass(other, tile, word, chunk, (const uchar *)shared, sums[i]);
         }
         __syncthreads();
     }
