@@ -523,16 +523,8 @@ def test_calls_use_pixels(why: str) -> None:
 
 def test_hooks_are_undone() -> None:
     def hooked() -> list[Any]:
-        functions = (
-            Image.new,
-            Image.blend,
-            equalize,
-            autocontrast,
-            to_tensor,
-            pil_to_tensor,
-            to_image,
-            ImageChops.invert,
-        )
+        of_torchvision = [to_tensor, pil_to_tensor, to_image]
+        functions = [Image.new, Image.blend, ImageChops.invert, equalize, autocontrast, *of_torchvision]
         methods = [Image.Image.crop, Image.Image.paste, ImageEnhance.Color.__init__, ImageEnhance.Contrast.__init__]
         return [*(each.__code__ for each in functions), *methods]
 
