@@ -40,7 +40,7 @@ from tqdm import tqdm
 from proxyloader._cores import usable_cores
 from proxyloader.dali.api import decoder_arguments, fn, pipeline_def
 from proxyloader.dali.executor import run, tensor_list
-from proxyloader.dali.outputs import take_outputs
+from proxyloader.dali.run_queue import take_outputs
 from proxyloader.make_dataset import photograph
 from proxyloader.tools.bench.config import machine
 

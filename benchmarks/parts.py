@@ -33,13 +33,12 @@ from tqdm import tqdm
 
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
-from proxyloader.dali.plan_server import PlanServer
-from proxyloader.dali.program_server import ProgramServer, get_decoder
+from proxyloader.dali.plan_server import PlanServer, get_decoder
 from proxyloader.data.dataset import find_plans
 from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks
-from proxyloader.kernels.support import find_obstacle
+from proxyloader.kernels.operations import find_obstacle
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import OwnDataset
 from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, machine, make_transform
@@ -168,19 +167,16 @@ def main_process(root: str) -> Costs:
     batch = worker.pack()
     (run,) = batch.runs
     arguments: list[Any] = [batch.inputs(run, worker.arena)]
-    decoder: PlanServer
-    server: PlanServer | ProgramServer
     if on_gpu:
-        decoder = get_decoder(PipelineOptions(len(dataset), device_id=0, num_threads=4))
-        server, where = ProgramServer(decoder), "on a GPU"
+        server, where = get_decoder(PipelineOptions(len(dataset), device_id=0, num_threads=4)), "on a GPU"
         arguments.append(batch.schedule(run, worker.arena))
     else:
         (plan,) = find_plans(dataset, lambda plan: "")[0].values()
         options, where = PipelineOptions(len(dataset), num_threads=1), "by one CPU thread"
-        server = decoder = PlanServer(plan, options, OutputFormat())
+        server = PlanServer(plan, options, OutputFormat())
     submitted: list[Any] = []
 
-    def finish(run: Any, server: Any = server) -> None:
+    def finish(run: Any) -> None:
         server.collect(run)
         if on_gpu:
             torch.cuda.synchronize()
@@ -190,7 +186,7 @@ def main_process(root: str) -> Costs:
         f"decode and transform {where}": lambda: finish(submitted.pop()),
     }
     if on_gpu:
-        cases[f"decode {where}"] = lambda: finish(decoder.submit(*arguments[:1]), decoder)
+        cases[f"decode {where}"] = lambda: finish(server.submit(*arguments[:1]))
     return measure(cases, len(dataset), time.perf_counter if on_gpu else time.process_time)
 
 

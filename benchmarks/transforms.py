@@ -34,8 +34,7 @@ from tqdm import tqdm
 
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
-from proxyloader.dali.plan_server import PlanServer
-from proxyloader.dali.program_server import ProgramServer, get_decoder
+from proxyloader.dali.plan_server import PlanServer, get_decoder
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.transformed import TransformedImage
 from proxyloader.kernels.operations import build_schedule
@@ -92,7 +91,7 @@ class Case:
                 self.batches.append((inputs,))
         self.server: Any
         if on_gpu:
-            self.server = ProgramServer(get_decoder(PipelineOptions(len(files), device_id=0, num_threads=4)))
+            self.server = get_decoder(PipelineOptions(len(files), device_id=0, num_threads=4))
         else:
             self.server = PlanServer(chain.plan, PipelineOptions(len(files), num_threads=1), OutputFormat())
         self.server.collect(self.server.submit(*self.batches[0]))

@@ -25,8 +25,7 @@ from proxyloader._random_state import preserve_rng
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions
 from proxyloader.dali.output_format import OutputFormat
-from proxyloader.dali.plan_server import PlanServer
-from proxyloader.dali.program_server import ProgramServer, get_decoder
+from proxyloader.dali.plan_server import PlanServer, get_decoder
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import create_lazy_image
 from proxyloader.data.transformed import pixel_uses
@@ -278,7 +277,7 @@ def run_calls(calls: Sequence[Any], device: str) -> list[torch.Tensor]:
         return list(output)
     planned = [(call.plan, call.image.size[::-1], call.row.packed()) for call in calls]
     if device == "cuda":
-        gpu = ProgramServer(get_decoder(PipelineOptions(len(calls), device_id=0, num_threads=2)))
+        gpu = get_decoder(PipelineOptions(len(calls), device_id=0, num_threads=2))
         schedule = build_schedule(planned, None, False)
         (output,) = gpu.collect(gpu.submit([[call.file for call in calls]], schedule))
         return list(output)

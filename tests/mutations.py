@@ -65,7 +65,7 @@ a random crop forgets its padding above
     transforms/geometry.py:random_crop | i - top => i
     transforms/test_geometry.py
 a vertical flip is a horizontal one
-    dali/graph.py:Graph.flip | horizontal=0, vertical=wanted => horizontal=wanted, vertical=0
+    dali/build.py:Graph.add | {'horizontal': 0, 'vertical': wanted} => {'horizontal': wanted}
     dali/test_build.py
 the rows of a nearest resize are counted as its columns
     transforms/resize.py:nearest_pixels | _pillow_nearest(rows, new_size[0]) => _pillow_nearest(rows, new_size[1])
@@ -86,16 +86,16 @@ colours are adjusted in one order always
     transforms/color.py:color_jitter | order.tolist() => sorted(order.tolist())
     transforms/test_color.py
 levels are divided by 256
-    dali/graph.py:Graph.to_float | 1 / 255 => 1 / 256
+    dali/build.py:Graph.add | 255.0 if step.scale => 256.0 if step.scale
     dali/test_build.py integration/test_same_batches.py
 a plan that has no kernel is sent to the kernels
-    kernels/support.py:find_obstacle | return get_missing_kernel(plan) => return ''
+    kernels/operations.py:find_obstacle | return get_missing_kernel(plan) => return ''
     loader/test_what_runs.py
 images of different plans take turns in the wrong order
     kernels/operations.py:build_programs | np.array(numbers) => np.array(numbers[::-1])
     loader/test_kernels_road.py
 a step that DALI lacks is sent to DALI
-    kernels/support.py:find_obstacle | if any((step.needs_kernels for step in plan.steps)) => if not plan.steps
+    kernels/operations.py:find_obstacle | if any((step.needs_kernels for step in plan.steps)) => if not plan.steps
     loader/test_what_runs.py loader/test_backend.py
 # reading
 a damaged JPEG passes for a whole one

@@ -16,7 +16,7 @@ from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import find_undecoded
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.data.placeholders import ProxyBatch, ProxySample
-from proxyloader.kernels.support import find_obstacle
+from proxyloader.kernels.operations import find_obstacle
 
 
 @contextlib.contextmanager

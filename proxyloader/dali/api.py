@@ -63,8 +63,3 @@ def without_conversion(error: Exception) -> Exception:
     """Return the original error of a graph with conditionals. DALI converts its code and wraps its errors."""
     within = error.__context__ if hasattr(error, "ag_error_metadata") else None
     return within if isinstance(within, Exception) else error
-
-
-def is_pipeline_function(thing: Any) -> bool:
-    """Return whether ``thing`` was created by ``@pipeline_def``, and so returns a pipeline when called."""
-    return bool(getattr(thing, "_is_pipeline_def", False))

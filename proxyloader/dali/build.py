@@ -1,4 +1,7 @@
-"""Build a DALI pipeline from a Plan. The pipeline is a pure function of encoded bytes and sampled parameters."""
+"""Build a DALI pipeline from a Plan whose steps do not need kernels: crop, resize, flip, conversion, normalization.
+
+The pipeline is a pure function of encoded bytes and sampled parameters.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .._cores import cores_of_process, usable_cores
-from ..transforms.plan import Plan
+from ..transforms.geometry import Crop, Flip
+from ..transforms.plan import Plan, Step
+from ..transforms.resize import Resize
+from ..transforms.type_conversion import Normalize, ToFloat
 from . import jpeg_engines
-from .api import OperatorConcurrency, Pipeline, fn, pipeline_def, types
-from .graph import Graph
+from .api import OperatorConcurrency, Pipeline, decoder_arguments, fn, pipeline_def, types
+
+INTERPOLATIONS = {"bilinear": types.INTERP_LINEAR, "bicubic": types.INTERP_CUBIC}
 
 LARGE_PIXELS = 1_200_000
 """Minimum mean number of pixels of large photos. With CUDA decoding, CPU threads read the scans of smaller JPEGs, up to
@@ -80,6 +87,80 @@ class PipelineOptions:
         return replace(self, hw_decoder_load=share, num_threads=min(16, cores))
 
 
+class Graph:
+    """The image after some of the steps.
+
+    Attributes:
+        node: (H, W, 3); None before the image is decoded.
+        pending: mean and std of a conversion to float, (values - mean) / std, that is still to be applied to ``node``.
+            It is deferred, because the same operator normalizes and changes the layout. None: nothing is to be applied.
+    """
+
+    def __init__(self, options: PipelineOptions, encoded: Any, params: Any) -> None:
+        self.node: Any = None
+        self.pending: tuple[list[float], list[float]] | None = None
+        self._options, self._encoded, self._params, self._column = options, encoded, params, 0
+
+    def add(self, step: Step) -> None:
+        """Append a step. ToTensor only changes the layout, which is that of the output."""
+        if isinstance(step, Crop):
+            self._crop(step)
+        elif isinstance(step, Resize):
+            how = {"interp_type": INTERPOLATIONS[step.interpolation], "antialias": step.antialias}
+            self.node = fn.resize(self._materialize(), size=self._take_params(2), **how)
+        elif isinstance(step, Flip):
+            wanted = fn.cast(self._take_params(1)[0], dtype=types.INT32)
+            axes = {"horizontal": 0, "vertical": wanted} if step.axis == "vertical" else {"horizontal": wanted}
+            self.node = fn.flip(self._decoded(), **axes)
+        elif isinstance(step, ToFloat):
+            self.pending = [0.0] * 3, [255.0 if step.scale else 1.0] * 3
+        elif isinstance(step, Normalize):
+            means, stds = self.pending or ([0.0] * 3, [1.0] * 3)
+            means = [mean + added * std for mean, added, std in zip(means, step.mean, stds)]
+            self.pending = means, [std * factor for std, factor in zip(stds, step.std)]
+
+    def output(self) -> Any:
+        """Return the image, (C, H, W) or (H, W, C)."""
+        if self.pending is not None:
+            return self._materialize("HWC" if self._options.channels_last else "CHW")
+        return self._decoded() if self._options.channels_last else fn.transpose(self._decoded(), perm=[2, 0, 1])
+
+    def _take_params(self, count: int) -> Any:
+        """Return the next ``count`` parameters. Steps consume their columns in order."""
+        self._column += count
+        return self._params[self._column - count : self._column]
+
+    def _crop(self, step: Crop) -> None:
+        box = fn.cast(self._take_params(4), dtype=types.INT32)
+        region = {"start": box[0:2], "shape": box[2:4], "axes": [0, 1]}
+        if self.node is None and step.inside and self._options.device_id is None:
+            # On the CPU, only the crop is decoded. The pixels are the same, except in crops one pixel wide at the side
+            # of a 4:2:0 image, which differ by a few levels. On an H200, whose engines decode whole images, decoding
+            # only the crop takes seven times as long (benchmarks/results/parts.jsonl).
+            self.node = fn.decoders.image_slice(self._encoded, **region, **self._decoder("decoders__ImageSlice"))
+            return
+        if not step.inside:
+            region |= {"out_of_bounds_policy": "pad", "fill_values": list(step.fill)}
+        self.node = fn.slice(self._materialize(), **region)
+
+    def _decoder(self, operator: str = "decoders__Image") -> dict[str, Any]:
+        return decoder_arguments(operator, self._options.device_id, self._options.engine_share)
+
+    def _decoded(self) -> Any:
+        if self.node is None:
+            self.node = fn.decoders.image(self._encoded, **self._decoder())
+        return self.node
+
+    def _materialize(self, layout: str = "HWC") -> Any:
+        """Apply the pending conversion, and return the node, which then is the image."""
+        if self.pending is not None:
+            (mean, std), self.pending = self.pending, None
+            self.node = fn.crop_mirror_normalize(
+                self._decoded(), dtype=types.FLOAT, output_layout=layout, mean=mean, std=std
+            )
+        return self._decoded()
+
+
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     """Build the DALI pipeline of a plan without steps that need kernels.
 
@@ -103,7 +184,10 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
     def proxyloader_plan() -> Any:
         images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
         draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.num_params else None
-        return Graph(options, images, draws).output(plan.steps)
+        graph = Graph(options, images, draws)
+        for step in plan.steps:
+            graph.add(step)
+        return graph.output()
 
     pipeline = proxyloader_plan()
     jpeg_engines.build(pipeline)

@@ -10,6 +10,7 @@ that has already initialized CUDA.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -18,12 +19,10 @@ import torch
 
 def check_device(device: Any) -> None:
     """Raise ValueError unless the device is None, a CUDA device or the CPU."""
-    try:
-        is_known = device is None or torch.device(device).type in ("cpu", "cuda")
-    except RuntimeError:
-        is_known = False
-    if not is_known:
-        raise ValueError(f"device must be a CUDA device ('cuda', 'cuda:1') or 'cpu', got {device!r}")
+    with contextlib.suppress(RuntimeError):
+        if device is None or torch.device(device).type in ("cpu", "cuda"):
+            return
+    raise ValueError(f"device must be a CUDA device ('cuda', 'cuda:1') or 'cpu', got {device!r}")
 
 
 def check_device_exists(device: Any) -> None:

@@ -44,14 +44,42 @@ def external_sources(pipeline: Any) -> list[Any]:
     return [node for node in pipeline._ops if node.name in names]
 
 
-def has_callback(node: Any) -> bool:
-    """Return whether an external source gets its data from a function, so that it cannot be fed."""
-    return getattr(node, "_callback", None) is not None
+def check_sources(pipeline: Any) -> list[Any]:
+    """Return the external sources of a pipeline, and check that the proxy can feed all of them and run it.
 
-
-def repeats_last(node: Any) -> bool:
-    """Return whether an external source repeats its last batch if it is not fed."""
-    return bool(getattr(node._op, "_repeat_last", False))
+    Raises:
+        TypeError, ValueError, RuntimeError: as for ``ProxyServer``.
+    """
+    if not isinstance(pipeline, Pipeline):
+        advice = (
+            "; call the function that @pipeline_def returns" if getattr(pipeline, "_is_pipeline_def", False) else ""
+        )
+        raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")
+    try:
+        sources = external_sources(pipeline)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "the inputs of a deserialized pipeline are unknown; pass the pipeline that was serialized"
+        ) from error
+    if not sources:
+        raise RuntimeError(
+            "the pipeline has no inputs for the dataset to feed. Begin its graph with "
+            'fn.external_source(name="images") instead of a reader, or use pipelines.training(source="proxy")'
+        )
+    for source in sources:
+        if getattr(source, "_callback", None) is not None:
+            raise ValueError(
+                f"input {source.name!r} of the pipeline must not have a source, because the proxy feeds it. "
+                'Omit source=... and name the input: fn.external_source(name="images")'
+            )
+        if getattr(source._op, "_repeat_last", False):
+            raise ValueError(f"input {source.name!r} of the pipeline must not have repeat_last=True; omit it")
+    if pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND):
+        raise ValueError(  # see NOTE [ DALI's GPU memory ]
+            f"stream_policy={pipeline.stream_policy.name} lets DALI overwrite the decoded images of an earlier "
+            "batch; omit it, or use the default, StreamPolicy.PER_BACKEND"
+        )
+    return sources
 
 
 def get_declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]:
@@ -236,8 +264,14 @@ def build(pipeline: Any) -> None:
     if pipeline._built:
         return
     device_id = pipeline.device_id
-    if device_id is not None:
-        _free_gpu_memory(device_id)
+    if device_id is not None and get_gpu_memory(device_id)[0] < MIN_FREE_BYTES:
+        torch.cuda.empty_cache()
+    if device_id is not None and (free := get_gpu_memory(device_id)[0]) < MIN_FREE_BYTES:
+        # A decoder that lacks memory for the engines or for CUDA may report this only on stderr. After a decoder was
+        # built with nearly no memory, images of a batch appeared in the preceding one (DALI 2.4).
+        reason = f"GPU {device_id} has {free / 2**20:.0f} MB free, and at least {MIN_FREE_BYTES >> 20} MB are required"
+        advice = "start iterating before the model fills the memory, or reduce its batch size"
+        raise _out_of_memory(f"{reason}; {advice}", device_id, "a pipeline")
     try:
         with before_exit():
             pipeline.build()
@@ -259,23 +293,6 @@ def build(pipeline: Any) -> None:
                 code="no-decoder",
             ) from error
         raise
-
-
-def _free_gpu_memory(device_id: int) -> None:
-    """Empty the cache of torch's allocator if GPU memory is short.
-
-    A decoder that lacks memory for the engines or for CUDA may report this only on stderr. After a decoder was built
-    with nearly no memory, images of a batch appeared in the preceding one (DALI 2.4).
-
-    Raises:
-        torch.OutOfMemoryError: memory is still short.
-    """
-    if get_gpu_memory(device_id)[0] < MIN_FREE_BYTES:
-        torch.cuda.empty_cache()
-    if (free := get_gpu_memory(device_id)[0]) < MIN_FREE_BYTES:
-        reason = f"GPU {device_id} has {free / 2**20:.0f} MB free, and at least {MIN_FREE_BYTES >> 20} MB are required"
-        advice = "start iterating before the model fills the memory, or reduce its batch size"
-        raise _out_of_memory(f"{reason}; {advice}", device_id, "a pipeline")
 
 
 def get_gpu_memory(device_id: int | None) -> tuple[float, float]:
@@ -318,11 +335,6 @@ def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) 
     """Return the error that torch would raise, or on the CPU, a MemoryError."""
     kind = MemoryError if device_id is None else torch.OutOfMemoryError
     return kind(f"DALI ran out of memory for {purpose}: {error}")
-
-
-def shares_decoder_stream(pipeline: Any) -> bool:
-    """Return whether other operators use the stream of a decoder. See NOTE [ DALI's GPU memory ]."""
-    return pipeline.device_id is not None and pipeline.stream_policy not in (None, StreamPolicy.PER_BACKEND)
 
 
 def forget_in_child(pipeline: Any) -> None:

@@ -1,11 +1,12 @@
-"""PlanServer: the run queue of a Plan's pipeline, which returns images as (N, C, H, W). Main process."""
+"""PlanServer: the run queue of a Plan's pipeline, or of a decoder with kernels behind it. Main process."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import logging
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,11 +14,15 @@ import numpy as np
 import torch
 
 from ..data.jpeg import read_jpeg_header
-from ..transforms.plan import Plan
+from ..errors import PipelineError
+from ..kernels.launcher import get_launcher
+from ..kernels.programs import Schedule
+from ..transforms.plan import Plan, plan_of
+from ..transforms.type_conversion import ToTensor
 from . import jpeg_engines
 from .build import PipelineOptions, build_pipeline
-from .output_format import Output, OutputFormat, Outputs
-from .run_queue import PipelineRun, RunQueue, Transform
+from .output_format import OutputFormat, Outputs
+from .run_queue import PipelineRun, RunQueue
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +34,7 @@ class PlanServer(RunQueue):
     """The run queue of the pipeline of a plan. It returns images as (N, C, H, W).
 
     The pipeline produces the output format as far as DALI supports it; ``OutputFormat.convert_outputs`` does the rest.
+    If a run has a schedule, kernels transform the output of the pipeline.
 
     Args:
         options: options of the pipeline, except for those of the output format.
@@ -41,29 +47,31 @@ class PlanServer(RunQueue):
         trim_heap()
         super().__init__(build_pipeline(self._plan, self._options))
 
-    def submit(self, inputs: Sequence[Any], transform: Transform | None = None) -> PipelineRun:
+    def submit(self, inputs: Sequence[Any], schedule: Schedule | None = None) -> PipelineRun:
         files, *rows = inputs
         columns = [np.ascontiguousarray(each).view(np.float64).astype(np.float32) for each in rows]
-        return super().submit([files, *columns], transform)
+        return super().submit([files, *columns], schedule)
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         if len(inputs[0]) > self._fits_images:
-            self._fit(inputs[0])
-        self._fits_images = self._fits_images or ROOM * len(inputs[0])
+            self._fit(inputs[0], is_first=not self._fits_images)
+            self._fits_images = ROOM * len(inputs[0])
 
     def _rebuild(self) -> None:
         super()._rebuild()
         self._fits_images = 0.0
 
-    def _fit(self, files: Sequence[Any]) -> None:
+    def _fit(self, files: Sequence[Any], is_first: bool) -> None:
         """Build the pipeline again if that decodes JPEGs like those of the first batch, or a larger batch, faster.
 
         The engines decode as many images of a batch as the first batch had, rounded up to a multiple of the number of
         engines, and CUDA decodes the rest (nvImageCodec 0.9).
         """
-        is_first, device_id = not self._fits_images, self._options.device_id
-        if not is_first and not self._has_room_for_engines():
-            self._fits_images = ROOM * len(files)
+        device_id = self._options.device_id
+        can_gain = is_first or (  # engines decode, and will also decode for another pipeline
+            self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.can_use(device_id)
+        )
+        if not can_gain:
             return
         options = self._options_for(files)
         if is_first and (options.threads, options.engine_share) == (self._built.threads, self._built.engine_share):
@@ -72,17 +80,9 @@ class PlanServer(RunQueue):
         if not is_first and device_id is not None:
             torch.cuda.synchronize(device_id)  # the GPU may still read what the old pipeline would free
         try:
-            self.pipeline = build_pipeline(self._plan, options)
+            self.pipeline, self._built = build_pipeline(self._plan, options), options
         except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
             log.warning("keeping a slower pipeline for lack of memory: %s", str(error))
-            self._fits_images = ROOM * len(files)
-        else:
-            self._built, self._fits_images = options, 0.0
-
-    def _has_room_for_engines(self) -> bool:
-        """Return whether engines decode, and will also decode for another pipeline."""
-        device_id = self._options.device_id
-        return self._built.wants_engines and not jpeg_engines.is_crowded(device_id) and jpeg_engines.can_use(device_id)
 
     def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
         """Return the options that decode JPEGs like these fastest."""
@@ -96,13 +96,44 @@ class PlanServer(RunQueue):
         return options
 
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
-        if pipeline_run.transform is not None:
-            return pipeline_run.transform(pipeline_run.dali_outputs[0], stream)
-        return [_map(self._as_images, output) for output in super()._convert(pipeline_run, stream)]
+        if pipeline_run.schedule is not None:
+            return self._run_kernels(pipeline_run.dali_outputs[0], pipeline_run.schedule, stream)
+        outputs = super()._convert(pipeline_run, stream)
+        if not self._options.channels_last:
+            return outputs
+        return [
+            [image.movedim(-1, -3) for image in output] if isinstance(output, list) else output.movedim(-1, -3)
+            for output in outputs
+        ]
 
-    def _as_images(self, output: torch.Tensor) -> torch.Tensor:
-        """Return images as (N, C, H, W), or one image as (C, H, W)."""
-        return output.movedim(-1, -3) if self._options.channels_last else output
+    def _run_kernels(self, images: Any, schedule: Schedule, stream: Any) -> Outputs:
+        """Launch the kernels for decoded images, in the current stream."""
+        shapes = images.shape()
+        if shapes != schedule.shapes:
+            found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
+            raise PipelineError(f"an image was decoded as {list(found)}, but its header says {list(expected)}")
+        try:
+            addresses = images.data_ptr() + np.concatenate(([0], schedule.decoded_ends[:-1]))
+        except RuntimeError:  # they do not follow one another
+            addresses = [image.data_ptr() for image in images]
+        launcher = get_launcher(self.pipeline.device_id, schedule.dtype, schedule.channels_last)
+        return launcher.run(schedule, addresses, stream)
+
+
+_decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.WeakValueDictionary()
+
+
+def get_decoder(options: PipelineOptions) -> PlanServer:
+    """Return a queue that decodes images, (H, W, C) in DALI, for runs with a schedule.
+
+    Loaders with equal options share it, such as those for training and validation, because another one would take 1.6 s
+    to build (``benchmarks/results/kernels.txt``).
+    """
+    decoder = _decoders.get(options)
+    if decoder is None or decoder.is_lost:
+        format = OutputFormat(memory_format=torch.channels_last)
+        decoder = _decoders[options] = PlanServer(plan_of((ToTensor(),)), options, format)
+    return decoder
 
 
 def trim_heap() -> None:
@@ -112,7 +143,3 @@ def trim_heap() -> None:
     """
     with contextlib.suppress(AttributeError, OSError):  # malloc_trim exists only in glibc
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _map(function: Callable[[torch.Tensor], torch.Tensor], output: Output) -> Output:
-    return list(map(function, output)) if isinstance(output, list) else function(output)

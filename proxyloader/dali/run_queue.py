@@ -9,22 +9,24 @@ when it is submitted, in DALI's own threads. The training thread waits only for 
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
+import torch.utils.dlpack
 
 from .. import lifetime
 from ..errors import InputError, PipelineError
 from ..lifetime import before_exit, leak_in_child
-from . import api, executor, jpeg_engines
-from . import outputs as _outputs
+from . import executor, jpeg_engines
+from .api import Pipeline, feed_ndarray, to_torch_type
 from .device import current_stream
-from .input_checks import Kinds, check_declared, check_sources, check_unchanged
 from .output_format import Outputs
 
 log = logging.getLogger(__name__)
@@ -36,13 +38,17 @@ LOST_MESSAGES = {
 }
 """Messages by the error code of a queue that no longer owns its pipeline."""
 
+BYTES_ADVICE = (
+    ": the images are decoded, but the pipeline expects encoded ones. Give the dataset a loader that reads bytes: "
+    'ImageFolder(root, transform=server.proxy, loader=read_bytes), with open(path, "rb").read() in read_bytes'
+)
 
 MAX_UNREAD = 2
 """Maximum number of runs whose outputs the GPU has not read when the next ones are taken. A loop may be so far ahead of
 the GPU without waiting for it."""
 
-Transform = Callable[[Any, Any], Outputs]
-"""Function that takes the first output of a pipeline, as DALI returns it, and torch's current stream."""
+Kinds = tuple[tuple[str, int], ...]
+"""(dtype, number of dimensions) of each input of a pipeline."""
 
 
 class PipelineRun:
@@ -50,16 +56,12 @@ class PipelineRun:
 
     Args:
         size: number of samples.
-        kinds: (dtype, number of dimensions) of each input.
-
-    Attributes:
-        transform: converts DALI's output, if kernels transform what the pipeline decodes.
+        kinds: those of the inputs.
+        schedule: the launches of kernels that transform what the pipeline decodes; None: there are none.
     """
 
-    transform: Transform | None = None
-
-    def __init__(self, size: int, kinds: Kinds = ()) -> None:
-        self.size, self.kinds = size, kinds
+    def __init__(self, size: int, kinds: Kinds = (), schedule: Any = None) -> None:
+        self.size, self.kinds, self.schedule = size, kinds, schedule
         self.outputs: Outputs | None = None
         self.error: Exception | None = None
         self.finished: torch.cuda.Event | None = None
@@ -113,24 +115,19 @@ class RunQueue:
     Attributes:
         key: unique name by which batches refer to the queue.
         names: names of the pipeline's inputs, in order.
-        was_used: whether a run has started since a loader last reset this.
+        runs_started: number of runs that have started.
 
     Raises:
         TypeError, ValueError, RuntimeError, PipelineError, torch.OutOfMemoryError, MemoryError: as for ``ProxyServer``.
     """
 
-    def __init__(self, pipeline: api.Pipeline, deterministic: bool = False) -> None:
-        sources = check_sources(pipeline)
-        if executor.shares_decoder_stream(pipeline):
-            raise ValueError(
-                f"stream_policy={pipeline.stream_policy.name} lets DALI overwrite the decoded images of an earlier "
-                "batch; omit it, or use the default, StreamPolicy.PER_BACKEND"
-            )
+    def __init__(self, pipeline: Pipeline, deterministic: bool = False) -> None:
+        sources = executor.check_sources(pipeline)
         self.pipeline, self.deterministic = pipeline, deterministic
         self.key, self.names = f"server-{uuid.uuid4().hex}", [source.name for source in sources]
         self._runs: deque[PipelineRun] = deque()
         self._unread: deque[PipelineRun] = deque()  # whose outputs the GPU may not have read yet
-        self.was_used = False
+        self.runs_started = 0
         self._lock = self._paused = threading.RLock()
         self._lost_code = ""  # a key of LOST_MESSAGES
         self._in_sync = True  # whether _runs matches the runs in DALI
@@ -155,8 +152,8 @@ class RunQueue:
     def __repr__(self) -> str:
         return f"RunQueue({', '.join(self.names)}; {self.num_runs} runs in flight)"
 
-    def submit(self, inputs: Sequence[Any], transform: Transform | None = None) -> PipelineRun:
-        """Start a run. ``transform`` is that of the PipelineRun.
+    def submit(self, inputs: Sequence[Any], schedule: Any = None) -> PipelineRun:
+        """Start a run. ``schedule`` is that of the PipelineRun.
 
         Args:
             inputs: for each input of the pipeline, in order, an array (N, ...) or a list of N arrays. Their memory must
@@ -171,16 +168,14 @@ class RunQueue:
             self._check_owned()
             self._release_read()
             self._resync()
-            if jpeg_engines.must_rebuild(self.pipeline):
-                self.drain()
-                self._rebuild()
             if not self.pipeline.exec_async:
                 self.drain()  # a full output queue would block this thread forever
-            if self._failed_kinds is not None and not self.pipeline.exec_dynamic:
-                self.drain()  # after a failure, DALI's old executor fails all later runs
+            # After a failure, DALI's old executor fails all later runs.
+            has_failed = self._failed_kinds is not None and not self.pipeline.exec_dynamic
+            if has_failed or jpeg_engines.must_rebuild(self.pipeline):
+                self.drain()
                 self._rebuild()
-            pipeline_run = PipelineRun(len(inputs[0]), self._check_inputs(inputs))
-            pipeline_run.transform = transform
+            pipeline_run = PipelineRun(len(inputs[0]), self._check_inputs(inputs), schedule)
             self._prepare(inputs)
             batches = [executor.tensor_list(samples) for samples in inputs]
             self._in_sync = False
@@ -190,7 +185,8 @@ class RunQueue:
                 pipeline_run.inputs = batches
                 executor.run(self.pipeline)
             self._runs.append(pipeline_run)
-            self._in_sync = self.was_used = True
+            self._in_sync = True
+            self.runs_started += 1
             return pipeline_run
 
     def _check_inputs(self, inputs: Sequence[Any]) -> Kinds:
@@ -201,13 +197,20 @@ class RunQueue:
                 code="large-batch",
             )
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
-        check_declared(self.names, kinds, self._declared)
+        self._check_kinds(kinds, self._declared)
         if self._runs and self._runs[-1].kinds != kinds:
             self.drain()  # determine whether runs of the earlier kinds succeed
         if self._accepted_kinds is None and self._failed_kinds not in (None, kinds):
             self._rebuild()  # DALI keeps the kinds of its first batch, which failed
-        check_unchanged(self.names, kinds, self._accepted_kinds or kinds)
+        self._check_kinds(kinds, self._accepted_kinds or kinds, " as in earlier batches")
         return kinds
+
+    def _check_kinds(self, kinds: Kinds, expected: Sequence[tuple[str | None, int | None]], when: str = "") -> None:
+        for name, kind, wanted in zip(self.names, kinds, expected):
+            if any(value not in (None, found) for value, found in zip(wanted, kind)):
+                advice = BYTES_ADVICE if kind == ("|u1", 3) and wanted[1] == 1 else ""
+                message = f"must be {_describe(*wanted)}{when}, got {_describe(*kind)}{advice}"
+                raise InputError(f"input {name!r} of the pipeline {message}", code="wrong-kind")
 
     def _prepare(self, inputs: Sequence[Any]) -> None:
         """Hook called before each run with checked inputs. It may replace the pipeline."""
@@ -242,13 +245,11 @@ class RunQueue:
         outputs: Outputs = []
         try:
             with before_exit():
-                pipeline_run.dali_outputs = _outputs.take_outputs(self.pipeline, stream)
+                pipeline_run.dali_outputs = take_outputs(self.pipeline, stream)
                 if not pipeline_run.cancelled:
                     outputs = self._convert(pipeline_run, stream)
-        except torch.OutOfMemoryError as error:
+        except (torch.OutOfMemoryError, PipelineError) as error:  # of the kernels
             pipeline_run.error = error.with_traceback(None)  # the traceback would keep the run alive
-        except PipelineError as error:  # of the transform
-            pipeline_run.error = error.with_traceback(None)
         except (RuntimeError, MemoryError) as error:
             pipeline_run.error = executor.convert_run_error(error, self.pipeline.device_id, pipeline_run.size)
             if pipeline_run.error is None:
@@ -276,7 +277,11 @@ class RunQueue:
 
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         """Return the outputs of a run as torch tensors."""
-        return _outputs.to_torch(pipeline_run.dali_outputs, stream, self.pipeline.exec_dynamic)
+        to_torch = functools.partial(_to_torch, stream=stream, exec_dynamic=self.pipeline.exec_dynamic)
+        return [
+            to_torch(output.as_tensor()) if output.is_dense_tensor() else list(map(to_torch, output))
+            for output in pipeline_run.dali_outputs
+        ]
 
     def _release_read(self, most: int = MAX_UNREAD) -> None:
         """Return outputs that the GPU has read to DALI. Wait if there are more others: NOTE [ DALI's GPU memory ]."""
@@ -345,3 +350,32 @@ class RunQueue:
         """Prepare for interpreter shutdown, which ends the pipeline. A later run rebuilds it."""
         self._lock, self._in_sync = threading.RLock(), False  # a blocked thread may still hold the old lock
         self._unread.clear()
+
+
+def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Sequence[Any]:
+    """Return the outputs of the oldest run as DALI has them.
+
+    On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``.
+    """
+    asynchronous = stream is not None and pipeline.exec_dynamic
+    outputs: Sequence[Any] = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
+    return outputs
+
+
+def _to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
+    """Return a tensor of DALI as one of torch.
+
+    Those on a GPU are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics apply.
+    """
+    on_gpu = "GPU" in type(tensor).__name__
+    if not on_gpu and exec_dynamic:
+        # Pass a capsule: for other objects torch calls DALI's code for the device, in which a Ctrl-C is lost.
+        return torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
+    device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
+    copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
+    feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
+    return copied
+
+
+def _describe(dtype: str | None, ndim: int | None) -> str:
+    return f"{np.dtype(dtype) if dtype else 'an array'} with {'any number of' if ndim is None else ndim} dimension(s)"

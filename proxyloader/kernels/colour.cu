@@ -24,6 +24,12 @@ __device__ void store_quad(uchar *to, int count, const Pixel quad[4]) {
         if (i < count) to[3 * i] = quad[i].r, to[3 * i + 1] = quad[i].g, to[3 * i + 2] = quad[i].b;
 }
 
+typedef int Pixel::*Channel;
+
+template <class Level> __device__ Pixel by_channel(Level level) {
+    return {level(&Pixel::r), level(&Pixel::g), level(&Pixel::b)};
+}
+
 // To a level, as C does it: towards zero. Comparing first keeps huge values defined.
 __device__ int clip(int v) { return clip_to(v, 255); }
 __device__ int clip(float v) { return v <= 0.0f ? 0 : v >= 255.0f ? 255 : (int)v; }
@@ -162,7 +168,7 @@ __device__ int table_value(const Batch &batch, const Step &step, int v, int chan
         case CONTRAST: return blend((int)((double)stats.grey_sum / pixels + 0.5), v, (float)n[0]);
         case POSTERIZE: return v & ~((1 << (8 - (int)n[0])) - 1);
         case SOLARIZE: return v < n[0] ? v : 255 - v;
-        case SOLARIZE_ADD: return v < n[1] ? clip(v + (int)n[0]) : v;
+        case SOLARIZE_ADD: return v < 128 ? clip(v + (int)n[0]) : v;
         case INVERT: return 255 - v;
         case AUTOCONTRAST: return stretched(v, levels.lowest[channel], levels.highest[channel]);
         case EQUALIZE:
@@ -195,6 +201,18 @@ extern "C" __global__ void tables(Batch batch, int first) {
 
 // --- one pixel to one pixel ------------------------------------------------------------------------------------------
 
+// The colour of a sixth of the hues, from its highest level, its lowest, and those that fall and rise within the sixth.
+__device__ Pixel of_sector(int sector, int v, int a, int q, int t) {
+    switch (sector) {
+        case 0: return {v, t, a};
+        case 1: return {q, v, a};
+        case 2: return {a, v, t};
+        case 3: return {a, q, v};
+        case 4: return {t, a, v};
+        default: return {v, a, q};
+    }
+}
+
 // convert("HSV"), a turn of hue that wraps at 256, convert("RGB"). Convert.c computes parts of it in double. This is in
 // float32 and integers, written so that each of the 2^24 colours, and each of the 2^24 of HSV, gives the same levels.
 __device__ Pixel hue_turned(Pixel p, int turn) {
@@ -212,14 +230,7 @@ __device__ Pixel hue_turned(Pixel p, int turn) {
     const int a = (int)(v * (1.0f - s) + 0.5f);
     const int q = (int)(v * (1.0f - s * f) + 0.5f);
     const int t = (int)(v * (1.0f - s * (1.0f - f)) + 0.5f);
-    switch (sector % 6) {
-        case 0: return {high, t, a};
-        case 1: return {q, high, a};
-        case 2: return {a, high, t};
-        case 3: return {a, q, high};
-        case 4: return {t, a, high};
-        default: return {high, a, q};
-    }
+    return of_sector(sector % 6, high, a, q, t);
 }
 
 // adjust_hue of a tensor: all in float32, each operation rounded. v1 divides, v2 multiplies.
@@ -241,14 +252,7 @@ __device__ Pixel tensor_hue_turned(Pixel p, double turn, bool is_v1) {
     const int v = clip(high * to_level), a = clip(between_0_and_1(not_s * high) * to_level);
     const int q = clip(between_0_and_1((1.0f - sf) * high) * to_level);
     const int t = clip(between_0_and_1((is_v1 ? 1.0f - s * (1.0f - f) : sf + not_s) * high) * to_level);
-    switch ((int)sector % 6) {
-        case 0: return {v, t, a};
-        case 1: return {q, v, a};
-        case 2: return {a, v, t};
-        case 3: return {a, q, v};
-        case 4: return {t, a, v};
-        default: return {v, a, q};
-    }
+    return of_sector((int)sector % 6, v, a, q, t);
 }
 
 __device__ int channel_of(Pixel p, int channel) { return channel == 0 ? p.r : channel == 1 ? p.g : p.b; }
@@ -263,8 +267,7 @@ __device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
     switch (step.code) {
         case SATURATION: {
             const int l = grey(p);
-            const float factor = (float)n[0];
-            return {blend(l, p.r, factor), blend(l, p.g, factor), blend(l, p.b, factor)};
+            return by_channel([&](Channel c) { return blend(l, p.*c, (float)n[0]); });
         }
         case GREY: { const int l = grey(p); return {l, l, l}; }
         case HUE: return hue_turned(p, (int)n[0]);
@@ -278,8 +281,7 @@ __device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
         case TENSOR_SATURATION: {
             const bool is_v1 = n[1] != 0;
             const float l = tensor_grey(p, is_v1);
-            return {tensor_blend(p.r, l, n[0], is_v1), tensor_blend(p.g, l, n[0], is_v1),
-                    tensor_blend(p.b, l, n[0], is_v1)};
+            return by_channel([&](Channel c) { return tensor_blend(p.*c, l, n[0], is_v1); });
         }
         case TENSOR_GREY: { const int l = (int)tensor_grey(p, n[0] != 0); return {l, l, l}; }
         case TENSOR_HUE: return tensor_hue_turned(p, n[0], n[1] != 0);
@@ -342,17 +344,10 @@ __device__ Pixel convolved(const Job &job, int x, int y, float offset, Weight we
     return {clip(r), clip(g), clip(b)};
 }
 
-struct SmoothWeight {  // ImageFilter.SMOOTH
-    __device__ float operator()(int i) const { return i == 4 ? 5.0f / 13.0f : 1.0f / 13.0f; }
-};
-struct GivenWeight {
-    const float *weights;  // divided by the scale already
-    __device__ float operator()(int i) const { return weights[i]; }
-};
-
 __device__ Pixel sharpened(const Job &job, int x, int y, float factor) {
-    const Pixel p = pixel_at(job, x, y), smooth = convolved<3>(job, x, y, 0.0f, SmoothWeight());
-    return {blend(smooth.r, p.r, factor), blend(smooth.g, p.g, factor), blend(smooth.b, p.b, factor)};
+    const auto weight = [](int i) { return i == 4 ? 5.0f / 13.0f : 1.0f / 13.0f; };  // ImageFilter.SMOOTH
+    const Pixel p = pixel_at(job, x, y), smooth = convolved<3>(job, x, y, 0.0f, weight);
+    return by_channel([&](Channel c) { return blend(smooth.*c, p.*c, factor); });
 }
 
 // adjust_sharpness of a tensor. Thirteenths are never half way between two levels: integers round as float sums do.
@@ -360,23 +355,18 @@ __device__ Pixel sharpened(const Job &job, int x, int y, float factor) {
 __device__ Pixel tensor_sharpened(const Job &job, int x, int y, double ratio, bool is_v1) {
     const Pixel p = pixel_at(job, x, y);
     if (job.width <= 2 || job.height <= 2) return p;
-    if (x < 1 || y < 1 || x >= job.width - 1 || y >= job.height - 1) {
-        if (!is_v1) return p;
-        return {tensor_blend(p.r, p.r, ratio, true), tensor_blend(p.g, p.g, ratio, true),
-                tensor_blend(p.b, p.b, ratio, true)};
-    }
+    if (x < 1 || y < 1 || x >= job.width - 1 || y >= job.height - 1)
+        return is_v1 ? by_channel([&](Channel c) { return tensor_blend(p.*c, p.*c, ratio, true); }) : p;
     Pixel sum = {4 * p.r, 4 * p.g, 4 * p.b};
     for (int i = 0; i < 9; i++) {
         const Pixel near = pixel_at(job, x + i % 3 - 1, y + i / 3 - 1);
         sum.r += near.r, sum.g += near.g, sum.b += near.b;
     }
-    if (is_v1)
-        return {tensor_blend(p.r, (sum.r + 6) / 13, ratio, true), tensor_blend(p.g, (sum.g + 6) / 13, ratio, true),
-                tensor_blend(p.b, (sum.b + 6) / 13, ratio, true)};
-    const float alpha = (float)(1.0 - ratio);
-    return {clip(fmaf((float)((sum.r + 6) / 13 - p.r), alpha, (float)p.r)),
-            clip(fmaf((float)((sum.g + 6) / 13 - p.g), alpha, (float)p.g)),
-            clip(fmaf((float)((sum.b + 6) / 13 - p.b), alpha, (float)p.b))};
+    return by_channel([&](Channel c) {
+        const int smooth = (sum.*c + 6) / 13;
+        if (is_v1) return tensor_blend(p.*c, smooth, ratio, true);
+        return clip(fmaf((float)(smooth - p.*c), (float)(1.0 - ratio), (float)(p.*c)));
+    });
 }
 
 // Geometry.c cuts towards zero, after what is below zero went to -1
@@ -429,8 +419,7 @@ __device__ Pixel bilinear(const Job &job, double x_at, double y_at) {
     const int x0 = max(x, 0), x1 = min(x + 1, right), y0 = max(y, 0), y1 = min(y + 1, bottom);
     const Pixel a = pixel_at(job, x0, y0), b = pixel_at(job, x1, y0);
     const Pixel c = pixel_at(job, x0, y1), d = pixel_at(job, x1, y1);
-    return {(int)mix(mix(a.r, b.r, dx), mix(c.r, d.r, dx), dy), (int)mix(mix(a.g, b.g, dx), mix(c.g, d.g, dx), dy),
-            (int)mix(mix(a.b, b.b, dx), mix(c.b, d.b, dx), dy)};
+    return by_channel([&](Channel k) { return (int)mix(mix(a.*k, b.*k, dx), mix(c.*k, d.*k, dx), dy); });
 }
 
 __device__ double cubic(double a, double b, double c, double d, double at) {
@@ -544,13 +533,11 @@ __device__ Pixel tensor_warped(const Job &job, int kind, const double *n, int x,
             filled(p.at[2], p.at[3], b, blend)};
 }
 
-__device__ int tensor_clip(float v) { return clip(rintf(v)); }
-
 // As floats, with a cast back. Each pixel makes all weights of its own: this is rare.
 __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
     const FloatResize to = {job.height, job.width, n[0] == 3, n[1] != 0, n[2] != 0};
     const Colour mean = to.at(job, x, y, [&](int level) { return (float)level; });
-    return {tensor_clip(mean.r), tensor_clip(mean.g), tensor_clip(mean.b)};
+    return {clip(rintf(mean.r)), clip(rintf(mean.g)), clip(rintf(mean.b))};
 }
 
 // Against the clock. Odd ones swap height and width.
@@ -562,6 +549,12 @@ __device__ Pixel turned(const Job &job, int quarters, int x, int y) {
         case 3: return pixel_at(job, y, bottom - x);
     }
     return pixel_at(job, x, y);
+}
+
+// A pixel, or outside a colour.
+__device__ Pixel at_or(const Job &job, int x, int y, const double *colour) {
+    if (x >= 0 && y >= 0 && x < job.source_width && y < job.source_height) return pixel_at(job, x, y);
+    return {(int)colour[0], (int)colour[1], (int)colour[2]};
 }
 
 enum Border { CONSTANT, EDGE, REFLECT, SYMMETRIC };
@@ -579,14 +572,9 @@ __device__ int inside(int i, int length, int border) {
 
 __device__ Pixel through_window(const Job &job, const double *n, int x, int y) {
     x += (int)n[0], y += (int)n[1];
-    const int border = (int)n[2], width = job.source_width, height = job.source_height;
-    if (border == CONSTANT && (x < 0 || y < 0 || x >= width || y >= height)) return {(int)n[3], (int)n[4], (int)n[5]};
-    return pixel_at(job, inside(x, width, border), inside(y, height, border));
-}
-
-__device__ Pixel selected(const Job &job, const double *n, int x, int y) {
-    if (x < 0 || y < 0) return {(int)n[0], (int)n[1], (int)n[2]};
-    return pixel_at(job, x, y);
+    const int border = (int)n[2];
+    if (border == CONSTANT) return at_or(job, x, y, n + 3);
+    return pixel_at(job, inside(x, job.source_width, border), inside(y, job.source_height, border));
 }
 
 // The same pixel of branches, by the places of these.
@@ -604,17 +592,17 @@ __device__ Pixel mixed(const Batch &batch, const Job &job, const double *n, int 
 
 __device__ Pixel blended(const Batch &batch, const Job &job, const double *n, int x, int y) {
     const Pixel p = pixel_at(job, x, y);
-    const uchar *q = batch.scratch + (size_t)n[9] + 3 * ((size_t)y * job.width + x);
-    const float share = (float)n[0];
-    return {blend(p.r, q[0], share), blend(p.g, q[1], share), blend(p.b, q[2], share)};
+    const Pixel q = pixel_of(batch.scratch + (size_t)n[9] + 3 * ((size_t)y * job.width + x));
+    return by_channel([&](Channel c) { return blend(p.*c, q.*c, (float)n[0]); });
 }
 
 __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, int x, int y) {
     const double *n = step.numbers;
     const float *extras = batch.extras + step.extra;
+    const auto extra = [&](int i) { return extras[i]; };  // of a kernel: its weights, divided by the scale already
     switch (step.code) {
         case WINDOW: return through_window(job, n, x, y);
-        case SELECT: return selected(job, n, (int)extras[job.height + x], (int)extras[y]);
+        case SELECT: return at_or(job, (int)extras[job.height + x], (int)extras[y], n);
         case MIX: return mixed(batch, job, n, x, y);
         case BLEND: return blended(batch, job, n, x, y);
         case FLIP_X: return pixel_at(job, job.width - 1 - x, y);
@@ -622,8 +610,8 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
         case TURN: return turned(job, (int)n[0], x, y);
         case SHARPNESS: return sharpened(job, x, y, (float)n[0]);
         case TENSOR_SHARPNESS: return tensor_sharpened(job, x, y, n[0], n[1] != 0);
-        case KERNEL3: return convolved<3>(job, x, y, (float)n[0], GivenWeight{extras});
-        case KERNEL5: return convolved<5>(job, x, y, (float)n[0], GivenWeight{extras});
+        case KERNEL3: return convolved<3>(job, x, y, (float)n[0], extra);
+        case KERNEL5: return convolved<5>(job, x, y, (float)n[0], extra);
         case TENSOR_RESIZE: return tensor_resized(job, n, x, y);
     }
     if (step.code >= TENSOR_AFFINE_NEAREST) return tensor_warped(job, step.code - TENSOR_AFFINE_NEAREST, n, x, y);
@@ -650,11 +638,8 @@ extern "C" __global__ void gather(Batch batch, int first) {
 struct Box { int radius; uint inner, outer; };
 
 __device__ Box box_of(float radius) {
-    Box box;
-    box.radius = (int)radius;
-    box.inner = (uint)((float)(1 << 24) / (radius * 2 + 1));
-    box.outer = ((1u << 24) - (box.radius * 2 + 1) * box.inner) / 2;
-    return box;
+    const uint inner = (uint)((float)(1 << 24) / (radius * 2 + 1));
+    return {(int)radius, inner, ((1u << 24) - ((int)radius * 2 + 1) * inner) / 2};
 }
 
 #define BLUR_RUN 8  // levels that a thread makes: it sums the box of the first, then moves it

@@ -6,15 +6,18 @@ driver has nothing left to compile.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
 
 from .programs import OPCODES, Launch
@@ -51,11 +54,7 @@ def read_source(name: str) -> str:
 def output_macros(dtype: torch.dtype, is_planar: bool) -> tuple[str, ...]:
     """Return the options that select the output format of the module ``resize``."""
     bits = torch.empty(0, dtype=dtype).element_size() * 8
-    return (
-        f"-DPLANAR={int(is_planar)}",
-        f"-DOUTPUT_BITS={bits}",
-        *(("-DBFLOAT",) if dtype == torch.bfloat16 else ()),
-    )
+    return f"-DPLANAR={is_planar:d}", f"-DOUTPUT_BITS={bits}", f"-DBFLOAT={dtype == torch.bfloat16:d}"
 
 
 def compile_module(name: str, architecture: str, macros: tuple[str, ...] = ()) -> bytes:
@@ -123,10 +122,8 @@ def _nvrtc() -> ctypes.CDLL:
     """Load the NVRTC of the installed torch, from its wheel or from the system."""
     torch_folder = Path(torch.__file__).parent
     name = f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}"
-    found = [
-        str(path) for folder in (torch_folder.parent / "nvidia", torch_folder) for path in folder.glob(f"**/{name}")
-    ]
-    for path in [*found, name]:
+    found = itertools.chain((torch_folder.parent / "nvidia").glob(f"**/{name}"), torch_folder.glob(f"**/{name}"))
+    for path in [*map(str, found), name]:
         try:
             return ctypes.CDLL(path)
         except OSError:
@@ -145,6 +142,40 @@ def _driver() -> ctypes.CDLL:
 def _check(status: int, call: str) -> None:
     if status:
         raise KernelError(f"{call} failed with status {status}")
+
+
+@functools.cache
+def can_compile() -> bool:
+    """Return whether NVRTC is installed and supports all GPUs, as far as NVML knows them. If not, log why.
+
+    This does not initialize CUDA, so the process may still fork.
+    """
+    try:
+        if unknown := _gpu_architectures() - _compiler_architectures():
+            raise KernelError(f"NVRTC does not support the architecture sm_{min(unknown)} of a GPU")
+    except KernelError as error:
+        log.warning("CUDA kernels cannot be compiled, so torchvision runs most transforms: %s", error)
+        return False
+    return True
+
+
+def _compiler_architectures() -> set[int]:
+    count = ctypes.c_int()
+    _check(_nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+    architectures = (ctypes.c_int * count.value)()
+    _check(_nvrtc().nvrtcGetSupportedArchs(architectures), "nvrtcGetSupportedArchs")
+    return set(architectures)
+
+
+def _gpu_architectures() -> set[int]:
+    """Return the compute capabilities of the visible GPUs, such as 90."""
+    found = set()
+    with contextlib.suppress(pynvml.NVMLError, RuntimeError):
+        pynvml.nvmlInit()
+        for index in map(torch.cuda._get_nvml_device_index, range(torch.cuda.device_count())):
+            major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(pynvml.nvmlDeviceGetHandleByIndex(index))
+            found.add(10 * int(major) + int(minor))
+    return found
 
 
 class Module:

@@ -42,9 +42,10 @@ struct Batch {
 static_assert(sizeof(Step) == 144 && sizeof(Job) == 88 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
 struct Pixel { int r, g, b; };
 
+__device__ Pixel pixel_of(const uchar *levels) { return {levels[0], levels[1], levels[2]}; }
+
 __device__ Pixel pixel_at(const Job &job, int x, int y) {
-    const uchar *p = job.source + 3 * ((size_t)y * job.source_width + x);
-    return {p[0], p[1], p[2]};
+    return pixel_of(job.source + 3 * ((size_t)y * job.source_width + x));
 }
 
 // Four neighbours are three words, if the first starts at a multiple of four bytes.
@@ -61,7 +62,7 @@ __device__ void load_quad(const uchar *from, int count, Pixel quad[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         quad[i] = {0, 0, 0};
-        if (i < count) quad[i] = {from[3 * i], from[3 * i + 1], from[3 * i + 2]};
+        if (i < count) quad[i] = pixel_of(from + 3 * i);
     }
 }
 

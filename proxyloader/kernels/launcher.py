@@ -37,12 +37,6 @@ def load_module(name: str, device_id: int, macros: tuple[str, ...] = ()) -> Modu
         ) from error
 
 
-@functools.cache
-def get_launcher(device_id: int, dtype: torch.dtype, channels_last: bool) -> Launcher:
-    """Return the launcher of a device and an output format."""
-    return Launcher(device_id, dtype, channels_last)
-
-
 class Launcher:
     """Runs programs on a device, with results of a dtype and a layout.
 
@@ -84,6 +78,10 @@ class Launcher:
                 module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour.result()
                 module.launch(launch, batch, stream.cuda_stream)
         return as_images(buffer, schedule)
+
+
+get_launcher = functools.cache(Launcher)
+"""Returns the launcher of a device and an output format."""
 
 
 def as_images(buffer: torch.Tensor, schedule: Schedule) -> list[Images]:

@@ -1,44 +1,27 @@
-"""Turn the sampled parameters of a batch into programs, one function per class of step."""
+"""Turn the sampled parameters of a batch into programs, one function per class of step, and say what runs a plan."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import NDArray
 
 from ..transforms import augment, auto_augment, color, geometry, given, resize, type_conversion, warp
-from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
+from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step, iter_steps
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
+
+NO_KERNELS = "without CUDA kernels, torchvision runs it"
+"""Reason that a machine without kernels gives."""
 
 Columns = NDArray[np.float64]
 
-S = TypeVar("S", bound=Step)
-
-
-class Rows:
-    """The sampled parameters of the images of a plan, as ``ParamRow.packed`` returns them.
-
-    Attributes:
-        columns: (N, columns) float64, of the decoded images; only the rows of ``images`` count.
-    """
-
-    def __init__(self, rows: Sequence[Any], num_params: int, images: Indices, num_decoded: int) -> None:
-        self._rows, self._end = dict(zip(images.tolist(), rows)), 2 * num_params
-        columns = np.zeros((num_decoded, self._end), np.float32)
-        if num_params and len(images):
-            columns[images] = np.stack([row[: self._end] for row in rows])
-        self.columns: Columns = columns.view(np.float64)
-
-    def arrays(self, images: Indices, first_blocks: Columns, counts: Indices) -> list[NDArray[np.float32]]:
-        """Return the attached arrays of decoded images, one-dimensional, by their first block and their length."""
-        starts = self._end + first_blocks.astype(np.int64) * ParamRow.BLOCK
-        rows = [self._rows[image] for image in images.tolist()]
-        return [row[start : start + n] for row, start, n in zip(rows, starts.tolist(), counts.tolist())]
+F = TypeVar("F", bound=Callable[..., None])
 
 
 class FloatResize(NamedTuple):
@@ -68,6 +51,8 @@ class State:
     """Images of a batch between two steps.
 
     Attributes:
+        columns: (N, parameters) float64, of all decoded images; only the rows of those with this plan count.
+        rows: the parameters of each decoded image with this plan, as ``ParamRow.packed`` returns them.
         images: which images of the programs.
         column: the next column of the parameters.
         channels: 3, or 1 for grayscale images, whose three channels are equal.
@@ -78,7 +63,8 @@ class State:
     """
 
     programs: Programs
-    rows: Rows
+    columns: Columns
+    rows: dict[int, Any]
     images: Indices
     column: int = 0
     channels: int = 3
@@ -93,12 +79,15 @@ class State:
         """Return the next columns of the images, (count, N)."""
         self.column += count
         decoded = self.programs.sources[self.images]
-        columns: Columns = self.rows.columns[decoded, self.column - count : self.column].T
+        columns: Columns = self.columns[decoded, self.column - count : self.column].T
         return columns
 
     def arrays(self, first_blocks: Columns, counts: Columns) -> list[NDArray[np.float32]]:
-        """Return an array of each image that is attached to its parameters."""
-        return self.rows.arrays(self.programs.sources[self.images], first_blocks, counts.astype(np.int64))
+        """Return an array of each image that is attached to its parameters, by its first block and its length."""
+        starts = 2 * self.columns.shape[1] + first_blocks.astype(np.int64) * ParamRow.BLOCK
+        rows = [self.rows[image] for image in self.programs.sources[self.images].tolist()]
+        lengths = counts.astype(np.int64).tolist()
+        return [row[start : start + n] for row, start, n in zip(rows, starts.tolist(), lengths)]
 
     def branch(self, steps: Branch) -> Indices:
         """Return new programs, which begin as those of the images and continue with other steps."""
@@ -114,7 +103,7 @@ class State:
         for step in steps:
             function = OPERATIONS.get(type(step))
             if function is None:
-                raise no_kernel(step)
+                raise MissingKernelError(step)
             function(self, step)
 
     def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
@@ -132,22 +121,39 @@ class State:
             self.crop = None
             self.add("WINDOW", (left, top, 0, *rgb(fill)), sizes=(height, width))
 
+    def flip(self, axis: str, wanted: Columns) -> None:
+        """Flip the images for which ``wanted`` is not 0."""
+        self.make_crop()
+        is_vertical = axis == "vertical"
+        if not self.programs.flip_last(8 + is_vertical, wanted, self.images):
+            self.add("FLIP_Y" if is_vertical else "FLIP_X", where=wanted != 0)
+
+    def resample(self, step: resize.Resize | given.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
+        """Resize the images or, as Pillow does, ``box`` of them: left, top, right and bottom. See ``RESAMPLE``."""
+        old_height, old_width = self.programs.sizes[self.images].T
+        crop, fill = self.crop or ((0, 0, old_width, old_height), (0.0,))
+        self.crop = None
+        box = (0, 0, crop[2], crop[3]) if box is None else box
+        red, green, blue = map(int, rgb(fill))
+        height_first = arithmetic == 0 and resize.pillow_resizes_height_first((crop[3], crop[2]), size)
+        how = FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first
+        self.add("RESAMPLE", (*crop, *box, 0, 0, *how), sizes=size)
+
     def require_levels(self, step: Step) -> None:
         if self.scale is not None:
-            raise no_kernel(step, "of floats")
+            raise MissingKernelError(step, "of floats")
 
     def require_moves(self, step: Step, fill: tuple[float, ...] = ()) -> None:
         """Check a step that only moves pixels, so that it may as well precede a conversion to floats."""
         if self.std or self.erased or self.resized is not None or (self.scale is not None and any(fill)):
-            raise no_kernel(step, "of floats with these arguments")
+            raise MissingKernelError(step, "of floats with these arguments")
 
 
 class MissingKernelError(Exception):
     """There is no kernel for a step. ``get_missing_kernel`` returns the message."""
 
-
-def no_kernel(step: Step, why: str = "") -> MissingKernelError:
-    return MissingKernelError(f"there is no kernel for {type(step).__name__} {why}".strip())
+    def __init__(self, step: Step, why: str = "") -> None:
+        super().__init__(f"there is no kernel for {type(step).__name__} {why}".strip())
 
 
 def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -176,7 +182,11 @@ def build_programs(images: Sequence[Planned]) -> Programs:
 
 def _add_plan(programs: Programs, plan: Plan, images: Indices, rows: Any) -> None:
     """Append the steps of a plan to the programs of some images."""
-    state = State(programs, Rows(rows, plan.num_params, images, len(programs.decoded_sizes)), images)
+    end = 2 * plan.num_params
+    columns = np.zeros((len(programs.decoded_sizes), end), np.float32)
+    if end and len(images):
+        columns[images] = np.stack([row[:end] for row in rows])
+    state = State(programs, columns.view(np.float64), dict(zip(images.tolist(), rows)), images)
     state.apply(plan.steps)
     state.make_crop()
     mean, std = rgb(state.mean), rgb(state.std or (1.0,))
@@ -227,14 +237,26 @@ def get_missing_kernel(plan: Plan) -> str:
     return ""
 
 
+def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ()) -> str:
+    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators.
+
+    ``left_out``: names of the classes of steps that the installed Pillow does differently.
+    """
+    if not has_kernels:
+        return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
+    if left_out and (names := {type(step).__name__ for step in iter_steps(plan.steps)}.intersection(left_out)):
+        return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(names))}"
+    return get_missing_kernel(plan)
+
+
 OPERATIONS: dict[type[Step], Callable[[State, Any], None]] = {}
 
 
-def operation(kind: type[S]) -> Callable[[Callable[[State, S], None]], Callable[[State, S], None]]:
-    """Register the function that appends a class of steps to programs."""
+def operation(*kinds: type[Step]) -> Callable[[F], F]:
+    """Register the function that appends steps of these classes to programs."""
 
-    def register(function: Callable[[State, S], None]) -> Callable[[State, S], None]:
-        OPERATIONS[kind] = function
+    def register(function: F) -> F:
+        OPERATIONS.update(dict.fromkeys(kinds, function))
         return function
 
     return register
@@ -256,7 +278,7 @@ def one_of(state: State, step: OneOf) -> None:
             after.apply(branch)
             after.make_crop()
         if after.resized is not state.resized:
-            raise no_kernel(step, "of resizes of floats")
+            raise MissingKernelError(step, "of resizes of floats")
     state.column = column + step.num_params
     state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
 
@@ -264,7 +286,7 @@ def one_of(state: State, step: OneOf) -> None:
 @operation(auto_augment.Mixture)
 def mixture(state: State, step: auto_augment.Mixture) -> None:
     if len(step.branches) > MAX_BRANCHES:
-        raise no_kernel(step, f"of more than {MAX_BRANCHES} branches")
+        raise MissingKernelError(step, f"of more than {MAX_BRANCHES} branches")
     weights = state.take(1 + len(step.branches))
     branches = [state.branch(branch) for branch in step.branches]
     unused = MAX_BRANCHES - len(branches)
@@ -284,7 +306,7 @@ def blend(state: State, step: auto_augment.Blend) -> None:
 @operation(geometry.Crop)
 def crop(state: State, step: geometry.Crop) -> None:
     if state.erased or (not step.inside and (state.std or (state.scale is not None and any(step.fill)))):
-        raise no_kernel(step, "of floats with these arguments")
+        raise MissingKernelError(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
     if state.resized is not None:
         state.resized = state.resized.crop(top, left, height, width)
@@ -297,14 +319,11 @@ def crop(state: State, step: geometry.Crop) -> None:
 def flip(state: State, step: geometry.Flip) -> None:
     (wanted,) = state.take(1)
     if state.erased:
-        raise no_kernel(step, "after erasing")
+        raise MissingKernelError(step, "after erasing")
     if state.resized is not None:
         state.resized = state.resized.flip(step.axis, wanted != 0)
         return
-    state.make_crop()
-    is_vertical = step.axis == "vertical"
-    if not state.programs.flip_last(8 + is_vertical, wanted, state.images):
-        state.add("FLIP_Y" if is_vertical else "FLIP_X", where=wanted != 0)
+    state.flip(step.axis, wanted)
 
 
 @operation(given.Transpose)
@@ -315,9 +334,8 @@ def transpose(state: State, step: given.Transpose) -> None:
     if quarters:
         height, width = state.programs.sizes[state.images].T
         state.add("TURN", (quarters,), sizes=(width, height) if quarters % 2 else None)
-    is_vertical = axis == "vertical"
-    if axis and not state.programs.flip_last(8 + is_vertical, True, state.images):
-        state.add("FLIP_Y" if is_vertical else "FLIP_X")
+    if axis:
+        state.flip(axis, np.ones(len(state.images)))
 
 
 @operation(geometry.IndexSelect)
@@ -332,47 +350,27 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
 
 @operation(resize.Resize)
 def resize_(state: State, step: resize.Resize) -> None:
-    height, width = state.take(2)
+    size = height, width = state.take(2)
     if state.scale is not None:
         if state.std or state.erased or state.resized is not None:
-            raise no_kernel(step, "of floats after another one, Normalize or erasing")
+            raise MissingKernelError(step, "of floats after another one, Normalize or erasing")
         state.make_crop()
         how = step.antialias + 2 * torch_fuses_products()
-        state.resized = FloatResize(
-            (FILTERS[step.interpolation], how, height, width),
-            (0, np.ones_like(width)),
-            (0, np.ones_like(width)),
-            (height, width),
-        )
+        axis = 0, np.ones_like(width)
+        state.resized = FloatResize((FILTERS[step.interpolation], how, height, width), axis, axis, (height, width))
         return
     if step.rounding is None:
         numbers = (FILTERS[step.interpolation], step.antialias, torch_fuses_products())
-        state.add("TENSOR_RESIZE", numbers, sizes=(height, width))
+        state.add("TENSOR_RESIZE", numbers, sizes=size)
         return
-    old_height, old_width = state.programs.sizes[state.images].T
-    box, fill = state.crop or ((0, 0, old_width, old_height), (0.0,))
-    state.crop = None
-    red, green, blue = map(int, rgb(fill))
-    height_first = step.rounding == "pil" and resize.pillow_resizes_height_first((box[3], box[2]), (height, width))
-    arithmetic = 0 if step.rounding == "pil" else 1 if step.antialias else 2
-    numbers = (
-        *box, 0, 0, box[2], box[3], 0, 0,
-        FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first,
-    )  # fmt: skip
-    state.add("RESAMPLE", numbers, sizes=(height, width))
+    state.resample(step, size, 0 if step.rounding == "pil" else 1 if step.antialias else 2)
 
 
 @operation(given.ResizeBox)
 def resize_box(state: State, step: given.ResizeBox) -> None:
     state.require_levels(step)
-    *box, height, width = state.take(6)
-    old_height, old_width = state.programs.sizes[state.images].T
-    crop, fill = state.crop or ((0, 0, old_width, old_height), (0.0,))
-    state.crop = None
-    red, green, blue = map(int, rgb(fill))
-    height_first = resize.pillow_resizes_height_first((crop[3], crop[2]), (height, width))
-    numbers = *crop, *box, 0, 0, FILTERS[step.interpolation], 0, red | green << 8 | blue << 16, height_first
-    state.add("RESAMPLE", numbers, sizes=(height, width))
+    box, size = state.take(4), state.take(2)
+    state.resample(step, size, 0, box)
 
 
 @functools.cache
@@ -389,22 +387,8 @@ def torch_fuses_products() -> bool:
     return bool(resized[..., 1] != 0)
 
 
-@operation(warp.Affine)
-def affine(state: State, step: warp.Affine) -> None:
-    _warp(state, step, "AFFINE")
-
-
-@operation(warp.Perspective)
-def perspective(state: State, step: warp.Perspective) -> None:
-    _warp(state, step, "PERSPECTIVE")
-
-
-@operation(given.Projection)
-def projection(state: State, step: given.Projection) -> None:
-    _warp(state, step, "PERSPECTIVE")
-
-
-def _warp(state: State, step: warp.Warp, name: str) -> None:
+@operation(warp.Affine, warp.Perspective, given.Projection)
+def warped(state: State, step: warp.Warp) -> None:
     if step.interpolation == "nearest":
         state.require_moves(step, step.fill)
     else:
@@ -412,7 +396,8 @@ def _warp(state: State, step: warp.Warp, name: str) -> None:
     numbers, sizes = state.take(step.num_params), None
     if not isinstance(step, warp.Perspective):
         sizes, numbers = numbers[:2], numbers[2:]
-    name, fill = f"{name}_{step.interpolation.upper()}", rgb(step.fill)
+    name = f"{'AFFINE' if isinstance(step, warp.Affine) else 'PERSPECTIVE'}_{step.interpolation.upper()}"
+    fill = rgb(step.fill)
     if step.kind == "tensor":
         name, fill = f"TENSOR_{name}", (*fill, ("v1", "v2").index(step.version) + 1 if step.fill else 0)
     state.add(name, (*fill, *numbers), sizes=sizes)
@@ -421,53 +406,32 @@ def _warp(state: State, step: warp.Warp, name: str) -> None:
 # --- colors -----------------------------------------------------------------------------------------------------------
 
 
-def adjustment(kind: type[color.Adjustment], name: str, tensor_name: str | None = None) -> None:
-    """Register a class of steps that append one step with their parameters.
-
-    ``tensor_name`` is the step for tensors; None: that for PIL images, as the results are the same.
-    """
-
-    def append(state: State, step: color.Adjustment) -> None:
-        state.require_levels(step)
-        numbers = tuple(state.take(step.num_params))
-        if tensor_name and step.kind == "tensor":
-            state.add(tensor_name, (*numbers, step.version == "v1"))
-        else:
-            state.add(name, numbers)
-
-    OPERATIONS[kind] = append
-
-
-adjustment(color.Brightness, "BRIGHTNESS", "TENSOR_BRIGHTNESS")
-adjustment(color.Saturation, "SATURATION", "TENSOR_SATURATION")
-adjustment(color.Hue, "HUE", "TENSOR_HUE")
-adjustment(color.Posterize, "POSTERIZE")
-adjustment(color.Solarize, "SOLARIZE")
-adjustment(color.Sharpness, "SHARPNESS", "TENSOR_SHARPNESS")
-adjustment(color.Autocontrast, "AUTOCONTRAST", "TENSOR_AUTOCONTRAST")
-adjustment(color.Equalize, "EQUALIZE")
+ADJUSTMENTS: dict[type[Step], tuple[str, ...]] = {
+    color.Brightness: ("BRIGHTNESS", "TENSOR_BRIGHTNESS"),
+    color.Contrast: ("CONTRAST", "TENSOR_CONTRAST"),
+    color.Saturation: ("SATURATION", "TENSOR_SATURATION"),
+    color.Hue: ("HUE", "TENSOR_HUE"),
+    color.Sharpness: ("SHARPNESS", "TENSOR_SHARPNESS"),
+    color.Autocontrast: ("AUTOCONTRAST", "TENSOR_AUTOCONTRAST"),
+    color.Posterize: ("POSTERIZE",),
+    color.Solarize: ("SOLARIZE",),
+    color.SolarizeAdd: ("SOLARIZE_ADD",),
+    color.Invert: ("INVERT",),
+    color.Equalize: ("EQUALIZE",),
+}
+"""Steps that append one step with their parameters: that for PIL images, and that for tensors unless it is the same."""
 
 
-@operation(color.Contrast)
-def contrast(state: State, step: color.Contrast) -> None:
+def adjust(state: State, step: Any) -> None:
     state.require_levels(step)
-    (factor,) = state.take(1)
-    if step.kind == "pil":
-        state.add("CONTRAST", (factor,))
+    numbers, names = tuple(state.take(step.num_params)), ADJUSTMENTS[type(step)]
+    if len(names) == 2 and step.kind == "tensor":
+        state.add(names[1], (*numbers, step.version == "v1", state.channels == 1))
     else:
-        state.add("TENSOR_CONTRAST", (factor, step.version == "v1", state.channels == 1))
+        state.add(names[0], numbers)
 
 
-@operation(color.SolarizeAdd)
-def solarize_add(state: State, step: color.SolarizeAdd) -> None:
-    state.require_levels(step)
-    state.add("SOLARIZE_ADD", (*state.take(1), 128))
-
-
-@operation(color.Invert)
-def invert(state: State, step: color.Invert) -> None:
-    state.require_levels(step)
-    state.add("INVERT")
+OPERATIONS |= dict.fromkeys(ADJUSTMENTS, adjust)
 
 
 @operation(given.Table)
@@ -521,28 +485,23 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
     return weights
 
 
-@operation(augment.BoxBlur)
-def box_blur(state: State, step: augment.BoxBlur) -> None:
+@operation(augment.BoxBlur, given.PillowBlur)
+def box_blur(state: State, step: augment.BoxBlur | given.PillowBlur) -> None:
     state.require_levels(step)
-    radius = _box_radius(state.take(1)[0])
-    state.add("BOX_BLUR", (radius, radius, 3))
+    radii: NDArray[Any] = state.take(step.num_params)
+    if is_gaussian := isinstance(step, augment.BoxBlur) or step.is_gaussian:
+        radii = _box_radius(radii)
+    state.add("BOX_BLUR", (radii[0], radii[-1], 3 if is_gaussian else 1))
 
 
-def _box_radius(sigmas: Columns) -> NDArray[np.float32]:
+def _box_radius(sigmas: Columns) -> NDArray[Any]:
     """Return the radius of the box blurs with which Pillow's ``BoxBlur.c`` approximates a Gaussian blur."""
     one, variance = np.float32(1), sigmas.astype(np.float32) ** 2 / np.float32(3)
     length = np.sqrt(12.0 * variance.astype(np.float64) + 1.0).astype(np.float32)
     whole = np.floor((length.astype(np.float64) - 1.0) / 2.0).astype(np.float32)
     part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
-    radius: NDArray[np.float32] = whole + part / (6 * (variance - (whole + one) ** 2))
+    radius: NDArray[Any] = whole + part / (6 * (variance - (whole + one) ** 2))
     return radius
-
-
-@operation(given.PillowBlur)
-def blur_by_boxes(state: State, step: given.PillowBlur) -> None:
-    state.require_levels(step)
-    radii = state.take(2)
-    state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
 
 
 @operation(given.Kernel)
@@ -553,28 +512,22 @@ def kernel(state: State, step: given.Kernel) -> None:
     state.programs.add_extras(np.stack(weights, 1))
 
 
-@operation(augment.Erase)
-def erase(state: State, step: augment.Erase) -> None:
-    top, left, height, width = box = state.take(4)
-    values = np.repeat(state.take(step.channels), 3 // step.channels, 0)
-    if state.scale is None:
-        state.add("ERASE", (left, top, left + width, top + height, *values))
+@operation(augment.Erase, augment.EraseWithNoise)
+def erase(state: State, step: augment.Erase | augment.EraseWithNoise) -> None:
+    top, left, height, width = state.take(4)
+    values: Any = (0.0,) * 3
+    noise = None
+    if isinstance(step, augment.EraseWithNoise):
+        (first_block,) = state.take(1)
+        noise = state.arrays(first_block, np.maximum(height, 1) * np.maximum(width, 1) * state.channels)
     else:
-        state.make_crop()
-        state.erased.append((state.images, _by_corner(box, 0, *values, state.channels), None))
-
-
-@operation(augment.EraseWithNoise)
-def erase_with_noise(state: State, step: augment.EraseWithNoise) -> None:
-    box, first_block = state.take(4), state.take(1)[0]
+        values = np.repeat(state.take(step.channels), 3 // step.channels, 0)
+    if state.scale is None and noise is None:
+        state.add("ERASE", (left, top, left + width, top + height, *values))
+        return
     state.make_crop()
-    noise = state.arrays(first_block, np.maximum(box[2:], 1).prod(0) * state.channels)
-    state.erased.append((state.images, _by_corner(box, 1, 0, 0, 0, state.channels), noise))
-
-
-def _by_corner(box: Columns, *others: Any) -> tuple[Any, ...]:
-    top, left, height, width = box
-    return left, top, width, height, *others
+    numbers = left, top, width, height, noise is not None, *values, state.channels
+    state.erased.append((state.images, numbers, noise))
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
@@ -598,5 +551,5 @@ def to_float(state: State, step: type_conversion.ToFloat) -> None:
 @operation(type_conversion.Normalize)
 def normalize(state: State, step: type_conversion.Normalize) -> None:
     if state.std or state.erased:
-        raise no_kernel(step, "after another one, or after erasing")
+        raise MissingKernelError(step, "after another one, or after erasing")
     state.mean, state.std = step.mean, step.std

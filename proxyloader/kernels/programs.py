@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -39,6 +39,16 @@ class Kind(IntEnum):
     OUTPUT = 11  # changes what another job stored before
 
 
+PIXEL_KERNELS = {
+    Kind.STATS: ("points", 2048),
+    Kind.POINTS: ("points", 2048),
+    Kind.GATHER: ("gather", 256),
+    Kind.STORE: ("store", 1024),
+    Kind.STORE_RESIZED: ("store_resized", 256),
+    Kind.OUTPUT: ("erase_output", 256),
+}
+"""Kernels whose threads have pixels of their own, and how many pixels a block has."""
+
 OPCODES: dict[str, Kind] = {
     # From level to level. Consecutive ones become one table.
     "TABLE": Kind.POINTS,  # extras: 768 bytes as 192 numbers
@@ -46,7 +56,7 @@ OPCODES: dict[str, Kind] = {
     "CONTRAST": Kind.STATS,  # factor
     "POSTERIZE": Kind.POINTS,  # bits
     "SOLARIZE": Kind.POINTS,  # threshold
-    "SOLARIZE_ADD": Kind.POINTS,  # addition, threshold
+    "SOLARIZE_ADD": Kind.POINTS,  # addition
     "INVERT": Kind.POINTS,
     "AUTOCONTRAST": Kind.STATS,
     "EQUALIZE": Kind.STATS,
@@ -126,21 +136,10 @@ AS_BYTES = f"V{STEP.itemsize}"
 
 JOB = np.dtype(
     [
-        ("source", "u8"),
-        ("target", "u8"),
-        ("table_x", "i8"),
-        ("table_y", "i8"),
-        ("row_stride", "i8"),
-        ("channel_stride", "i8"),
-        ("source_height", "i4"),
-        ("source_width", "i4"),
-        ("height", "i4"),
-        ("width", "i4"),
-        ("first", "i4"),
-        ("count", "i4"),
-        ("stats", "i4"),
-        ("source_base", "i4"),
-        ("target_base", "i4"),
+        *((name, "u8") for name in ("source", "target")),
+        *((name, "i8") for name in ("table_x", "table_y", "row_stride", "channel_stride")),
+        *((name, "i4") for name in ("source_height", "source_width", "height", "width", "first", "count", "stats")),
+        *((name, "i4") for name in ("source_base", "target_base")),
     ],
     align=True,
 )
@@ -188,7 +187,7 @@ class Programs:
         self.sources, self.num_outputs = np.arange(len(self.sizes)), len(self.sizes)
         self._images: list[Indices] = []
         self._steps: list[NDArray[Any]] = []
-        self._sizes: list[tuple[Indices, Indices]] = []
+        self._sizes: list[Indices] = []  # height and width before and after each step
         self._extras: list[NDArray[np.float32]] = []
         self._num_extras = 0
 
@@ -209,14 +208,14 @@ class Programs:
         steps["code"] = CODE[name]
         for column, values in enumerate(numbers):
             steps["numbers"][:, column] = values
-        before = after = self.sizes[images]
+        before = self.sizes[images]
+        around = np.concatenate((before, before), 1)
         if sizes is not None:
-            after = np.empty_like(before)
-            after[:, 0], after[:, 1] = sizes
-            self.sizes[images] = after
+            around[:, 2], around[:, 3] = sizes
+            self.sizes[images] = around[:, 2:]
         self._images.append(images)
         self._steps.append(steps)
-        self._sizes.append((before, after))
+        self._sizes.append(around)
 
     def add_extras(self, extras: Sequence[Any] | NDArray[Any]) -> None:
         """Attach numbers to the step that was appended last: one-dimensional, for each of its images."""
@@ -228,12 +227,12 @@ class Programs:
 
     def flip_last(self, number: int, wanted: Any, images: Indices) -> bool:
         """Flip the results of the last step of these images, along x (8) or y (9). Return whether it is a resize."""
-        if not self._steps or not np.array_equal(self._images[-1], images):
+        if not self._steps or self._steps[-1]["code"][0] != CODE["RESAMPLE"]:
             return False
-        steps = self._steps[-1]
-        if not len(steps) or steps["code"][0] != CODE["RESAMPLE"]:
+        if not np.array_equal(self._images[-1], images):
             return False
-        steps["numbers"][:, number] = steps["numbers"][:, number] != wanted
+        numbers = self._steps[-1]["numbers"]
+        numbers[:, number] = numbers[:, number] != wanted
         return True
 
     def branch(self, images: Indices) -> Indices:
@@ -241,12 +240,12 @@ class Programs:
         added = len(self) + np.arange(len(images))
         program_of = np.full(len(self), -1)
         program_of[images] = added
-        for number, (theirs, steps, (before, after)) in enumerate(zip(self._images, self._steps, self._sizes)):
+        for number, theirs in enumerate(self._images):
             copies = program_of[theirs]
             chosen = copies >= 0
             self._images[number] = np.concatenate([theirs, copies[chosen]])
-            self._steps[number] = np.concatenate([steps, steps[chosen]])
-            self._sizes[number] = np.concatenate([before, before[chosen]]), np.concatenate([after, after[chosen]])
+            for arrays in (self._steps, self._sizes):
+                arrays[number] = np.concatenate([arrays[number], arrays[number][chosen]])
         self.sizes = np.concatenate([self.sizes, self.sizes[images]])
         self.sources = np.concatenate([self.sources, self.sources[images]])
         return added
@@ -270,13 +269,10 @@ class Programs:
         ends = (channels * height * width).cumsum()
         begins = dtype.itemsize * np.concatenate(([0], ends[:-1]))
         sizes = list(map(tuple, self.sizes[: self.num_outputs].tolist()))
-        schedule = self.jobs().schedule(begins, *strides)
-        if files is not None:
-            _, first = np.unique(files, return_index=True)
-            shapes = [schedule.shapes[image] for image in first]
-            schedule = replace(schedule, files=files, shapes=shapes, decoded_ends=_ends(self.decoded_sizes[first]))
-        return replace(
-            schedule,
+        return Jobs(self).schedule(
+            begins,
+            *strides,
+            files=files,
             outputs=_group(sizes, counts or [self.num_outputs]),
             num_values=int(ends[-1]),
             channels=channels,
@@ -284,13 +280,25 @@ class Programs:
             channels_last=channels_last,
         )
 
-    def jobs(self) -> Jobs:
-        """Cut the programs into jobs."""
-        images = np.concatenate(self._images)
+
+def _group(sizes: list[tuple[int, int]], counts: Sequence[int]) -> list[tuple[int, list[tuple[int, int]]]]:
+    """Return the number of images in each output and their sizes; only one if all are equal."""
+    ends = list(itertools.accumulate(counts))
+    parts = [sizes[end - count : end] for count, end in zip(counts, ends)]
+    return [(len(part), part[:1] if len(set(part)) == 1 else part) for part in parts]
+
+
+class Jobs:
+    """The jobs of programs, in the order of the images until they are scheduled, and their steps."""
+
+    def __init__(self, programs: Programs) -> None:
+        self.programs = programs
+        images = np.concatenate(programs._images)
         order = np.argsort(images, kind="stable")
         # NumPy joins bytes faster than structures.
-        images, steps = images[order], np.concatenate([steps.view(AS_BYTES) for steps in self._steps])[order].view(STEP)
-        before, after = (np.concatenate(each)[order] for each in zip(*self._sizes))
+        steps = np.concatenate([steps.view(AS_BYTES) for steps in programs._steps])[order].view(STEP)
+        images, self.steps = images[order], steps
+        sizes = np.concatenate(programs._sizes)[order]
         kinds = KINDS[steps["code"]]
         resamples = np.flatnonzero(kinds == Kind.RESAMPLE_ROWS)
         kinds[resamples] += steps["numbers"][resamples, 13].astype(np.int32)
@@ -305,95 +313,58 @@ class Programs:
         starts[1:] &= first_of_image[1:] | ~(stores[1:] & is_resample[:-1] & (steps["numbers"][1:, 0] == 3))
         at = np.flatnonzero(starts)
         last = np.append(at[1:], len(steps)) - 1
-        job_kinds = kinds[at] + 2 * (is_resample[at] & stores[last])
-        _number_runs(steps, starts)
-        jobs = np.zeros(len(at), JOB)
-        jobs["first"], jobs["count"] = at, last - at + 1
-        jobs["source_height"], jobs["source_width"] = before[at].T
-        jobs["height"], jobs["width"] = after[last].T
-        first_job = np.flatnonzero(first_of_image[at])
-        stages = np.arange(len(at)) - np.repeat(first_job, np.diff(np.append(first_job, len(at))))
-        _wait_for_branches(stages, steps[at], first_job)
-        return Jobs(self, jobs, job_kinds, stages, images[at], first_job, steps, self._extras)
+        self.images, self._is_first = images[at], first_of_image[at]
+        self.kinds = kinds[at] + 2 * (is_resample[at] & stores[last])
+        self.jobs = np.zeros(len(at), JOB)
+        self.jobs["first"], self.jobs["count"] = at, last - at + 1
+        self.jobs["source_height"], self.jobs["source_width"] = sizes[at, :2].T
+        self.jobs["height"], self.jobs["width"] = sizes[last, 2:].T
+        self._first_job = np.flatnonzero(self._is_first)
+        self._lengths = np.diff(np.append(self._first_job, len(at)))
+        self._last_job = self._first_job + self._lengths - 1
+        # Steps that read the results of branches, and the branches. Each is the first of its job.
+        self._mixes = np.flatnonzero(np.isin(steps["code"], (CODE["MIX"], CODE["BLEND"])))
+        self._branches = steps["numbers"][self._mixes, FIRST_BRANCH:].astype(np.int64)
+        self._number_runs(starts)
+        self.stages = self._find_stages()
+        self._choose_memory()
 
+    def _number_runs(self, starts: NDArray[np.bool_]) -> None:
+        """Set the length and the table of each run of steps from level to level in the same job."""
+        is_level = self.steps["code"] <= LAST_LEVEL_CODE
+        begins = is_level & (starts | np.concatenate(([True], ~is_level[:-1])))
+        at = np.flatnonzero(begins)
+        ends = np.flatnonzero(is_level & np.concatenate((begins[1:] | ~is_level[1:], [True]))) + 1
+        self.steps["run"][at], self.steps["table"][at] = ends - at, np.arange(len(at))
 
-def _group(sizes: list[tuple[int, int]], counts: Sequence[int]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Return the number of images in each output and their sizes; only one if all are equal."""
-    ends = list(itertools.accumulate(counts))
-    parts = [sizes[end - count : end] for count, end in zip(counts, ends)]
-    return [(len(part), part[:1] if len(set(part)) == 1 else part) for part in parts]
+    def _find_stages(self) -> Indices:
+        """Return the stage of each job. Those that read branches, and those behind them, wait for these results."""
+        stages = np.arange(len(self.jobs)) - np.repeat(self._first_job, self._lengths)
+        at = np.searchsorted(self.jobs["first"], self._mixes)
+        while len(at) and (late := stages[self._last_job][self._branches].max(1) + 1 - stages[at]).max() > 0:
+            moves = np.zeros_like(stages)
+            moves[at] = np.maximum(late, 0)
+            moved = moves.cumsum()
+            stages += moved - np.repeat((moved - moves)[self._first_job], self._lengths)
+        return stages
 
-
-def _ends(sizes: Indices) -> Indices:
-    """Return where each decoded image ends if they follow one another, in bytes."""
-    ends: Indices = 3 * sizes.prod(1).cumsum()
-    return ends
-
-
-def _wait_for_branches(stages: Indices, steps: NDArray[Any], first_job: Indices) -> None:
-    """Move jobs that read the results of branches, and those behind them, to stages after these results.
-
-    ``steps`` are the first of each job, and ``first_job`` the first job of each image.
-    """
-    at = _mixes(steps)
-    last_job, lengths = np.append(first_job[1:], len(stages)) - 1, np.diff(np.append(first_job, len(stages)))
-    branches = steps["numbers"][at, FIRST_BRANCH:].astype(np.int64)
-    while len(at) and (late := stages[last_job][branches].max(1) + 1 - stages[at]).max() > 0:
-        moves = np.zeros_like(stages)
-        moves[at] = np.maximum(late, 0)
-        moved = moves.cumsum()
-        stages += moved - np.repeat((moved - moves)[first_job], lengths)
-
-
-def _mixes(steps: NDArray[Any]) -> Indices:
-    """Return the indices of the steps that read the results of branches."""
-    return np.flatnonzero((steps["code"] == CODE["MIX"]) | (steps["code"] == CODE["BLEND"]))
-
-
-def _number_runs(steps: NDArray[Any], starts: NDArray[np.bool_]) -> None:
-    """Set the length and the table of each run of steps from level to level in the same job."""
-    is_level = steps["code"] <= LAST_LEVEL_CODE
-    begins = is_level & (starts | np.concatenate(([True], ~is_level[:-1])))
-    at = np.flatnonzero(begins)
-    ends = np.flatnonzero(is_level & np.concatenate((begins[1:] | ~is_level[1:], [True]))) + 1
-    steps["run"][at], steps["table"][at] = ends - at, np.arange(len(at))
-
-
-@dataclass(eq=False)
-class Jobs:
-    """The jobs of a batch in the order of its images, and their steps."""
-
-    programs: Programs
-    jobs: NDArray[Any]
-    kinds: NDArray[np.int32]
-    stages: Indices
-    images: Indices
-    first_job: Indices
-    steps: NDArray[Any]
-    extras: list[NDArray[np.float32]]
-
-    def __post_init__(self) -> None:
+    def _choose_memory(self) -> None:
         # Which memory each job reads and writes: 0 and 1 are those of the image itself, which take turns; jobs from
         # pixel to pixel work in place. The decoded image is only read, as several programs may start from it.
-        self._is_first = np.zeros(len(self.jobs), bool)
-        self._is_first[self.first_job] = True
         turns = ((self.kinds > Kind.POINTS) | self._is_first).cumsum()
-        turns -= np.repeat(turns[self.first_job], np.diff(np.append(self.first_job, len(turns))))
+        turns -= np.repeat(turns[self._first_job], self._lengths)
         self._target_turn = turns % 2
         self._source_turn = np.concatenate(([0], self._target_turn[:-1]))
         self._is_output = self.kinds >= Kind.RESAMPLE_ROWS_STORE
         sizes = 3 * self.jobs["height"].astype(np.int64) * self.jobs["width"]
         sizes[self._is_output] = 0
-        largest = np.maximum.reduceat(sizes, self.first_job)
+        largest = np.maximum.reduceat(sizes, self._first_job)
         self._room = np.repeat(-(-largest // 16) * 16, 2).reshape(-1, 2)  # in bytes, of memory 0 and 1 of each image
         self._room[:, 1] *= bool(self._target_turn[~self._is_output].any())
-        self.scratch_bytes = int(self._room.sum())
-        is_resize = (self.kinds >= Kind.RESAMPLE_ROWS) & (self.kinds < Kind.STORE)
-        self.pool_size = self._place_weights(np.flatnonzero(is_resize))
-        self.num_stats = int((self.kinds == Kind.STATS).sum())
 
-    def _place_weights(self, at: Indices) -> int:
+    def _place_weights(self) -> int:
         """Give each axis of each resize a place in the pool. Return the size of the pool, in int32."""
+        at = np.flatnonzero((self.kinds >= Kind.RESAMPLE_ROWS) & (self.kinds < Kind.STORE))
         jobs, numbers = self.jobs[at], self.steps["numbers"][self.jobs["first"][at]]
         spans = numbers[:, 6:8] - numbers[:, 4:6]
         counts = np.stack([jobs["width"], jobs["height"]], 1).astype(np.int64)
@@ -404,37 +375,47 @@ class Jobs:
         self.jobs["table_x"][at], self.jobs["table_y"][at] = (ends - sizes).T
         return int(ends[-1, -1]) if len(ends) else 0
 
-    def schedule(self, outputs: Any, row_strides: Any, channel_strides: Any) -> Schedule:
+    def schedule(
+        self, begins: Any, row_strides: Any, channel_strides: Any, *, files: Indices | None = None, **format: Any
+    ) -> Schedule:
         """Order the jobs by launch, and pack all arrays.
 
         Args:
-            outputs: offset in bytes of the output of each program that has one.
+            begins: offset in bytes of the output of each program that has one.
             row_strides, channel_strides: of the outputs, in elements.
+            files: as for ``Programs.schedule``.
+            format: further attributes of the schedule.
         """
-        self._place(outputs, row_strides, channel_strides)
+        pool_size = self._place_weights()
+        self._place(begins, row_strides, channel_strides)
+        decoded_sizes = self.programs.decoded_sizes
+        if files is not None:
+            decoded_sizes = decoded_sizes[np.unique(files, return_index=True)[1]]
         runs = self._runs()
-        extras = self.extras or [np.zeros(0, np.float32)]
+        extras = self.programs._extras or [np.zeros(0, np.float32)]
         arrays = self.jobs, self.steps, runs
         sizes = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
-        begins = list(itertools.accumulate(map(_aligned, sizes), initial=0))
-        memory = np.empty(begins[-1], np.uint8)
-        for begin, array in zip(begins, arrays):
+        *at, end = itertools.accumulate(map(_aligned, sizes), initial=0)
+        memory = np.empty(end, np.uint8)
+        for begin, array in zip(at, arrays):
             memory[begin : begin + array.nbytes] = array.view(np.uint8)
-        np.concatenate(extras, out=memory[begins[3] : begins[3] + sizes[3]].view(np.float32))
+        np.concatenate(extras, out=memory[at[3] : at[3] + sizes[3]].view(np.float32))
         return Schedule(
             memory=memory,
-            begins=tuple(begins[:-1]),
+            begins=tuple(at),
             num_jobs=len(self.jobs),
             launches=tuple(self._launches(runs)),
-            scratch_bytes=self.scratch_bytes,
-            stats_bytes=self.num_stats * STATS_BYTES,
+            scratch_bytes=int(self._room.sum()),
+            stats_bytes=int((self.kinds == Kind.STATS).sum()) * STATS_BYTES,
             tables_bytes=_aligned(len(runs) * TABLE_BYTES),
-            pool_bytes=_aligned(4 * self.pool_size),
-            shapes=[(height, width, 3) for height, width in self.programs.decoded_sizes.tolist()],
-            decoded_ends=_ends(self.programs.decoded_sizes),
+            pool_bytes=_aligned(4 * pool_size),
+            shapes=[(height, width, 3) for height, width in decoded_sizes.tolist()],
+            decoded_ends=3 * decoded_sizes.prod(1).cumsum(),
+            files=files,
+            **format,
         )
 
-    def _place(self, outputs: Any, row_strides: Any, channel_strides: Any) -> None:
+    def _place(self, begins: Any, row_strides: Any, channel_strides: Any) -> None:
         """Set the bases, offsets and strides of all jobs, and bring them into the order of their launches."""
         jobs, images = self.jobs, self.images
         ends = self._room.cumsum().reshape(self._room.shape)
@@ -443,20 +424,18 @@ class Jobs:
         jobs["source"] = np.where(self._is_first, 0, places[images, self._source_turn])
         jobs["source_base"] = np.where(self._is_first, DECODED + own, SCRATCH)
         targets = places[images, self._target_turn]
-        mixes = _mixes(self.steps)
-        branches = self.steps["numbers"][mixes, FIRST_BRANCH:].astype(np.int64)
-        last_job = np.append(self.first_job[1:], len(jobs)) - 1
-        self.steps["numbers"][mixes, FIRST_BRANCH:] = targets[last_job][branches]
+        self.steps["numbers"][self._mixes, FIRST_BRANCH:] = targets[self._last_job][self._branches]
         to, is_output = images[self._is_output], self._is_output
         jobs["target"] = targets
         jobs["target_base"] = np.where(is_output, OUTPUT, SCRATCH)
-        jobs["target"][is_output] = np.asarray(outputs, np.uint64)[to]
+        jobs["target"][is_output] = np.asarray(begins, np.uint64)[to]
         jobs["row_stride"][is_output] = np.broadcast_to(row_strides, self.programs.num_outputs)[to]
         jobs["channel_stride"][is_output] = np.broadcast_to(channel_strides, self.programs.num_outputs)[to]
         order = np.argsort(self.stages * len(Kind) + self.kinds, kind="stable")
         for name in ("jobs", "kinds", "stages", "images"):
             setattr(self, name, getattr(self, name)[order])
-        self.jobs["stats"][self.kinds == Kind.STATS] = np.arange(self.num_stats)
+        needs_stats = np.flatnonzero(self.kinds == Kind.STATS)
+        self.jobs["stats"][needs_stats] = np.arange(len(needs_stats))
 
     def _runs(self) -> NDArray[Any]:
         """Return the runs, of ``RUN``, by stage. The jobs must be placed."""
@@ -488,10 +467,9 @@ class Jobs:
     def _launch(self, kind: Kind, jobs: NDArray[Any], first: int) -> Iterator[Launch]:
         count, height, width = len(jobs), int(jobs["height"].max()), int(jobs["width"].max())
         tiles = int((-(-jobs["height"] // TILE) * -(-jobs["width"] // TILE)).max())
-        if kind <= Kind.POINTS:
-            yield Launch("points", (_blocks(_pixels(jobs), 2048), count), 256, 0, first)
-        elif kind == Kind.GATHER:
-            yield Launch("gather", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
+        if kind in PIXEL_KERNELS:
+            name, per_block = PIXEL_KERNELS[kind]
+            yield Launch(name, (_blocks(_pixels(jobs), per_block), count), 256, 0, first)
         elif kind == Kind.BOX_BLUR:
             yield Launch("blur_rows", (height, count), 128, 6 * width, first)
             strips = np.clip(BLUR_BYTES // 2 // jobs["height"], 1, BLUR_STRIP)
@@ -503,12 +481,6 @@ class Jobs:
             reach_x, reach_y = map(int, self.steps["numbers"][jobs["first"], :2].max(0))
             shared = 4 * (2 * (reach_x + reach_y + 1) + (TILE + 2 * reach_y) * 3 * TILE)
             yield Launch("blur_tensor", (tiles, count), 256, shared, first)
-        elif kind == Kind.OUTPUT:
-            yield Launch("erase_output", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
-        elif kind == Kind.STORE_RESIZED:
-            yield Launch("store_resized", (_blocks(_pixels(jobs), 256), count), 256, 0, first)
-        elif kind == Kind.STORE:
-            yield Launch("store", (_blocks(_pixels(jobs), 1024), count), 256, 0, first)
         else:
             yield Launch("build_weights", (2, count), 128, 0, first)
             yield Launch(kind.name.lower(), (tiles, count), 256, 0, first)

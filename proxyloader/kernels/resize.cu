@@ -7,8 +7,8 @@
 //   store               from an image to the output
 //   store_resized       the same, through a resize of floats
 //
-// Options of the compiler (-D): PLANAR (0: HWC, 1: CHW), OUTPUT_BITS (8: uint8, 16: float16, or with BFLOAT bfloat16,
-// 32: float32).
+// Options of the compiler (-D): PLANAR (0: HWC, 1: CHW), OUTPUT_BITS (8: uint8, 16: float16 or bfloat16,
+// 32: float32), BFLOAT (1: bfloat16).
 
 #define THREADS 256
 #define TILE_X 32  // of a warp, so that it reads a contiguous piece of a source row
@@ -237,21 +237,17 @@ __device__ void add_taps(const Table &table, int index, int count, Level level, 
     }
 }
 
-template <int COUNT> __device__ void start(int (&sums)[COUNT][CHANNELS], int shift) {
+template <int COUNT, int VALUES> __device__ void start(int (&sums)[COUNT][VALUES], int shift) {
 #pragma unroll
-    for (int i = 0; i < COUNT * CHANNELS; ++i) sums[i / CHANNELS][i % CHANNELS] = 1 << (shift - 1);  // a half
+    for (int i = 0; i < COUNT * VALUES; ++i) sums[i / VALUES][i % VALUES] = 1 << (shift - 1);  // a half
 }
 
 // The usual order: the horizontal pass leaves rows of the source, as wide as the tile, in shared memory.
 template <bool IS_PLANAR> struct RowsFirst {
-    __device__ static Range needed(const Table &, const Table &along_y, const Tile &tile) {
-        return source_of(along_y, tile.y, tile.last_y);
-    }
+    static const bool IS_X_FIRST = true;
 
-    __device__ static int second_shift(const Table &, const Table &along_y) { return along_y.shift(); }
-
-    __device__ static void first_pass(const Source &source, const Table &along_x, const Table &, const Tile &tile,
-                                      Range chunk, uchar *shared) {
+    __device__ static void first_pass(const Source &source, const Table &along_x, const Tile &tile, Range chunk,
+                                      uchar *shared) {
         const int shift = along_x.shift();
         const int groups = (chunk.last - chunk.first) / ROWS_PER_THREAD + 1;
         for (int item = threadIdx.x; item < groups * TILE_X; item += THREADS) {
@@ -284,8 +280,8 @@ template <bool IS_PLANAR> struct RowsFirst {
         }
     }
 
-    __device__ static void second_pass(const Table &, const Table &along_y, const Tile &tile,
-                                       Word<IS_PLANAR> word, Range chunk, const uchar *shared, int (&sums)[4]) {
+    __device__ static void second_pass(const Table &along_y, const Tile &tile, Word<IS_PLANAR> word, Range chunk,
+                                       const uchar *shared, int (&sums)[4]) {
         const int y = tile.y + word.row, first = along_y.first(y);
         const int end = min(first + along_y.count(y), chunk.last + 1);
 #pragma unroll 2
@@ -300,14 +296,10 @@ template <bool IS_PLANAR> struct RowsFirst {
 
 // The other order: the vertical pass leaves columns of the source, as high as the tile, in shared memory.
 template <bool IS_PLANAR> struct ColumnsFirst {
-    __device__ static Range needed(const Table &along_x, const Table &, const Tile &tile) {
-        return source_of(along_x, tile.x, tile.last_x);
-    }
+    static const bool IS_X_FIRST = false;
 
-    __device__ static int second_shift(const Table &along_x, const Table &) { return along_x.shift(); }
-
-    __device__ static void first_pass(const Source &source, const Table &, const Table &along_y, const Tile &tile,
-                                      Range chunk, uchar *shared) {
+    __device__ static void first_pass(const Source &source, const Table &along_y, const Tile &tile, Range chunk,
+                                      uchar *shared) {
         const int shift = along_y.shift();
         for (int item = threadIdx.x; item < (tile.last_y - tile.y + 1) * CHUNK; item += THREADS) {
             const int x = chunk.first + item % CHUNK, y = tile.y + item / CHUNK;
@@ -331,8 +323,8 @@ template <bool IS_PLANAR> struct ColumnsFirst {
         }
     }
 
-    __device__ static void second_pass(const Table &along_x, const Table &, const Tile &tile,
-                                       Word<IS_PLANAR> word, Range chunk, const uchar *shared, int (&sums)[4]) {
+    __device__ static void second_pass(const Table &along_x, const Tile &tile, Word<IS_PLANAR> word, Range chunk,
+                                       const uchar *shared, int (&sums)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int x = min(tile.x + word.x(i), tile.last_x);  // a word may reach beyond; nobody reads that
@@ -391,15 +383,13 @@ struct Normalization {
 #if OUTPUT_BITS == 8
 typedef uchar Element;
 __device__ Element element_of(float value) { return (Element)value; }
-__device__ Element to_element(int level, int, const Normalization &) { return level; }
 #elif OUTPUT_BITS == 32
 typedef float Element;
 __device__ Element element_of(float value) { return value; }
-__device__ Element to_element(int level, int channel, const Normalization &by) { return by(level, channel); }
 #else
 typedef unsigned short Element;  // the bits
 __device__ Element element_of(float value) {
-#if defined(BFLOAT)
+#if BFLOAT
     const uint bits = __float_as_uint(value);
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
 #elif defined(EMULATED)
@@ -410,8 +400,11 @@ __device__ Element element_of(float value) {
     return bits;
 #endif
 }
-__device__ Element to_element(int level, int channel, const Normalization &by) { return element_of(by(level, channel)); }
 #endif
+
+__device__ Element to_element(int level, int channel, const Normalization &by) {
+    return OUTPUT_BITS == 8 ? (Element)level : element_of(by(level, channel));
+}
 
 // Where a resize leaves levels for the next job.
 struct ToImage {
@@ -457,25 +450,23 @@ template <template <bool> class Order, class Target> __device__ void resample(co
     const int fill = (int)batch.steps[job.first].numbers[12];
     const Source source = {job.source, job.source_height, job.source_width, CHANNELS * job.source_width, fill};
     const Table along_x = {batch.pool + job.table_x, job.width}, along_y = {batch.pool + job.table_y, job.height};
-    const Range needed = Passes::needed(along_x, along_y, tile);
-    const int shift = Passes::second_shift(along_x, along_y);
+    const Table &one = Passes::IS_X_FIRST ? along_x : along_y, &other = Passes::IS_X_FIRST ? along_y : along_x;
+    const Range needed = Passes::IS_X_FIRST ? source_of(along_y, tile.y, tile.last_y)
+                                            : source_of(along_x, tile.x, tile.last_x);
+    const int shift = other.shift();
     Target::prepare(batch.steps[job.first + 1], by);  // the barriers below are those of its result, too
 
     int sums[WORDS_PER_THREAD][4];
-#pragma unroll
-    for (int i = 0; i < WORDS_PER_THREAD; ++i)
-#pragma unroll
-        for (int j = 0; j < 4; ++j) sums[i][j] = 1 << (shift - 1);  // a half
-
+    start(sums, shift);
     for (int first = needed.first; first <= needed.last; first += CHUNK) {
         const Range chunk = {first, min(first + CHUNK - 1, needed.last)};
-        Passes::first_pass(source, along_x, along_y, tile, chunk, (uchar *)shared);
+        Passes::first_pass(source, one, tile, chunk, (uchar *)shared);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < WORDS_PER_THREAD; ++i) {
             const Word<Target::IS_PLANAR> word(threadIdx.x + i * THREADS);
             if (tile.y + word.row <= tile.last_y)
-                Passes::second_pass(along_x, along_y, tile, word, chunk, (const uchar *)shared, sums[i]);
+                Passes::second_pass(other, tile, word, chunk, (const uchar *)shared, sums[i]);
         }
         __syncthreads();
     }
@@ -487,22 +478,20 @@ template <template <bool> class Order, class Target> __device__ void resample(co
     }
 }
 
-// Grid: (tiles of the largest result, jobs).
-extern "C" __global__ void __launch_bounds__(THREADS, 4) resample_rows(Batch batch, int first) {
-    resample<RowsFirst, ToImage>(batch, first + blockIdx.y);
-}
+// Grid: (tiles of the largest result, jobs). Columns: three blocks at a time, as the compiler would take more registers
+// than two blocks leave.
+#define RESAMPLE(name, Order, Target, blocks) \
+    extern "C" __global__ void __launch_bounds__(THREADS, blocks) name(Batch batch, int first) { \
+        resample<Order, Target>(batch, first + blockIdx.y); \
+    }
+RESAMPLE(resample_rows, RowsFirst, ToImage, 4)
+RESAMPLE(resample_rows_store, RowsFirst, ToOutput, 4)
+RESAMPLE(resample_columns, ColumnsFirst, ToImage, 3)
+RESAMPLE(resample_columns_store, ColumnsFirst, ToOutput, 3)
 
-extern "C" __global__ void __launch_bounds__(THREADS, 4) resample_rows_store(Batch batch, int first) {
-    resample<RowsFirst, ToOutput>(batch, first + blockIdx.y);
-}
-
-// Three blocks at a time: the compiler would take more registers than two blocks leave.
-extern "C" __global__ void __launch_bounds__(THREADS, 3) resample_columns(Batch batch, int first) {
-    resample<ColumnsFirst, ToImage>(batch, first + blockIdx.y);
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 3) resample_columns_store(Batch batch, int first) {
-    resample<ColumnsFirst, ToOutput>(batch, first + blockIdx.y);
+// Where the output has a value.
+__device__ Element *place(const Job &job, int x, int y, int c, int channels) {
+    return (Element *)job.target + y * job.row_stride + (PLANAR ? c * job.channel_stride + x : channels * x + c);
 }
 
 // From an image to the output. A thread has four pixels, which are in one row, or else stored one by one.
@@ -519,7 +508,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int fir
     Pixel quad[4];
     load_quad(job.source + 3 * (size_t)at, count, quad);
     const int channels = (int)step.numbers[0], x = at % job.width, y = at / job.width;
-    const bool is_planar = PLANAR || channels == 1;
     Element values[12];
 #pragma unroll
     for (int i = 0; i < 12; i++) {
@@ -530,23 +518,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int fir
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (i >= count) break;
-            Element *row = (Element *)job.target + (at + i) / job.width * job.row_stride;
-            const int column = (at + i) % job.width;
+            const int column = (at + i) % job.width, row = (at + i) / job.width;
 #pragma unroll
             for (int c = 0; c < 3; c++)
-                if (c < channels) row[is_planar ? c * job.channel_stride + column : 3 * column + c] = values[3 * i + c];
+                if (c < channels) *place(job, column, row, c, channels) = values[3 * i + c];
         }
         return;
     }
-    Element *to = (Element *)job.target + y * job.row_stride + (is_planar ? x : 3 * x);
 #pragma unroll
     for (int c = 0; c < 3; c++) {
-        if (!is_planar) {
+        if (!PLANAR && channels == 3) {
             const Element *v = values + 4 * c;
-            store_four(to + 4 * c, Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
+            store_four(place(job, x, y, 4 * c, 3), Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
         } else if (c < channels) {
             const Element *v = values + c;
-            store_four(to + c * job.channel_stride, Four<Element>{v[0], v[3], v[6], v[9]}, count);
+            store_four(place(job, x, y, c, channels), Four<Element>{v[0], v[3], v[6], v[9]}, count);
         }
     }
 }
@@ -570,10 +556,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) store_resized(Batch batch,
     if (from_x >= 0 && from_x < to.width && from_y >= 0 && from_y < to.height)
         mean = to.at(job, from_x, from_y, [&](int level) { return by.of_level(level); });
     const float values[3] = {mean.r, mean.g, mean.b};
-    Element *row = (Element *)job.target + y * job.row_stride;
-    const bool is_planar = PLANAR || channels == 1;
-    for (int c = 0; c < channels; c++)
-        row[is_planar ? c * job.channel_stride + x : 3 * x + c] = element_of(by.of_value(values[c], c));
+    for (int c = 0; c < channels; c++) *place(job, x, y, c, channels) = element_of(by.of_value(values[c], c));
 }
 
 // A box of an output that was stored before. A thread has one pixel. Grid: (parts of the largest image, jobs).
@@ -583,10 +566,8 @@ extern "C" __global__ void erase_output(Batch batch, int first) {
     const double *n = step.numbers;
     const int width = (int)n[2], at = blockIdx.x * blockDim.x + threadIdx.x, channels = (int)n[8];
     if (at >= width * (int)n[3]) return;
-    const int x = (int)n[0] + at % width, y = (int)n[1] + at / width;
-    Element *row = (Element *)job.target + y * job.row_stride;
     for (int c = 0; c < channels; c++) {
         const float value = n[4] != 0 ? batch.extras[step.extra + channels * at + c] : (float)n[5 + c];
-        row[PLANAR ? c * job.channel_stride + x : channels * x + c] = element_of(value);
+        *place(job, (int)n[0] + at % width, (int)n[1] + at / width, c, channels) = element_of(value);
     }
 }

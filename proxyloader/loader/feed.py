@@ -34,10 +34,7 @@ from .options import LoaderOptions
 from .stats import SUBMIT, profile_row
 
 if TYPE_CHECKING:  # importing them imports DALI
-    from ..dali.program_server import ProgramServer
     from ..dali.run_queue import PipelineRun, RunQueue
-
-    PlanQueue = RunQueue | ProgramServer
 
 
 class PlanServers:
@@ -46,11 +43,12 @@ class PlanServers:
     def __init__(self, run_size: int) -> None:
         self._run_size = run_size
         self._options: LoaderOptions | None = None  # of the queues
-        self.queues: dict[str, PlanQueue] = {}  # by the key of the plan, or KERNELS
+        self.queues: dict[str, RunQueue] = {}  # by the key of the plan, or KERNELS
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
+        self._runs_seen: dict[str, int] = {}  # runs started before this epoch, by the key of the queue
         self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
-    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> dict[str, PlanQueue]:
+    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> dict[str, RunQueue]:
         """Return the run queues of an epoch by key, including that of the user's server.
 
         ``expects_images``: whether to start decoding on a GPU before the first batch, although no plan is known.
@@ -76,12 +74,11 @@ class PlanServers:
         A dataset may create a transform with different arguments for each image or epoch. Such plans do not recur, but
         without kernels, each has a pipeline.
         """
-        used = {key for key, queue in self.queues.items() if queue.was_used}
+        used = {key for key, queue in self.queues.items() if queue.runs_started != self._runs_seen.get(queue.key, 0)}
         if KERNELS not in used:
             self._idle = (self._idle | self.discovered.keys()) - used
             self.discovered = {key: plan for key, plan in self.discovered.items() if key in used}
-        for queue in self.queues.values():
-            queue.was_used = False
+        self._runs_seen = {queue.key: queue.runs_started for queue in self.queues.values()}
         return self.discovered
 
     def discover(self, plans: Iterable[Plan], options: LoaderOptions) -> None:
@@ -92,7 +89,7 @@ class PlanServers:
             if not options.has_kernels or len(self.discovered) < MAX_NEW_PLANS:
                 self.discovered[plan.key] = plan
 
-    def serve(self, plan: Plan | None, options: LoaderOptions) -> PlanQueue:
+    def serve(self, plan: Plan | None, options: LoaderOptions) -> RunQueue:
         """Return the run queue of a plan, or that of all plans that kernels run."""
         key = KERNELS if plan is None else plan.key
         if key not in self.queues:
@@ -100,19 +97,17 @@ class PlanServers:
             self.queues[key] = self._build(plan, options, {})
         return self.queues[key]
 
-    def _build(self, plan: Plan | None, options: LoaderOptions, plans: dict[str, Plan]) -> PlanQueue:
+    def _build(self, plan: Plan | None, options: LoaderOptions, plans: dict[str, Plan]) -> RunQueue:
         """Build the run queue of a plan; with None, that of all plans that kernels run, of which some are known."""
         from ..dali.build import PipelineOptions
+        from ..dali.plan_server import PlanServer, get_decoder
 
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth, format = cuda_ordinal(options.device), options.prefetch + 1, options.format
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
         if plan is not None:
-            from ..dali.plan_server import PlanServer
-
             return PlanServer(plan, pipeline_options, format)
-        from ..dali.program_server import ProgramServer, get_decoder
         from ..kernels.launcher import get_launcher
         from ..kernels.operations import get_output_dtype
 
@@ -122,7 +117,7 @@ class PlanServers:
             decoder = get_decoder(pipeline_options)
             for launcher in launching:
                 launcher.result()
-        return ProgramServer(decoder)
+        return decoder
 
 
 @dataclass(eq=False)
@@ -164,7 +159,7 @@ class Feed:
         batches: Iterator[BatchMessage],
         pool: WorkerPool,
         plan_servers: PlanServers,
-        servers: dict[str, PlanQueue],
+        servers: dict[str, RunQueue],
         loader_state: LoaderState,
         options: LoaderOptions,
     ) -> None:

@@ -17,8 +17,9 @@ from ..dali.device import check_device, cuda_ordinal
 from ..dali.output_format import OutputFormat
 from ..data.bad_samples import ON_ERROR, OnError
 from ..data.dataset import get_sources
+from ..kernels.compiler import can_compile
+from ..kernels.operations import find_obstacle
 from ..kernels.pillow_check import differing_steps, is_new
-from ..kernels.support import can_compile, find_obstacle
 from ..transforms.plan import Plan
 from .stats import ImageCounts
 

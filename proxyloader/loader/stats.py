@@ -15,7 +15,7 @@ from torch.autograd import profiler
 
 from .._cores import cores_of_process
 from ..data.dataset import describe_dataset, get_length, get_sources
-from ..kernels.support import NO_KERNELS
+from ..kernels.operations import NO_KERNELS
 from ..workers.messages import PackedBatch
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from ..data.lazy_tensor import LazyTensor, is_materialized
 from ..data.placeholders import ProxyBatch, ProxySample
 from ..data.recorded import Operation, flatten
 from ..data.transformed import TransformedImage, find_caller, pixel_uses
-from ..kernels.support import find_obstacle
+from ..kernels.operations import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
 from ..workers.packing import Packer

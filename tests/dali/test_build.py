@@ -87,16 +87,8 @@ class TestOptions:
     @pytest.mark.parametrize(
         ("cores", "ranks", "threads"),
         [
-            *(
-                (16, None, 16),
-                (12, None, 12),
-                (64, None, 16),
-                (64, "4", 16),
-                (48, "4", 12),
-                (13, "", 13),
-                (13, "0", 13),
-            ),
-            *((11, None, 11), (16, "2", 8), (2, None, 2), (2, "8", 1)),
+            *((16, None, 16), (12, None, 12), (64, None, 16), (64, "4", 16), (48, "4", 12), (13, "", 13)),
+            *((13, "0", 13), (11, None, 11), (16, "2", 8), (2, None, 2), (2, "8", 1)),
         ],
     )
     def test_cuda_helps_with_large_photographs_if_there_are_many_cores_and_decodes_progressive_ones_alone(

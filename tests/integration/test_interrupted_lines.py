@@ -15,8 +15,7 @@ import pytest
 import torch
 from nvidia.dali.backend import TensorCPU, TensorGPU
 
-from proxyloader.dali import api
-from proxyloader.dali import outputs as _outputs
+from proxyloader.dali import api, run_queue
 
 from .. import scripts
 from ..faults import BATCH, all_numbers, loader_of, numbers_of
@@ -175,7 +174,7 @@ def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) ->
             try:
                 is_inside = True
                 for _ in range(1000):
-                    _outputs._tensor_to_torch(output, stream, exec_dynamic=True)
+                    run_queue._to_torch(output, stream, exec_dynamic=True)
                 is_inside = False
             except KeyboardInterrupt:
                 caught += 1

@@ -16,7 +16,7 @@ from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
 import proxyloader
-from proxyloader.kernels.support import find_obstacle
+from proxyloader.kernels.operations import find_obstacle
 from proxyloader.make_dataset import make_dataset, photograph
 
 from ..compare import engines_decode

@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import torch
 
-from proxyloader.dali import program_server
+from proxyloader.dali import plan_server
 from proxyloader.kernels import launcher
 from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
 from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher, as_images
-from proxyloader.kernels.programs import CODE, Launch, Programs, Schedule
+from proxyloader.kernels.programs import CODE, Jobs, Launch, Programs, Schedule
 from proxyloader.loader.options import LoaderOptions
 
 HEADER = Path(__file__).with_name("emulate.h")
@@ -92,7 +92,7 @@ def run(
     """
     if where["device"] == "cuda":
         return _run_on_gpu(images, programs, layout, dtype)
-    jobs = programs.jobs()
+    jobs = Jobs(programs)
     channels = jobs.steps["numbers"][np.isin(jobs.steps["code"], STORES), 0].astype(int)
     outputs = empty(programs.sizes[: programs.num_outputs], channels, layout, dtype) if outputs is None else outputs
     rows, planes = (1, 0) if layout == "CHW" else (0, 2)
@@ -151,7 +151,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LoaderOptions, "on_gpu", True)
     monkeypatch.setattr(LoaderOptions, "has_kernels", True)
-    for module in (launcher, program_server):
+    for module in (launcher, plan_server):
         monkeypatch.setattr(module, "get_launcher", get_launcher)
 
 

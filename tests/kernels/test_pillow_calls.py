@@ -363,23 +363,19 @@ TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 PIPELINES: dict[str, list[Callable[[Any], Any]]] = {
     "functionals": [lambda i: TF.resized_crop(i, *v1.RandomResizedCrop.get_params(i, [0.1, 1], [0.7, 1.3]), [64, 64]),
                     at_random(0.5, TF.hflip), to_tensor],
-    "functionals of v2": [lambda i: F2.resize(i, [70, 80], antialias=True), lambda i: F2.center_crop(i, [64, 64]),
-                          at_random(0.5, F2.horizontal_flip), to_image],
-    "SimCLR": [BY_CLASS, v1.RandomHorizontalFlip(), v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
-               v1.RandomGrayscale(0.2), OwnBlur(), v1.ToTensor()],
     "DINO, global": [BY_CLASS, v1.RandomHorizontalFlip(), JITTER, v1.RandomGrayscale(0.2), OwnBlur(0.9),
                      at_random(0.2, ImageOps.solarize), v1.ToTensor()],
-    "DINO, in a Compose": [v1.Compose([BY_CLASS, JITTER, OwnBlur(1.0), v1.ToTensor()])],
+    "a reference for segmentation": [lambda i: TF.resize(i, [random.randint(50, 150)]), at_random(0.5, TF.hflip),
+                                     random_crop, pil_to_tensor],
     "letterbox": [letterboxed, to_tensor],
-    "letterbox by ImageOps": [lambda i: ImageOps.pad(i, (96, 96), BILINEAR, 114), to_tensor],
     "RandAugment by hand": [lambda i: of(i, *random.choices(BY_HAND, k=3)), to_tensor],
-    "AutoContrast and others": [at_random(0.5, TF.autocontrast), at_random(0.5, TF.equalize), TF.invert, to_image],
+    "RandAugment by hand, behind a class": [BY_CLASS, lambda i: of(i, *random.choices(BY_HAND, k=2)),
+                                            v1.RandomHorizontalFlip(), v1.PILToTensor()],
     "EXIF": [ImageOps.exif_transpose, lambda i: i.resize((90, 80)), ImageOps.exif_transpose, to_tensor],
     "grey": [lambda i: i.convert("L"), uniform(lambda i, x: i.rotate(x, BILINEAR), -9, 9), OwnBlur(1.0),
              lambda i: ImageEnhance.Contrast(i).enhance(1.7), to_tensor],
     "grey and back": [lambda i: i.crop((9, 9, 99, 99)), ImageOps.grayscale, lambda i: i.convert("RGB"),
                       v1.ColorJitter(0.5, 0.5), lambda i: TF.to_grayscale(i, 3), to_tensor],
-    "perspective": [lambda i: TF.perspective(i, *v1.RandomPerspective.get_params(*i.size, 0.4)), to_tensor],
     "gamma": [uniform(lambda i, x: i.point(lambda v: 255 * (v / 255) ** x), 0.7, 1.5), ImageOps.mirror, to_tensor],
     "mixed with classes": [v1.Pad(4), lambda i: TF.adjust_brightness(i, 1.2), JITTER, OwnBlur(),
                            v1.RandomRotation(20), lambda i: i.crop((5, 5, 90, 95)), v1.RandomCrop(64), v1.ToTensor(),
@@ -388,7 +384,6 @@ PIPELINES: dict[str, list[Callable[[Any], Any]]] = {
                                  v2.RandomHorizontalFlip(), v2.ToImage(), TO_FLOAT],
     "classes without a rule": [v1.Pad(0, padding_mode="constant"), v2.Lambda(TF.vflip), v2.Lambda(OwnBlur(1.0)),
                                v1.Lambda(letterboxed), v2.PILToTensor()],
-    "filters": [lambda i: i.filter(random.choice([ImageFilter.SHARPEN, ImageFilter.SMOOTH_MORE])), to_tensor],
     "quarter turns": [lambda i: i.rotate(random.choice([0, 90, 180, 270]), expand=True), lambda i: i.resize((50, 60)),
                       lambda i: i.transpose(5), to_tensor],
 }  # fmt: skip
@@ -509,16 +504,8 @@ def test_calls_use_pixels(why: str) -> None:
 
 def test_hooks_are_undone() -> None:
     def hooked() -> list[Any]:
-        functions = (
-            Image.new,
-            Image.blend,
-            equalize,
-            autocontrast,
-            to_tensor,
-            pil_to_tensor,
-            to_image,
-            ImageChops.invert,
-        )
+        of_torchvision = [to_tensor, pil_to_tensor, to_image]
+        functions = [Image.new, Image.blend, ImageChops.invert, equalize, autocontrast, *of_torchvision]
         methods = [Image.Image.crop, Image.Image.paste, ImageEnhance.Color.__init__, ImageEnhance.Contrast.__init__]
         return [*(each.__code__ for each in functions), *methods]
 

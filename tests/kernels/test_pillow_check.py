@@ -13,8 +13,8 @@ import torch
 from torchvision.transforms import v2
 
 from proxyloader.kernels import operations, pillow_check
+from proxyloader.kernels.operations import find_obstacle
 from proxyloader.kernels.pillow_check import differing_steps, find_differences, is_new
-from proxyloader.kernels.support import find_obstacle
 from proxyloader.transforms.resize import pillow_resizes_height_first
 
 from ..plans import plan_for

@@ -248,10 +248,6 @@ def test_error_is_torchvisions(number: int, F: Any) -> None:
 TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 
 PIPELINES: dict[str, list[Callable[[Any], Any]]] = {
-    "functionals": [pil_to_tensor, lambda t: TF.crop(t, *v1.RandomCrop.get_params(t, (64, 64))),
-                    lambda t: TF.resized_crop(t, *v1.RandomResizedCrop.get_params(t, [0.1, 1], [0.7, 1.3]), [50, 64]),
-                    TF.convert_image_dtype, lambda t: TF.normalize(t, MEAN, STD),
-                    v1.RandomErasing(1.0, value="random")],
     "functionals of v2": [to_image, lambda t: F2.resize(t, [70, 80]), lambda t: F2.center_crop(t, [64, 64]),
                           lambda t: F2.adjust_saturation(t, random.uniform(0.5, 1.5)),
                           lambda t: F2.to_dtype(t, scale=True),
@@ -292,30 +288,37 @@ def test_pipeline(name: str) -> None:
                 assert_recorded(late, stock)
 
 
-def test_joint_transform_of_image_boxes_and_mask() -> None:
-    transform = v2.Compose(
-        [
-            *(v2.RandomPhotometricDistort(), v2.RandomZoomOut(p=1.0), v2.RandomIoUCrop(), v2.RandomHorizontalFlip(1.0)),
-            *(v2.Resize((60, 70)), v2.RandomRotation(9), TO_FLOAT, v2.Normalize(MEAN, STD)),
-        ]
-    )
+JOINT = [v2.RandomIoUCrop(), v2.RandomZoomOut(p=1.0), v2.RandomHorizontalFlip(1.0)]
+JOINT_OF_TENSORS = [v2.RandomPhotometricDistort(), *JOINT, v2.Resize((60, 70)), v2.RandomRotation(9), TO_FLOAT]
+
+
+@pytest.mark.parametrize(
+    ("start", "steps", "check"),
+    [
+        (lambda image: image, [*JOINT, v2.ToImage()], assert_exact),
+        (to_image, [*JOINT_OF_TENSORS, v2.Normalize(MEAN, STD)], assert_recorded),
+    ],
+    ids=["a PIL image", "a tensor"],
+)
+def test_joint_transform_of_image_boxes_and_mask(start: Any, steps: list[Any], check: Any) -> None:
+    """The image is recorded, and torchvision transforms its boxes and its mask."""
 
     def sample() -> Any:
         seed_all(0)
-        image, boxes = to_image(opened("RGB")), torch.tensor([[5.0, 6.0, 90.0, 80.0]])
+        image, boxes = start(opened("RGB")), torch.tensor([[5.0, 6.0, 90.0, 80.0]])
         target = {
             "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(123, 161)),  # type: ignore[call-overload]
             "labels": torch.tensor([1]),
             "mask": tv_tensors.Mask(torch.arange(123 * 161).reshape(1, 123, 161) % 7),
         }
-        return *transform(image, target), states()
+        return *v2.Compose(steps)(image, target), states()
 
     stock = sample()
     with opened_late():
         late = sample()
         assert torch.equal(late[1]["boxes"], stock[1]["boxes"]) and torch.equal(late[1]["mask"], stock[1]["mask"])
         assert type(late[1]["boxes"]) is tv_tensors.BoundingBoxes and late[2] == stock[2]
-        assert_recorded(late[0], stock[0])
+        check(late[0], stock[0])
 
 
 def test_crop_shares_memory_with_its_image() -> None:

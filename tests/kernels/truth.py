@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 from torchvision.transforms import _functional_tensor as FT
 from torchvision.transforms.v2.functional import _geometry as GT
 
-from proxyloader.kernels.operations import torch_fuses_products
+from proxyloader.kernels.operations import _box_radius, torch_fuses_products
 from proxyloader.kernels.programs import CODE, FILTERS, Programs
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.resize import pillow_resizes_height_first
@@ -89,9 +89,9 @@ def contrast_of_grey(rng: Random, image: Pixels) -> Done:
 
 
 def solarize_add(rng: Random, image: Pixels) -> Done:  # of timm
-    add, threshold = rng.choice([0, 50, 110]), rng.choice([0, 128, 256])
-    levels = [min(255, level + add) if level < threshold else level for level in range(256)]
-    return Done("SOLARIZE_ADD", on_pil(image, lambda i: i.point(levels * 3)), [add, threshold])
+    add = rng.choice([0, 50, 110])
+    levels = [min(255, level + add) if level < 128 else level for level in range(256)]
+    return Done("SOLARIZE_ADD", on_pil(image, lambda i: i.point(levels * 3)), [add])
 
 
 def hue(rng: Random, image: Pixels) -> Done:
@@ -242,17 +242,7 @@ def box_blur(rng: Random, image: Pixels) -> Done:
         result = on_pil(image, lambda i: i.filter(ImageFilter.BoxBlur(tuple(radii))))
         return Done("BOX_BLUR", result, [*(float(np.float32(radius)) for radius in radii), 1])
     result = on_pil(image, lambda i: i.filter(ImageFilter.GaussianBlur(tuple(radii))))
-    return Done("BOX_BLUR", result, [*map(_box_radius, radii), 3])
-
-
-def _box_radius(sigma: float) -> float:
-    """Radius of the box of which three passes have this sigma; float32, but for sqrt and floor, as in BoxBlur.c."""
-    one, sigma32 = np.float32(1), np.float32(sigma)
-    variance = sigma32 * sigma32 / np.float32(3)
-    length = np.float32(np.sqrt(12.0 * np.float64(variance) + 1.0))
-    whole = np.float32(np.floor((np.float64(length) - 1.0) / 2.0))
-    part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
-    return float(whole + part / (6 * (variance - (whole + one) * (whole + one))))
+    return Done("BOX_BLUR", result, [*_box_radius(np.array(radii)).tolist(), 3])
 
 
 def tensor_blur(rng: Random, image: Pixels) -> Done:

@@ -12,9 +12,9 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, PipelineError
-from proxyloader.dali import program_server
-from proxyloader.kernels import compiler, support
-from proxyloader.kernels.support import NO_KERNELS, find_obstacle
+from proxyloader.dali import plan_server
+from proxyloader.kernels import compiler
+from proxyloader.kernels.operations import NO_KERNELS, find_obstacle
 from proxyloader.loader import feed
 from proxyloader.loader.options import LoaderOptions
 
@@ -42,34 +42,34 @@ def test_a_plan_says_why_torchvision_runs_it(transforms: list[Any], with_kernels
 @pytest.fixture
 def unasked() -> Any:
     """As in a process that has not asked yet whether kernels can be compiled."""
-    support.can_compile.cache_clear()
+    compiler.can_compile.cache_clear()
     yield
-    support.can_compile.cache_clear()
+    compiler.can_compile.cache_clear()
 
 
 @pytest.mark.usefixtures("unasked")
 class TestCanCompile:
     def test_for_the_gpus_that_nvrtc_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(support, "_compiler_architectures", lambda: {80, 90})
-        monkeypatch.setattr(support, "_gpu_architectures", lambda: {90})
-        assert support.can_compile()
+        monkeypatch.setattr(compiler, "_compiler_architectures", lambda: {80, 90})
+        monkeypatch.setattr(compiler, "_gpu_architectures", lambda: {90})
+        assert compiler.can_compile()
 
     def test_not_for_others_nor_without_nvrtc_and_it_is_said_once(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(support, "_compiler_architectures", lambda: {80})
-        monkeypatch.setattr(support, "_gpu_architectures", lambda: {80, 123})
-        assert not support.can_compile() and not support.can_compile()
+        monkeypatch.setattr(compiler, "_compiler_architectures", lambda: {80})
+        monkeypatch.setattr(compiler, "_gpu_architectures", lambda: {80, 123})
+        assert not compiler.can_compile() and not compiler.can_compile()
         (record,) = caplog.records
         assert "sm_123" in record.getMessage()
-        support.can_compile.cache_clear()
+        compiler.can_compile.cache_clear()
         monkeypatch.undo()
 
         def no_nvrtc() -> Any:
             raise compiler.KernelError("libnvrtc was not found")
 
-        monkeypatch.setattr(support, "_nvrtc", no_nvrtc)
-        assert not support.can_compile() and "libnvrtc was not found" in caplog.text
+        monkeypatch.setattr(compiler, "_nvrtc", no_nvrtc)
+        assert not compiler.can_compile() and "libnvrtc was not found" in caplog.text
 
     def test_is_asked_without_initializing_cuda(self) -> None:
         """So a forked child can use CUDA. It can't on a CPU, but there it is asked, too."""
@@ -78,7 +78,7 @@ class TestCanCompile:
 
 
 def _asks_and_is_uninitialized() -> bool:
-    support.can_compile()
+    compiler.can_compile()
     return not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
 
 
@@ -106,7 +106,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(feed, "cuda_ordinal", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (0, 1))
-    monkeypatch.setattr(program_server, "get_decoder", lambda options: None)
+    monkeypatch.setattr(plan_server, "get_decoder", lambda options: None)
     with raises(PipelineError, code="no-kernels") as caught:
         feed.PlanServers(4).serve(None, options_of())
     assert "cannot compile resize.cu" in str(caught.value) and "translate=False" in str(caught.value)
