@@ -14,9 +14,11 @@ from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, ProxyServer, pipelines
+from proxyloader import DataLoader, PipelineError, ProxyServer, pipelines
 
+from .outcomes import raises
 from .record_writers import write_caffe, write_tfrecord
+from .tiers import has_gpu
 
 BATCH = 6
 
@@ -197,6 +199,17 @@ def test_what_a_single_graph_does_not_take_is_refused() -> None:
     for degrees in (0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=f"degrees must be positive and finite, got {degrees}"):
             pipelines.rotation(source="proxy", degrees=degrees, **how("cpu"))
+    for graph in (pipelines.training, pipelines.validation):
+        with pytest.raises(TypeError, match=rf"^{graph.__name__}\(\) got an unexpected keyword argument 'foo'"):
+            graph("proxy", foo=3, **how("cpu"))
+
+
+def test_a_pipeline_that_cannot_be_built_is_refused_by_a_server() -> None:
+    with pytest.raises(ValueError, match="^the pipeline requires batch_size and num_threads; pass them when"):
+        ProxyServer(pipelines.training("proxy"))
+    if not has_gpu():
+        with raises(PipelineError, code="no-gpu"):
+            ProxyServer(pipelines.training("proxy", **how("cuda")))
 
 
 class Decoded(Pipeline):

@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ProxyLoaderError
+from .bench import AUGMENTATIONS, SIZES
 
 Parser = argparse.ArgumentParser
 
@@ -40,16 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be an integer >= {minimum}, got {text!r}")
-        return int(text)
-
-    return parse
+def _non_negative(text: str, minimum: int = 0) -> int:
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"must be an integer >= {minimum}, got {text!r}")
+    return int(text)
 
 
-_non_negative, _positive = _at_least(0), _at_least(1)
+_positive = functools.partial(_non_negative, minimum=1)
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -186,7 +184,7 @@ def _verify(parser: Parser) -> None:
       proxyloader verify /data/imagenet/train --sound sound.txt
       proxyloader verify /data/web --copy /data/web-without-damaged
     """
-    _option(parser, "folder", "DIR", Path, "root of the dataset; subfolders are included")
+    _option(parser, "folder", "DIR", Path, "root of the dataset, or a folder of images")
     _option(parser, "--processes", "N", _positive, "number of processes (default: one per core)")
     _option(parser, "--sound", "FILE", Path, "write the paths of the undamaged files to this file")
     _option(parser, "--copy", "DIR", Path, "copy the dataset without the bad files, using hard links if possible")
@@ -254,10 +252,6 @@ COMMANDS: dict[Callable[[Parser], None], tuple[str, str]] = {
 """Module and function that implement each command. The function takes the options."""
 
 DATA_HELP = "your own ImageFolder (default: synthetic photographs, created once)"
-
-SIZES = ("thumbnails", "imagenet", "web", "camera")
-
-AUGMENTATIONS = ("ColorJitter", "RandAugment", "TrivialAugmentWide", "AutoAugment", "AugMix")
 
 
 class Paragraphs(argparse.RawDescriptionHelpFormatter):

@@ -35,8 +35,13 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """Image formats to decode, and how they are encoded. JPEG engines support the first."""
 
-JPEG_BOUNDS = {"cpu": 0, "engines": 3, "cuda": 3}
-"""Maximum difference from Pillow in levels of 255, by decoder (docs/fidelity.md). Other formats must match exactly."""
+DECODERS = {
+    "cpu": ("decoding on the CPU", 0, "translate=False"),
+    "engines": ("decoding by the engines of GPU {}", 3, "hw_decoder_load=0"),
+    "cuda": ("decoding by CUDA of GPU {}", 3, 'device="cpu"'),
+}
+"""Name of each decoder, the maximum difference of a JPEG from Pillow in levels of 255 (docs/fidelity.md; other formats
+must match exactly), and the argument of DataLoader that avoids it."""
 
 INSTALL = {
     "torch": ("2.6", "pip install -U 'torch>=2.6' torchvision, built for the driver's CUDA (pytorch.org)"),
@@ -63,12 +68,13 @@ def finding(name: str, found: str, remedy: str = "", severity: str = "warn") -> 
 
 def doctor(as_json: bool, limit: int) -> int:
     """Print the report. Return the exit status: 1 if a check failed. ``limit`` is the timeout of a child process."""
-    from rich.console import Console
+    from rich.console import Console  # not in the child processes
     from rich.table import Table
     from rich.text import Text
 
     findings = list(run_checks(Machine({}, limit)))
-    counts = {status: [each.status for each in findings].count(status) for status in ("ok", "warn", "fail")}
+    statuses = [each.status for each in findings]
+    counts = {status: statuses.count(status) for status in ("ok", "warn", "fail")}
     if as_json:
         report: Facts = {"proxyloader": __version__, "system": platform.platform()}
         report["status"] = [status for status in counts if counts[status]][-1]
@@ -185,7 +191,7 @@ def _pictures(engine: str, device: str) -> Iterator[Facts]:
     for number, (name, options) in enumerate(FORMATS.items()):
         # Two different images, as a failing decoder may return an earlier one, with unequal sides.
         files, expected = zip(*[jpeg_engines.make_test_image(2 * number + k, (256, 192), **options) for k in range(2)])
-        facts: Facts = {"format": name, "bound": JPEG_BOUNDS[engine] if "JPEG" in name else 0, "error": ""}
+        facts: Facts = {"format": name, "bound": DECODERS[engine][1] if "JPEG" in name else 0, "error": ""}
         try:
             pipeline = pipeline or jpeg_engines.create_decoder(device_id, float(engine == "engines"))
             pipeline.build()
@@ -289,19 +295,11 @@ def gpus(machine: Machine) -> Iterator[Finding]:
         yield finding(f"GPU {index}", f"{gpu['name']}, {gpu['engines']}{error}", remedy, "fail")
 
 
-DECODERS = {
-    "cpu": ("decoding on the CPU", "translate=False"),
-    "engines": ("decoding by the engines of GPU {}", "hw_decoder_load=0"),
-    "cuda": ("decoding by CUDA of GPU {}", 'device="cpu"'),
-}
-"""Name of each decoder, and the argument of DataLoader that avoids it."""
-
-
 def decoders(machine: Machine) -> Iterator[Finding]:
     usable = [index for index, gpu in enumerate(machine.gpus) if not gpu["error"]]
     pairs = [("cpu", 0), *((engine, index) for index in usable for engine in ("engines", "cuda"))]
     for engine, index in pairs if machine.facts("DALI") else []:
-        (facts, failure), (name, option) = machine.ask(f"pictures {engine} {index}"), DECODERS[engine]
+        (facts, failure), (name, _, option) = machine.ask(f"pictures {engine} {index}"), DECODERS[engine]
         correct = [fact["format"] for fact in facts if not fact["error"] and fact["levels_off"] <= fact["bound"]]
         bad = [fact for fact in facts if fact["format"] not in correct]
         parts = [f"correct pixels: {', '.join(correct)}"] if correct else []
@@ -321,7 +319,7 @@ def decoders(machine: Machine) -> Iterator[Finding]:
 
 
 def limits(machine: Machine) -> Iterator[Finding]:
-    import resource
+    import resource  # not on Windows
 
     shm = machine.root / "dev/shm"
     size, _, free = shutil.disk_usage(shm) if shm.exists() else (0, 0, 0)

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -24,7 +24,7 @@ import torch
 import torchvision
 
 from ..processes import block_sigint, cpu_seconds
-from .cases import CASES, OURS, Loops, find_case, make_loops
+from .cases import CASES, OURS, Loops
 from .config import BenchConfig, Tuning
 
 TIMEOUT_S = 1800  # of a request to a process
@@ -35,14 +35,19 @@ Ranges = dict[str, list[Any]]
 """Values to try for each field of ``Tuning``, in ascending order."""
 
 Figures = dict[str, float]
-Log = Callable[[str], None]
 Outcome = dict[str, Any]
 """``tuning`` of a case; ``first_batch_s`` and ``rounds``, or ``epochs`` of each round; ``failure`` if it failed."""
 
+_start_s = time.monotonic()
 
-def tune(config: BenchConfig, name: str, ranges: Ranges, log: Log) -> tuple[Tuning, list[dict[str, Any]]]:
+
+def log(line: str) -> None:
+    print(f"{time.monotonic() - _start_s:6.0f} s  {line}", flush=True)
+
+
+def tune(config: BenchConfig, ranges: Ranges) -> tuple[Tuning, list[dict[str, Any]]]:
     """Return the fastest tuning of a case, and the results of all trials."""
-    known = {*find_case(name).tuned} - (set() if config.on_gpu else {"hw_decoder_load"})
+    known = {*CASES[config.case].tuned} - (set() if config.on_gpu else {"hw_decoder_load"})
     workers, threads, loads = (values if key in known else [None] for key, values in ranges.items())
     batches = TRIAL_BATCHES_PER_WORKER * max(1, *ranges["workers"])
     config = replace(config, passes=min(config.passes, -(-batches * config.batch_size // config.images)))
@@ -52,52 +57,52 @@ def tune(config: BenchConfig, name: str, ranges: Ranges, log: Log) -> tuple[Tuni
 
     trials: dict[Tuning, dict[str, Any]] = {}
     while untried := [tuning for tuning in tunings if tuning not in trials]:
-        trials |= run_trials(name, [replace(config, tuning=tuning) for tuning in untried], log)
+        trials |= run_trials([replace(config, tuning=tuning) for tuning in untried])
         best = max(trials, key=lambda tuning: trials[tuning].get("images_per_s", 0.0))
         tunings = [best._replace(workers=count) for count in workers]
     return best, [tuning._asdict() | figures for tuning, figures in trials.items()]
 
 
-def run_trials(name: str, settings: Sequence[BenchConfig], log: Log) -> dict[Tuning, dict[str, Any]]:
+def run_trials(configs: list[BenchConfig]) -> dict[Tuning, dict[str, Any]]:
     """Measure a case with each config. Return the speed or the failure of each."""
-    trials: dict[Tuning, dict[str, Any]] = {config.tuning: {} for config in settings}
+    trials: dict[Tuning, dict[str, Any]] = {config.tuning: {} for config in configs}
     with start_processes(trials) as processes:
-        for config in settings:
-            process, trial = processes[config.tuning], trials[config.tuning]
-            with catch_failure(f"trial of {name} ({config.tuning})", trial, log):
-                figures: Figures = process.ask(begin, name, config, MAX_TRIAL_S)
+        for config in configs:
+            process, trial, title = processes[config.tuning], trials[config.tuning], f"trial of {config.name}"
+            with catch_failure(f"{title} ({config.tuning})", trial):
+                figures: Figures = process.ask(begin, config, MAX_TRIAL_S)
                 was_cut, speed = "was_cut" in figures, figures["images_per_s_after_first_batch"]
                 speed = speed if was_cut else process.ask(measure, MIN_TRIAL_S)["images_per_s"]
-                log(f"trial of {name} ({config.tuning}): {speed:,.0f} images/s")
+                log(f"{title} ({config.tuning}): {speed:,.0f} images/s")
                 trial |= {"images_per_s": round(speed, 1), "was_cut": was_cut}
             process.end()  # frees its JPEG engine memory
     return trials
 
 
-def run(settings: Mapping[str, BenchConfig], rounds: int, seconds: float, log: Log) -> dict[str, Outcome]:
+def run(configs: list[BenchConfig], rounds: int, seconds: float) -> dict[str, Outcome]:
     """Measure whole loops of each case, for at least ``seconds`` per round. Return the outcomes by name."""
-    outcomes: dict[str, Outcome] = {name: {"tuning": config.tuning, "rounds": []} for name, config in settings.items()}
-    with start_processes(settings) as processes:
-        for name, outcome in outcomes.items():
-            with catch_failure(name, outcome, log):
-                outcome["first_batch_s"] = processes[name].ask(begin, name, settings[name])["first_batch_s"]
-                log(f"{name} ({outcome['tuning']}): first batch after {outcome['first_batch_s']:.1f} s")
+    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning, "rounds": []} for config in configs}
+    with start_processes(outcomes) as processes:
+        for config, (name, outcome) in zip(configs, outcomes.items()):
+            with catch_failure(name, outcome):
+                outcome["first_batch_s"] = processes[name].ask(begin, config)["first_batch_s"]
+                log(f"{name} ({config.tuning}): first batch after {outcome['first_batch_s']:.1f} s")
         for number, (name, outcome) in product(range(1, rounds + 1), outcomes.items()):
             if "failure" not in outcome:
-                with catch_failure(name, outcome, log):
+                with catch_failure(name, outcome):
                     outcome["rounds"].append(processes[name].ask(measure, seconds))
                     log(f"round {number} of {name}: {outcome['rounds'][-1]['images_per_s']:,.0f} images/s")
     return outcomes
 
 
-def run_first_epochs(settings: Mapping[str, BenchConfig], rounds: int, epochs: int, log: Log) -> dict[str, Outcome]:
+def run_first_epochs(configs: list[BenchConfig], rounds: int, epochs: int) -> dict[str, Outcome]:
     """Measure the first epochs of each case, in a new process per round."""
-    outcomes: dict[str, Outcome] = {name: {"tuning": config.tuning, "epochs": []} for name, config in settings.items()}
-    for name, outcome in rounds * [*outcomes.items()]:
+    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning, "epochs": []} for config in configs}
+    for config, (name, outcome) in rounds * [*zip(configs, outcomes.items())]:
         if "failure" not in outcome:
-            with start_processes([name]) as processes, catch_failure(name, outcome, log):
+            with start_processes([name]) as processes, catch_failure(name, outcome):
                 process = processes[name]
-                results = [process.ask(begin, name, settings[name]), *(process.ask(loop) for _ in range(1, epochs))]
+                results = [process.ask(begin, config), *(process.ask(loop) for _ in range(1, epochs))]
                 outcome["epochs"].append(results)
                 speeds = ", ".join(f"{figures['images_per_s']:,.0f}" for figures in results)
                 log(f"{name}: {speeds} images/s in epochs 1 to {epochs}")
@@ -109,7 +114,7 @@ class CaseError(Exception):
 
 
 @contextmanager
-def catch_failure(name: str, outcome: Outcome, log: Log) -> Iterator[None]:
+def catch_failure(name: str, outcome: Outcome) -> Iterator[None]:
     """Record and log a CaseError."""
     try:
         yield
@@ -163,7 +168,7 @@ def start_processes(keys: Iterable[Any]) -> Iterator[dict[Any, CaseProcess]]:
 
 # --- in the process of a case -----------------------------------------------------------------------------------------
 
-_name = ""
+_config: BenchConfig
 _loops: Loops = iter(())
 _train_step: Callable[[Any], None] | None = None
 
@@ -173,15 +178,15 @@ def _prepare(start_method: str) -> None:
     multiprocessing.set_start_method(start_method, force=True)
 
 
-def begin(name: str, config: BenchConfig, limit_s: float = math.inf) -> Figures:
+def begin(config: BenchConfig, limit_s: float = math.inf) -> Figures:
     """Build the loader, and measure its first loop, including the time to build it. See ``loop``."""
-    global _name, _loops, _train_step
-    if config.use_defaults and find_case(name) is not CASES[OURS]:
+    global _config, _loops, _train_step
+    if config.use_defaults and config.case != OURS:
         # This package sets it on import. Users of other loaders do not import it.
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     torch.ones(1, device=config.device)  # starts CUDA
     _train_step = None if config.model == "none" else _make_train_step(config)
-    started, _name, _loops = time.perf_counter(), name, make_loops(name, config)
+    started, _config, _loops = time.perf_counter(), config, CASES[config.case].loops(config)
     return loop(limit_s, started)
 
 
@@ -208,7 +213,7 @@ def loop(limit_s: float = math.inf, started: float | None = None) -> Figures:
 def measure(seconds: float) -> Figures:
     """Measure whole loops for at least ``seconds``. If batches may be prefetched already, first run another loop."""
     waits, pauses, images = list[float](), list[float](), 0
-    if find_case(_name).prefetches:
+    if CASES[_config.case].prefetches:
         loop()
     _wait_for_gpu()
     cpu, loop_cpu, started = cpu_seconds(), time.process_time(), time.perf_counter()
