@@ -149,18 +149,16 @@ def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @WARM
-@pytest.mark.parametrize("at_most_s", [5.0, 0.0], ids=["whole loops", "cut"])
 def test_the_fastest_tuning_is_kept_and_each_is_recorded(
-    photos: Path, at_most_s: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runner, "MIN_TRIAL_S", 0.0)  # only the order of the speeds is looked at
-    monkeypatch.setattr(runner, "MAX_TRIAL_S", at_most_s)
     ranges = {"workers": [0, 1], "threads": [1], "hw_decoder_load": [0.65, 1.0]}
     best, trials = tune(setting(photos), ranges)
     assert [trial["workers"] for trial in trials] == [1, 0]
-    assert all(trial["images_per_s"] > 0 and trial["was_cut"] is (at_most_s == 0) for trial in trials)
+    assert all(trial["images_per_s"] > 0 for trial in trials)
     assert best.workers == max(trials, key=lambda trial: trial["images_per_s"])["workers"]
-    assert " s  trial of torch (workers 1): " in capsys.readouterr().out
+    assert " s  trial of torch (workers 1)\n" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -168,12 +166,14 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
     """What is tried. The speeds are made up, as there may be no GPU."""
     found: list[BenchConfig] = []
 
-    def run_trials(settings: Sequence[BenchConfig]) -> dict[Tuning, Any]:
-        found.extend(settings)
-        speeds = {of: 8 * (of[2] or 2) - of[0] for of in (each.tuning for each in settings)}
-        return {of: {"failure": ""} if of.threads == 8 else {"images_per_s": speed} for of, speed in speeds.items()}
+    def run(configs: Sequence[BenchConfig], rounds: int, seconds: float) -> dict[str, Any]:
+        (config,) = configs
+        found.append(config)
+        workers, threads, load = config.tuning
+        speed: dict[str, Any] = {"images_per_s": 8 * load - workers}  # type: ignore[operator]
+        return {"": {"rounds": [], "failure": ""} if threads == 8 else {"rounds": [speed]}}
 
-    monkeypatch.setattr(runner, "run_trials", run_trials)
+    monkeypatch.setattr(runner, "run", run)
     return found
 
 

@@ -6,7 +6,6 @@ other numbers of workers with the best combination.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import statistics
@@ -29,7 +28,7 @@ from .config import BenchConfig, Tuning
 
 TIMEOUT_S = 1800  # of a request to a process
 TRIAL_BATCHES_PER_WORKER = 4  # in a loop of a trial, for the largest number of workers
-MIN_TRIAL_S, MAX_TRIAL_S = 1.5, 5.0  # a longer first loop is interrupted, and its speed until then counts
+MIN_TRIAL_S = 1.5
 
 Ranges = dict[str, list[Any]]
 """Values to try for each field of ``Tuning``, in ascending order."""
@@ -57,26 +56,14 @@ def tune(config: BenchConfig, ranges: Ranges) -> tuple[Tuning, list[dict[str, An
 
     trials: dict[Tuning, dict[str, Any]] = {}
     while untried := [tuning for tuning in tunings if tuning not in trials]:
-        trials |= run_trials([replace(config, tuning=tuning) for tuning in untried])
+        for tuning in untried:
+            log(f"trial of {config.name} ({tuning})")
+            (outcome,) = run([replace(config, tuning=tuning)], 1, MIN_TRIAL_S).values()
+            failed, rounds = "failure" in outcome, outcome["rounds"]
+            trials[tuning] = {"failure": outcome["failure"]} if failed else {"images_per_s": rounds[0]["images_per_s"]}
         best = max(trials, key=lambda tuning: trials[tuning].get("images_per_s", 0.0))
         tunings = [best._replace(workers=count) for count in workers]
     return best, [tuning._asdict() | figures for tuning, figures in trials.items()]
-
-
-def run_trials(configs: list[BenchConfig]) -> dict[Tuning, dict[str, Any]]:
-    """Measure a case with each config. Return the speed or the failure of each."""
-    trials: dict[Tuning, dict[str, Any]] = {config.tuning: {} for config in configs}
-    with start_processes(trials) as processes:
-        for config in configs:
-            process, trial, title = processes[config.tuning], trials[config.tuning], f"trial of {config.name}"
-            with catch_failure(f"{title} ({config.tuning})", trial):
-                figures: Figures = process.ask(begin, config, MAX_TRIAL_S)
-                was_cut, speed = "was_cut" in figures, figures["images_per_s_after_first_batch"]
-                speed = speed if was_cut else process.ask(measure, MIN_TRIAL_S)["images_per_s"]
-                log(f"{title} ({config.tuning}): {speed:,.0f} images/s")
-                trial |= {"images_per_s": round(speed, 1), "was_cut": was_cut}
-            process.end()  # frees its JPEG engine memory
-    return trials
 
 
 def run(configs: list[BenchConfig], rounds: int, seconds: float) -> dict[str, Outcome]:
@@ -178,7 +165,7 @@ def _prepare(start_method: str) -> None:
     multiprocessing.set_start_method(start_method, force=True)
 
 
-def begin(config: BenchConfig, limit_s: float = math.inf) -> Figures:
+def begin(config: BenchConfig) -> Figures:
     """Build the loader, and measure its first loop, including the time to build it. See ``loop``."""
     global _config, _loops, _train_step
     if config.use_defaults and config.case != OURS:
@@ -187,26 +174,23 @@ def begin(config: BenchConfig, limit_s: float = math.inf) -> Figures:
     torch.ones(1, device=config.device)  # starts CUDA
     _train_step = None if config.model == "none" else _make_train_step(config)
     started, _config, _loops = time.perf_counter(), config, CASES[config.case].loops(config)
-    return loop(limit_s, started)
+    return loop(started)
 
 
-def loop(limit_s: float = math.inf, started: float | None = None) -> Figures:
-    """Measure one loop, for at most ``limit_s`` after its first batch."""
+def loop(started: float | None = None) -> Figures:
+    """Measure one loop."""
     started = started or time.perf_counter()
     batches = iter(next(_loops))  # starts the workers
     images = first_images = _consume(next(batches))
     _wait_for_gpu()
-    first, was_cut = time.perf_counter(), False
-    while not was_cut and (batch := next(batches, None)) is not None:
-        images += _consume(batch)
-        was_cut = time.perf_counter() - first > limit_s
+    first = time.perf_counter()
+    images += sum(map(_consume, batches))
     _wait_for_gpu()
     end = time.perf_counter()
     return {
         "first_batch_s": first - started,
         "images_per_s": images / (end - started),
         "images_per_s_after_first_batch": (images - first_images) / (end - first),
-        **({"was_cut": True} if was_cut else {}),
     }
 
 
@@ -228,7 +212,7 @@ def measure(seconds: float) -> Figures:
     _wait_for_gpu()
     wall, cpu, loop_cpu = time.perf_counter() - started, cpu_seconds() - cpu, time.process_time() - loop_cpu
     return {
-        "images_per_s": images / wall,
+        "images_per_s": round(images / wall, 1),
         "cpu_ms_per_image": 1e3 * cpu / images,
         "loop_cpu_ms_per_image": 1e3 * loop_cpu / images,  # excluding workers
         "wait_ms_p50": float(np.quantile(waits, 0.5)),
