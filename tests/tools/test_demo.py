@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 
-from proxyloader.loader import backend
 from proxyloader.tools import demo as module
 from proxyloader.tools.cli import main
 
@@ -109,16 +108,6 @@ def test_a_loader_that_breaks_the_promise_is_named_and_ends_with_exit_status_1(
     with Image.open(cache / "demo.png") as sheet:  # its third row shows differences, 32 times as bright
         shown = sheet.getpixel((2, 2 + 2 * 226))
     assert shown == tuple(round(32 * 255 * off.get("brighter", 0) * std) for std in module.STD)
-
-
-def test_without_dali_it_says_that_the_loader_is_torchs(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(backend, "_dali_is_installed", lambda: False)
-    assert main(["demo", "--data", str(photos), *SMALL]) == 0
-    said = lines_of(capsys.readouterr().out)
-    assert said["Backend"].startswith("torch: ")
-    assert said["Pixels"].startswith("differ by 0.00 on average, 0.0 at the 99.9th percentile, 0 at most")
 
 
 @pytest.mark.parametrize(
