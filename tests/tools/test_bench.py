@@ -26,7 +26,7 @@ from proxyloader.tools.bench import SIZES, runner
 from proxyloader.tools.bench.cases import CASES, DATASETS
 from proxyloader.tools.bench.command import make_summary
 from proxyloader.tools.bench.config import BenchConfig, Tuning
-from proxyloader.tools.bench.runner import CaseError, run_first_epochs, start_processes, tune
+from proxyloader.tools.bench.runner import CaseError, start_processes, tune
 from proxyloader.tools.cli import main
 
 from ..faults import children_of
@@ -121,7 +121,7 @@ def test_a_model_is_trained_beside_synthetic_batches(photos: Path) -> None:
     assert "failure" not in outcome and outcome["rounds"][0]["images_per_s"] > 0
 
 
-@pytest.mark.exhaustive
+@WARM
 def test_a_case_that_fails_says_why_and_the_status_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "a").mkdir(parents=True)
     for number in range(16):
@@ -237,18 +237,6 @@ def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
             assert epoch["first_batch_s"] < 48 / epoch["images_per_s"]
         assert case["epochs"][0]["first_batch_s"] > 0  # that of a later one may lie ready in DALI
     assert "images/s in epochs 1 to 3" in capsys.readouterr().out
-
-
-@WARM
-def test_a_case_whose_first_epochs_fail_is_tried_once_and_the_others_go_on(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    common: Any = {"use_defaults": True, "persistent_workers": False, "tuning": Tuning(0)}
-    cases = [setting(tmp_path / "nowhere", case="iterator", **common), setting(photos, **common)]
-    outcomes = run_first_epochs(cases, 2, 2)
-    assert "RuntimeError" in outcomes["iterator"]["failure"] and not outcomes["iterator"]["epochs"]
-    assert "failure" not in outcomes["torch"] and [len(each) for each in outcomes["torch"]["epochs"]] == [2, 2]
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["iterator", "torch:", "torch:"]
 
 
 @pytest.mark.parametrize("name", ["torch", "proxyloader"])
