@@ -24,7 +24,6 @@ from PIL import Image
 
 from proxyloader.tools.bench import SIZES, runner
 from proxyloader.tools.bench.cases import CASES, DATASETS
-from proxyloader.tools.bench.command import make_summary
 from proxyloader.tools.bench.config import BenchConfig, Tuning
 from proxyloader.tools.bench.runner import CaseError, start_processes, tune
 from proxyloader.tools.cli import main
@@ -118,7 +117,7 @@ def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> No
 def test_a_model_is_trained_beside_synthetic_batches(photos: Path) -> None:
     trains = setting(photos, model="resnet18", batch_size=4, images=8, case="synthetic")
     (outcome,) = runner.run([trains], 1, 0.1).values()
-    assert "failure" not in outcome and outcome["rounds"][0]["images_per_s"] > 0
+    assert "failure" not in outcome and outcome["images_per_s"] > 0
 
 
 @WARM
@@ -171,7 +170,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
         found.append(config)
         workers, threads, load = config.tuning
         speed: dict[str, Any] = {"images_per_s": 8 * load - workers}  # type: ignore[operator]
-        return {"": {"rounds": [], "failure": ""} if threads == 8 else {"rounds": [speed]}}
+        return {"": {"failure": ""} if threads == 8 else speed}
 
     monkeypatch.setattr(runner, "run", run)
     return found
@@ -303,12 +302,9 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_records_have_medians() -> None:
-    outcome: dict[str, Any] = {"tuning": Tuning(1, 1), "first_batch_s": 0.5, "rounds": []}
-    for speed in (10, 30, 20):
-        outcome["rounds"].append({"images_per_s": speed, "cpu_ms_per_image": 1.0, "wait_ms_max": 3.0 + speed})
-    case = make_summary(outcome)
-    assert case["images_per_s"] == 20 and case["images_per_s_rounds"] == [10, 30, 20]
-    assert case["wait_ms_max"] == 33 and case["first_batch_s"] == 0.5 and case["tuning"]["workers"] == 1
+    rounds = [{"images_per_s": float(speed), "wait_ms_max": 3.0 + speed} for speed in (10, 30, 20)]
+    found = runner.medians(rounds)
+    assert found == {"images_per_s": 20, "images_per_s_rounds": [10, 30, 20], "wait_ms_max": 33}
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------

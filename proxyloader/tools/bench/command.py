@@ -8,9 +8,7 @@ import json
 import math
 import os
 import shlex
-import statistics
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -159,28 +157,9 @@ def make_record(args: argparse.Namespace, base: BenchConfig, ranges: Ranges, out
         "added": [*args.augment, *args.datasets],
         "size": "" if args.data else args.size,
         **ranges,
-        "cases": {name: make_summary(outcome) for name, outcome in outcomes.items()},
+        "cases": outcomes,
         **first,
     }
-
-
-def make_summary(outcome: Outcome) -> dict[str, Any]:
-    """Return the recorded figures of a case: medians of its rounds."""
-    summary = {**outcome, "tuning": outcome["tuning"]._asdict()}
-    if rounds := summary.pop("rounds", None):
-        summary |= _medians(rounds)
-    if "epochs" in summary:
-        summary["epochs"] = [_medians(rounds) for rounds in zip(*summary["epochs"])]
-    return summary
-
-
-def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return the median of each metric, the maximum of ``wait_ms_max``, and the speeds of all rounds."""
-    summary: dict[str, Any] = {"images_per_s_rounds": [round(figures["images_per_s"], 1) for figures in rounds]}
-    for name in rounds[0]:
-        reduce = max if name == "wait_ms_max" else statistics.median
-        summary[name] = round(reduce(figures[name] for figures in rounds), 3)
-    return summary
 
 
 COLUMNS = {

@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -35,7 +35,7 @@ Ranges = dict[str, list[Any]]
 
 Figures = dict[str, float]
 Outcome = dict[str, Any]
-"""``tuning`` of a case; ``first_batch_s`` and ``rounds``, or ``epochs`` of each round; ``failure`` if it failed."""
+"""``tuning`` of a case; medians of its rounds and ``first_batch_s``, or of its ``epochs``; ``failure`` if it failed."""
 
 _start_s = time.monotonic()
 
@@ -59,8 +59,7 @@ def tune(config: BenchConfig, ranges: Ranges) -> tuple[Tuning, list[dict[str, An
         for tuning in untried:
             log(f"trial of {config.name} ({tuning})")
             (outcome,) = run([replace(config, tuning=tuning)], 1, MIN_TRIAL_S).values()
-            failed, rounds = "failure" in outcome, outcome["rounds"]
-            trials[tuning] = {"failure": outcome["failure"]} if failed else {"images_per_s": rounds[0]["images_per_s"]}
+            trials[tuning] = {key: outcome[key] for key in ("images_per_s", "failure") if key in outcome}
         best = max(trials, key=lambda tuning: trials[tuning].get("images_per_s", 0.0))
         tunings = [best._replace(workers=count) for count in workers]
     return best, [tuning._asdict() | figures for tuning, figures in trials.items()]
@@ -68,32 +67,44 @@ def tune(config: BenchConfig, ranges: Ranges) -> tuple[Tuning, list[dict[str, An
 
 def run(configs: list[BenchConfig], rounds: int, seconds: float) -> dict[str, Outcome]:
     """Measure whole loops of each case, for at least ``seconds`` per round. Return the outcomes by name."""
-    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning, "rounds": []} for config in configs}
+    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning._asdict()} for config in configs}
+    results: dict[str, list[Figures]] = {name: [] for name in outcomes}
     with start_processes(outcomes) as processes:
         for config, (name, outcome) in zip(configs, outcomes.items()):
             with catch_failure(name, outcome):
-                outcome["first_batch_s"] = processes[name].ask(begin, config)["first_batch_s"]
+                outcome["first_batch_s"] = round(processes[name].ask(begin, config)["first_batch_s"], 3)
                 log(f"{name} ({config.tuning}): first batch after {outcome['first_batch_s']:.1f} s")
         for number, (name, outcome) in product(range(1, rounds + 1), outcomes.items()):
             if "failure" not in outcome:
                 with catch_failure(name, outcome):
-                    outcome["rounds"].append(processes[name].ask(measure, seconds))
-                    log(f"round {number} of {name}: {outcome['rounds'][-1]['images_per_s']:,.0f} images/s")
-    return outcomes
+                    results[name].append(processes[name].ask(measure, seconds))
+                    log(f"round {number} of {name}: {results[name][-1]['images_per_s']:,.0f} images/s")
+    return {name: outcome | medians(results[name]) for name, outcome in outcomes.items()}
 
 
 def run_first_epochs(configs: list[BenchConfig], rounds: int, epochs: int) -> dict[str, Outcome]:
     """Measure the first epochs of each case, in a new process per round."""
-    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning, "epochs": []} for config in configs}
+    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning._asdict()} for config in configs}
+    results: dict[str, list[list[Figures]]] = {name: [] for name in outcomes}
     for config, (name, outcome) in rounds * [*zip(configs, outcomes.items())]:
         if "failure" not in outcome:
             with start_processes([name]) as processes, catch_failure(name, outcome):
                 process = processes[name]
-                results = [process.ask(begin, config), *(process.ask(loop) for _ in range(1, epochs))]
-                outcome["epochs"].append(results)
-                speeds = ", ".join(f"{figures['images_per_s']:,.0f}" for figures in results)
+                results[name].append([process.ask(begin, config), *(process.ask(loop) for _ in range(1, epochs))])
+                speeds = ", ".join(f"{figures['images_per_s']:,.0f}" for figures in results[name][-1])
                 log(f"{name}: {speeds} images/s in epochs 1 to {epochs}")
-    return outcomes
+    return {name: outcome | {"epochs": [*map(medians, zip(*results[name]))]} for name, outcome in outcomes.items()}
+
+
+def medians(rounds: Sequence[Figures]) -> dict[str, Any]:
+    """Return the median of each metric, the maximum of ``wait_ms_max``, and the speeds of all rounds."""
+    summary: dict[str, Any] = {}
+    for name in rounds[0] if rounds else ():
+        values = [figures[name] for figures in rounds]
+        summary[name] = round(max(values) if name == "wait_ms_max" else statistics.median(values), 3)
+        if name == "images_per_s":
+            summary["images_per_s_rounds"] = [round(value, 1) for value in values]
+    return summary
 
 
 class CaseError(Exception):
@@ -212,7 +223,7 @@ def measure(seconds: float) -> Figures:
     _wait_for_gpu()
     wall, cpu, loop_cpu = time.perf_counter() - started, cpu_seconds() - cpu, time.process_time() - loop_cpu
     return {
-        "images_per_s": round(images / wall, 1),
+        "images_per_s": images / wall,
         "cpu_ms_per_image": 1e3 * cpu / images,
         "loop_cpu_ms_per_image": 1e3 * loop_cpu / images,  # excluding workers
         "wait_ms_p50": float(np.quantile(waits, 0.5)),
