@@ -459,7 +459,7 @@ def diagnose_script(
         check_can_be_written(file)
     if plot_file is not None:
         importlib.import_module("matplotlib")
-        if plot_file.suffix not in PLOT_FORMATS:
+        if plot_file.suffix.lower() not in PLOT_FORMATS:
             raise ValueError(f"--plot must be a file with the suffix {', '.join(PLOT_FORMATS)}, got {plot_file}")
     path = [str(script.parent), *sys.path]
     with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:

@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 
 from proxyloader.tools import doctor
 from proxyloader.tools.cli import main
-from proxyloader.tools.doctor import Machine, ask, run_checks
+from proxyloader.tools.doctor import ask, run_checks
 
 from .. import scripts
 from ..faults import await_true
@@ -183,7 +183,7 @@ NO_WEBP = {**PICTURE, "format": "WebP", "error": "y"}
 def found_on(
     *, driver: Any = 13.0, torch: str = "2.14.1", cuda: Any = 13.0, dali: Any = ("2.4.0", 12), codec: int = 9000,
     gpu: Any = SEEN, engines: str = "JPEG engines", pictures: Any = PICTURE, root: str = "/",
-    builds: Mapping[str, str] | None = None, driver_failure: str = "", decoder_failure: str = "",
+    builds: Sequence[str] = (), driver_failure: str = "", decoder_failure: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the findings of a machine with one GPU, by name."""
     known = {"uuid": "GPU-1", "engines": engines}
@@ -196,9 +196,9 @@ def found_on(
         "DALI": ([{"version": dali[0], "cuda": dali[1], "codec": codec}], ""),
         **{f"pictures {engine} 0": ([pictures], decoder_failure) for engine in ("cpu", "engines", "cuda")},
     }
-    machine = Machine(answers, WAIT_S, Path(root))
-    machine.packages = dict(builds or {})
-    return {each.name: each for each in run_checks(machine)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "installed", lambda prefix: [build for build in builds if build.startswith(prefix)])
+        return {each.name: each for each in run_checks(answers.__getitem__, Path(root))}
 
 
 ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
@@ -213,7 +213,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "a driver that fails": ({"driver_failure": "mismatch"}, "driver", "warn", "mismatch", "nvidia-smi"),
     "DALI for a newer CUDA": ({"driver": 12.4, "dali": ("2.4.0", 13)}, "DALI", "fail", "supports CUDA 12.4", "cuda120"),
     "old DALI": ({"dali": ("1.40.0", 12)}, "DALI", "fail", "1.53 is required", "cuda120"),
-    "two builds": ({"builds": {"nvidia-dali-cuda120": "2.4", "nvidia-dali-cuda130": "2.4"}}, "DALI", "fail",
+    "two builds": ({"builds": ["nvidia-dali-cuda120 2.4", "nvidia-dali-cuda130 2.4"]}, "DALI", "fail",
                    "nvidia-dali-cuda120 2.4; nvidia-dali-cuda130 2.4; built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
     "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
@@ -294,7 +294,7 @@ def test_limits_of_the_system_are_found(
 
 def test_the_report_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     findings = [doctor.Finding("torch", "ok", "2.14", ""), doctor.Finding("/dev/shm", "warn", "1 MB", "--ipc=host")]
-    monkeypatch.setattr(doctor, "run_checks", lambda machine: findings)
+    monkeypatch.setattr(doctor, "run_checks", lambda ask: findings)
     assert main(["doctor"]) == 0
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[:3] == ["ok    torch     2.14", "warn  /dev/shm  1 MB", "                -> --ipc=host"]
