@@ -16,31 +16,29 @@ flight and a thread per core. Appends one JSON line to benchmarks/results/decode
 
 from __future__ import annotations
 
-import argparse
 import colorsys
 import datetime
 import importlib.metadata
 import io
 import itertools
-import json
 import mmap
 import sys
 import textwrap
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from _common import append_record, make_parser
 from PIL import Image, ImageDraw, ImageOps, features
 from tqdm import tqdm
 
 from proxyloader._cores import usable_cores
 from proxyloader.dali.api import decoder_arguments, fn, pipeline_def
 from proxyloader.dali.executor import run, tensor_list
-from proxyloader.dali.run_queue import take_outputs
+from proxyloader.dali.run_queue import take_outputs, to_torch
 from proxyloader.make_dataset import photograph
 from proxyloader.tools.bench.config import machine
 
@@ -100,7 +98,7 @@ def decode(pipeline: Any, batches: Iterable[Any]) -> Iterator[Any]:
             pipeline.feed_input("images", batch)
             run(pipeline)
         if number >= IN_FLIGHT:
-            (images,) = take_outputs(pipeline, stream)
+            (images,) = to_torch(take_outputs(pipeline, stream), stream, exec_dynamic=True)
             if stream:
                 stream.synchronize()
             yield images
@@ -128,13 +126,11 @@ def images_per_s(pipeline: Any, batches: list[Any], batch_size: int) -> int:
 
 def main() -> None:
     global originals, expected
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = make_parser("decoders", __doc__)
     parser.add_argument("--kinds", choices=KINDS, nargs="+", default=KINDS, help="default: all")
     parser.add_argument("--qualities", type=int, nargs="+", default=[50, 75, 90, 98], help="default: %(default)s")
     parser.add_argument("--batches", type=int, default=4, help="of each kind and quality (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=256, help="default: %(default)s")
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "decoders.jsonl", type=Path)
     args = parser.parse_args()
     size, images = args.batch_size, args.batches * args.batch_size
     shape = (images, HEIGHT, WIDTH, 3)
@@ -164,10 +160,7 @@ def main() -> None:
                 rows.append(dict(kind=kind, quality=quality, decoder=name, setting=setting, **differences, **speed))
                 tqdm.write(ROW.format(**rows[-1]))
                 sys.stdout.flush()
-    record = {"date": str(datetime.date.today()), "benchmark": "decoders", "command": " ".join(["python", *sys.argv])}
-    record |= {"machine": versions, "images": images, "batch_size": size, "rows": rows}
-    with args.out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    append_record(args, "batch_size", machine=versions, images=images, rows=rows)
 
 
 if __name__ == "__main__":

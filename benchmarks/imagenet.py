@@ -12,7 +12,6 @@ looked into for the first time. Appends one JSON line for each model to benchmar
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import statistics
@@ -22,13 +21,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from _common import append_record, make_parser
 from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.bench.config import machine
 
 SCRIPT = Path(__file__).parent.parent / "examples" / "imagenet" / "train.py"
 BACKENDS = ("pytorch", "proxy", "dali", "synthetic")
@@ -39,7 +37,7 @@ Figures = dict[str, list[float]]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("imagenet", __doc__)
     parser.add_argument("--archs", nargs="+", default=["resnet18", "resnet50"], metavar="NAME", help="of torchvision")
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=256)
@@ -47,8 +45,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--epochs", type=int, default=4, help="of each run; the first is left out")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "imagenet.jsonl", type=Path)
     args = parser.parse_args()
     if args.epochs < 2 or args.rounds < 1 or args.images < args.batch_size:
         parser.error(f"at least 2 epochs, 1 round and {args.batch_size} images, which are one batch")
@@ -77,27 +73,13 @@ def trained(args: argparse.Namespace, data: Path, arch: str, backend: str) -> Fi
     return {name: [round(epoch[name], 4) for epoch in epochs] for name in ("images_per_s", "waited")}
 
 
-def record_of(args: argparse.Namespace, arch: str, rounds: dict[str, list[Figures]]) -> dict[str, Any]:
+def medians(rounds: list[Figures]) -> dict[str, Any]:
     """Of a round its median epoch counts, and of the rounds their median."""
-
-    def medians(backend: str, name: str) -> list[float]:
-        return [round(statistics.median(figures[name]), 4) for figures in rounds[backend]]
-
+    speeds, waited = ([statistics.median(each[name]) for each in rounds] for name in ("images_per_s", "waited"))
     return {
-        "date": datetime.date.today().isoformat(),
-        "benchmark": "imagenet",
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        "arch": arch,
-        **{name: getattr(args, name) for name in ("images", "batch_size", "size", "workers", "epochs", "device")},
-        "backends": {
-            backend: {
-                "images_per_s": statistics.median(medians(backend, "images_per_s")),
-                "images_per_s_rounds": medians(backend, "images_per_s"),
-                "waited": statistics.median(medians(backend, "waited")),
-            }
-            for backend in BACKENDS
-        },
+        "images_per_s": statistics.median(speeds),
+        "images_per_s_rounds": [round(speed, 4) for speed in speeds],
+        "waited": round(statistics.median(waited), 4),
     }
 
 
@@ -115,7 +97,6 @@ def as_table(record: dict[str, Any]) -> Table:
 
 def main() -> None:
     args = arguments()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     data = Path(tempfile.gettempdir()) / f"imagenet-{args.images}"
     make_dataset(data / "train", images=args.images)
     make_dataset(data / "val", images=VAL_IMAGES, seed=1)
@@ -127,9 +108,9 @@ def main() -> None:
                     bar.set_postfix_str(backend)
                     rounds[backend].append(trained(args, data, arch, backend))
                     bar.update()
-        record = record_of(args, arch, rounds)
-        with args.out.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        backends = {backend: medians(figures) for backend, figures in rounds.items()}
+        settings = ("images", "batch_size", "size", "workers", "epochs", "device")
+        record = append_record(args, *settings, arch=arch, backends=backends)
         Console().print(as_table(record))
 
 

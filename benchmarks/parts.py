@@ -10,20 +10,18 @@ for a loader with a GPU, even without one. Appends one JSON line to benchmarks/r
 from __future__ import annotations
 
 import argparse
-import datetime
 import functools
 import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
+from _common import append_record, make_parser, make_photographs
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
@@ -39,9 +37,8 @@ from proxyloader.data.deferral import Deferral
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks
 from proxyloader.kernels.operations import find_obstacle
-from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench.cases import OwnDataset
-from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, machine, make_transform
+from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, make_transform
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher, PassedSamples
 from proxyloader.workers.messages import PackedBatch
@@ -191,12 +188,11 @@ def main_process(root: str) -> Costs:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "parts.jsonl", type=Path)
+    parser = make_parser("parts", __doc__, has_device=False)
     parser.add_argument("--images", type=int, default=256, help="in a batch (default: %(default)s)")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    root = str(make_dataset(Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{args.images}", images=args.images))
+    root = str(make_photographs(args.images))
     torch.set_num_threads(1)
     if args.part:
         print(json.dumps(globals()[args.part](root)))
@@ -206,20 +202,9 @@ def main() -> None:
         command = [sys.executable, __file__, "--part", part, "--images", str(args.images)]
         costs |= json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
     gains = {name: round(costs[slow] - costs[fast], 1) for name, (slow, fast) in GAINS.items()}
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "benchmark": "parts",
-        "command": " ".join(["python", *sys.argv]),
-        "images": args.images,
-        "machine": machine(),
-        "load": round(os.getloadavg()[0], 1),
-        "us_per_image": costs,
-        "gains_us_per_image": gains,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
-    table = Table("part", "µs per image", title=f"{args.images} images, load of the machine {record['load']}")
+    load = round(os.getloadavg()[0], 1)
+    append_record(args, "images", load=load, us_per_image=costs, gains_us_per_image=gains)
+    table = Table("part", "µs per image", title=f"{args.images} images, load of the machine {load}")
     for name, cost in costs.items():
         table.add_row(name, f"{cost:,.0f}")
     table.add_section()

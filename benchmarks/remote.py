@@ -25,11 +25,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime
 import importlib.metadata
 import importlib.util
 import io
-import json
 import multiprocessing
 import os
 import shutil
@@ -45,7 +43,7 @@ from typing import Any
 
 import fsspec
 import psutil
-import torch
+from _common import append_record, make_parser
 from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 from torch.utils.data import DataLoader as TorchLoader
@@ -55,7 +53,6 @@ from tqdm import tqdm
 
 from proxyloader import DataLoader, RemoteImageFolder
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.bench.config import machine
 
 LATENCY_S = 0.02
 ONE = "one file after the other"
@@ -88,7 +85,7 @@ with contextlib.suppress(ImportError):
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("remote", __doc__)
     parser.add_argument("--images", type=int, default=1024)
     parser.add_argument("--image-size", type=int, nargs=2, default=[500, 375], help="in px (default: %(default)s)")
     parser.add_argument("--crop", type=int, default=224, help="side of what the transform makes of them, in px")
@@ -98,8 +95,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--stores", nargs="+", choices=["rclone", "moto", "waits"], default=["rclone", "waits"])
     parser.add_argument("--clients", nargs="+", choices=["s3fs", "obstore"], default=["s3fs", "obstore"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "remote.jsonl")
     return parser.parse_args()
 
 
@@ -373,21 +368,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         images = make_dataset(Path(folder) / "train", images=args.images, size=tuple(args.image_size))
         sizes = [path.stat().st_size for path in images.rglob("*.jpg")]
-        record = {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "machine": machine() | {"load": round(os.getloadavg()[0], 1)},
-            "versions": versions(),
-            "settings": {k: v for k, v in vars(args).items() if k != "out"},
-            "latency_ms": 1e3 * LATENCY_S,
-            "bytes_per_file": round(statistics.mean(sizes)),
-            "rows": [row for store in args.stores for row in rows_of(store, images, args)],
-        }
-    for row in record["rows"]:
+        rows = [row for store in args.stores for row in rows_of(store, images, args)]
+        settings = {"settings": {k: v for k, v in vars(args).items() if k != "out"}, "latency_ms": 1e3 * LATENCY_S}
+        settings |= {"bytes_per_file": round(statistics.mean(sizes)), "load": round(os.getloadavg()[0], 1)}
+        append_record(args, versions=versions(), **settings, rows=rows)
+    for row in rows:
         workers = f"{row['workers']} workers" if "workers" in row else ""
         print(f"{row['store']:7}{row['client']:12}{row['case']:42}{workers:10}{row['images_per_s']:8.1f}/s"
               f"{row['times']:6.1f} times  CPU ms {row['cpu_ms_per_image']}")  # fmt: skip
-    with args.out.open("a") as out:
-        out.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

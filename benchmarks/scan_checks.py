@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import io
 import json
 import random
@@ -26,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from _common import append_record, make_parser
 from PIL import Image
 from tqdm import tqdm
 
@@ -38,7 +38,7 @@ DAMAGED = 40
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("scan_checks", __doc__, has_device=False)
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--looked-at", type=int, default=200, help="files that times and shares are of")
     parser.add_argument("--shown", type=int, default=50, help="files of each damage that a GPU decodes")
@@ -46,7 +46,6 @@ def arguments() -> argparse.Namespace:
     steps = sorted({1, 2, 4, 8, 16, cores} & set(range(1, cores + 1)))
     parser.add_argument("--processes", type=int, nargs="+", default=steps, help="of verify (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "scan_checks.jsonl")
     return parser.parse_args()
 
 
@@ -233,34 +232,29 @@ def verified(root: Path, processes: list[int], rounds: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    import torch
-
-    from proxyloader.tools.bench.config import machine  # not in the processes of verify, as it imports torch
+    import torch  # not in the processes of verify
 
     options = arguments()
     with tempfile.TemporaryDirectory() as folder:
         root = make_dataset(Path(folder) / "set", images=options.images)
         files = [path.read_bytes() for path in sorted(root.rglob("*.jpg"))[: options.looked_at]]
         progressive = [as_progressive(data) for data in files]
-        record = {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "machine": machine(),
-            "images": options.images,
-            "bytes_per_file": round(statistics.mean(map(len, files))),
-            "ms_per_file": times(files, options.rounds),
-            "ms_per_progressive_file": times(progressive, options.rounds),
-            "share_found": shares(files),
-            "share_found_of_progressive": shares(progressive),
-            "shown_by_gpu": {
+        record = append_record(
+            options,
+            "images",
+            bytes_per_file=round(statistics.mean(map(len, files))),
+            ms_per_file=times(files, options.rounds),
+            ms_per_progressive_file=times(progressive, options.rounds),
+            share_found=shares(files),
+            share_found_of_progressive=shares(progressive),
+            shown_by_gpu={
                 kind: shown_by_gpu(some[: options.shown])
                 for kind, some in {"baseline": files, "progressive": progressive}.items()
                 if torch.cuda.is_available()
             },
-            "verify": verified(root, options.processes, options.rounds),
-        }
+            verify=verified(root, options.processes, options.rounds),
+        )
     print(json.dumps(record, indent=2))
-    with options.out.open("a") as out:
-        out.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

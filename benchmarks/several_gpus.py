@@ -14,21 +14,18 @@ Appends one JSON line to benchmarks/results/several_gpus.jsonl.
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
-import json
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from _common import append_record, make_parser, make_photographs
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torch.utils.data import ConcatDataset, DistributedSampler
@@ -36,28 +33,21 @@ from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from proxyloader import DataLoader, pipelines
-from proxyloader.make_dataset import FORMAT, make_dataset
-from proxyloader.tools.bench.config import machine, make_transform
+from proxyloader.tools.bench.config import make_transform
 
 Rounds = dict[str, list[float]]
 """Images per second, ``alone`` and ``together``, in each round."""
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("several_gpus", __doc__)
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--passes", type=int, default=12, help="over the images in a loop, by all processes together")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=8, help="of each loader")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="processes (default: the GPUs)")
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "several_gpus.jsonl", type=Path)
     return parser.parse_args()
-
-
-def root_of(args: argparse.Namespace) -> Path:
-    return Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{args.images}"
 
 
 def start(args: argparse.Namespace) -> int:
@@ -65,7 +55,7 @@ def start(args: argparse.Namespace) -> int:
     if args.ranks < 2:
         print(f"this is about several GPUs, and there is {args.ranks}; --device cpu --ranks 2 tries it without")
         return 1
-    make_dataset(root_of(args), images=args.images)
+    make_photographs(args.images)
     command = [
         sys.executable,
         "-m",
@@ -79,7 +69,7 @@ def start(args: argparse.Namespace) -> int:
 
 def first_epochs(args: argparse.Namespace) -> list[list[float]]:
     """Images per second of each process in each of three epochs, behind its first batch."""
-    folder = ImageFolder(str(root_of(args)), make_transform())
+    folder = ImageFolder(str(make_photographs(args.images)), make_transform())
     sampler = DistributedSampler(folder)
     workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
     device = None if args.device == "cuda" else "cpu"
@@ -99,7 +89,8 @@ def first_epochs(args: argparse.Namespace) -> list[list[float]]:
 
 def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
     """A loader as a training script has it; a loop over it is one over this process's share."""
-    images: ConcatDataset[Any] = ConcatDataset(args.passes * [ImageFolder(str(root_of(args)), make_transform())])
+    folder = ImageFolder(str(make_photographs(args.images)), make_transform())
+    images: ConcatDataset[Any] = ConcatDataset(args.passes * [folder])
     return DataLoader(
         images,
         args.batch_size,
@@ -122,7 +113,7 @@ class IteratorLoops:
     def __init__(self, args: argparse.Namespace) -> None:
         self.passes = args.passes
         pipeline = pipelines.training(
-            file_root=root_of(args),
+            file_root=make_photographs(args.images),
             pad_last_batch=True,
             num_shards=args.ranks,
             shard_id=dist.get_rank(),
@@ -201,18 +192,8 @@ def report(args: argparse.Namespace, epochs: list[list[float]], rounds: dict[str
             "together_images_per_s_rounds": [round(speed, 1) for speed in speeds["together"]],
             "times": round(all_of_them / one, 3),
         }
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "benchmark": "several_gpus",
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        **{name: getattr(args, name) for name in ("images", "passes", "batch_size", "workers", "device", "ranks")},
-        "first_epochs": epochs,
-        "loaders": found,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    settings = ("images", "passes", "batch_size", "workers", "device", "ranks")
+    append_record(args, *settings, first_epochs=epochs, loaders=found)
 
 
 def main() -> int:

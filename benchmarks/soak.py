@@ -16,10 +16,8 @@ benchmarks/results/soak.jsonl.
 from __future__ import annotations
 
 import argparse
-import datetime
 import faulthandler
 import gc
-import json
 import multiprocessing
 import os
 import random
@@ -33,13 +31,13 @@ from typing import Any
 
 import psutil
 import torch
+from _common import append_record, make_parser
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
 from proxyloader.make_dataset import make_dataset
-from proxyloader.tools.bench.config import machine
 
 HANG_S = 120
 MOST_LEVELS = 6.0
@@ -56,13 +54,11 @@ FAULTS = ["none", "none", "none", "break", "error", "kill"]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("soak", __doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only-loader", type=int, metavar="N", help="the loader of this number, and no other")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "soak.jsonl", type=Path)
     return parser.parse_args()
 
 
@@ -185,18 +181,7 @@ def main() -> int:
                 print(f"minute {len(minutes) - 1}: {seen['loaders']} loaders, {minutes[-1]}", flush=True)
     faulthandler.cancel_dump_traceback_later()
     minutes.append(held())
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "benchmark": "soak",
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        **{name: getattr(args, name) for name in ("minutes", "images", "seed", "device")},
-        "seen": dict(seen),
-        "held": minutes,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    append_record(args, "minutes", "images", "seed", "device", seen=dict(seen), held=minutes)
     print(f"{seen['loaders']} loaders, {seen['batches']} batches equal torch's; at the end {minutes[-1]}")
     return 0
 

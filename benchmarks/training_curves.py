@@ -27,9 +27,7 @@ matplotlib, where it is installed).
 
 from __future__ import annotations
 
-import argparse
 import colorsys
-import datetime
 import hashlib
 import itertools
 import json
@@ -46,6 +44,7 @@ from typing import Any
 import numpy as np
 import torch
 import torchvision
+from _common import append_record, make_parser
 from PIL import Image, ImageDraw
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +57,7 @@ from tqdm import tqdm
 import proxyloader
 from proxyloader._cores import usable_cores
 from proxyloader.make_dataset import photograph
-from proxyloader.tools.bench.config import MEAN, STD, machine
+from proxyloader.tools.bench.config import MEAN, STD
 
 PARTS_OF_AN_EPOCH = 4
 """Of each, the mean of the training loss is a point."""
@@ -295,12 +294,10 @@ def plot(record: dict[str, Any], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = make_parser("training_curves", __doc__)
     for name, meaning in (("images", "to train with"), ("epochs", "of each run"), ("runs", "with the stock loader")):
         of_each = ", ".join(f"{getattr(scale, name)} ({device})" for device, scale in SCALES.items())
         parser.add_argument(f"--{name}", type=int, help=f"{meaning} (default: {of_each})")
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "training_curves.jsonl", type=Path)
     parser.add_argument("--plot", action="store_true", help="draw the last record of --out, and do nothing else")
     args = parser.parse_args()
     if args.plot:
@@ -321,21 +318,15 @@ def main() -> None:
                 name: train(name, run, Path(folder), scale, args.device, bar) for run, name in enumerate(names, start=1)
             }
     assert len({run["labels_sha1"] for run in runs.values()}) == 1, "the loaders gave other labels, or another order"
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "benchmark": "training_curves",
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        "device": args.device,
-        "scale": vars(scale),
-        "seed": SEED,
-        "transform": str(transforms_for(scale.crop_px, args.device)["train"]),
-        "distances": {curve: distances(runs, curve) for curve in CURVES},
-        "runs": runs,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    record = append_record(
+        args,
+        "device",
+        scale=vars(scale),
+        seed=SEED,
+        transform=str(transforms_for(scale.crop_px, args.device)["train"]),
+        distances={curve: distances(runs, curve) for curve in CURVES},
+        runs=runs,
+    )
     plot(record, args.out.with_suffix(".png"))
     Console().print(as_table(record))
 

@@ -11,24 +11,18 @@ reported. Appends one JSON line to benchmarks/results/transforms.jsonl.
 
 from __future__ import annotations
 
-import argparse
-import datetime
 import io
 import itertools
-import json
 import statistics
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from _common import append_record, make_parser, make_photographs
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torchvision import transforms
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 from tqdm import tqdm
 
@@ -38,8 +32,6 @@ from proxyloader.dali.plan_server import PlanServer, get_decoder
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.transformed import TransformedImage
 from proxyloader.kernels.operations import build_schedule
-from proxyloader.make_dataset import FORMAT, make_dataset
-from proxyloader.tools.bench.config import machine
 from proxyloader.transforms.chain import START
 
 BILINEAR = transforms.InterpolationMode.BILINEAR
@@ -121,18 +113,15 @@ class Case:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("transforms", __doc__)
     parser.add_argument("--images", type=int, help="in a batch (default: 256 on a GPU, 32 on the CPU)")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[""], help="cases whose names contain one of these")
-    parser.add_argument("--out", default=Path(__file__).parent / "results" / "transforms.jsonl", type=Path)
     args = parser.parse_args()
     on_gpu = args.device == "cuda"
     images = args.images or (256 if on_gpu else 32)
     torch.set_num_threads(1)
-    root = make_dataset(Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{images}", images=images)
-    files = [Path(path).read_bytes() for path, _ in ImageFolder(str(root)).samples]
+    files = [path.read_bytes() for path in sorted(make_photographs(images).rglob("*.jpg"))]
     known = CASES if on_gpu else RESIZES
     wanted = {name: parts for name, parts in known.items() if any(part in name for part in args.only)}
     if not wanted:
@@ -151,18 +140,7 @@ def main() -> None:
             dali, stock = (round(statistics.median(each), 3) for each in zip(*values))
             found[name] = {"dali_cpu_ms_per_image": dali, "torchvision_cpu_ms_per_image": stock}
         table.add_row(name, *(f"{value:,.2f}" for value in found[name].values()))
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "benchmark": "transforms",
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(),
-        "images": images,
-        "device": args.device,
-        "cases": found,
-    }
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    with args.out.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+    append_record(args, "device", images=images, cases=found)
     Console().print(table)
 
 

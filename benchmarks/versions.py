@@ -13,7 +13,6 @@ benchmarks/results/versions.jsonl.
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import os
@@ -27,6 +26,7 @@ from typing import Any
 
 import psutil
 import torch
+from _common import append_record, make_parser
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
@@ -37,14 +37,12 @@ OF_EPOCHS = ("images_per_s", "cpu_ms_per_image", "longest_wait_ms")
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser("versions", __doc__)
     parser.add_argument("--before", type=Path, required=True, metavar="DIR", help="a checkout of the earlier version")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "versions.jsonl")
     parser.add_argument("--root", help=argparse.SUPPRESS)  # of a process that measures
     return parser.parse_args()
 
@@ -119,7 +117,6 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     from proxyloader.make_dataset import make_dataset
-    from proxyloader.tools.bench.config import machine
 
     checkouts = {"before": options.before.resolve(), "now": HERE.parent}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
@@ -133,19 +130,9 @@ def main() -> None:
         name: {str(workers): medians_of([each[str(workers)] for each in found]) for workers in options.workers}
         for name, found in rounds.items()
     }
-    record = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "benchmark": "versions",
-        "machine": machine(),
-        **{name: getattr(options, name) for name in ("device", "images", "batch_size")},
-        "epochs_left_out": WARM_UP,
-        "medians": medians,
-        "rounds": rounds,
-    }
+    settings = ("device", "images", "batch_size")
+    append_record(options, *settings, epochs_left_out=WARM_UP, medians=medians, rounds=rounds)
     print(json.dumps(medians, indent=2))
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    with options.out.open("a") as out:
-        out.write(json.dumps(record) + "\n")
 
 
 if __name__ == "__main__":

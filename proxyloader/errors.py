@@ -129,7 +129,7 @@ class PipelineError(ProxyLoaderError, RuntimeError):
         "stopped": "the run was canceled because its server was stopped",
         "forked": "the pipeline belongs to the parent of this forked process",
         "taken": "the pipeline was passed to another server or loader",
-        "no-gpu": "the pipeline has GPU operators, but no GPU is available",
+        "no-gpu": "the pipeline requires a GPU, but none is available",
         "no-kernels": "the CUDA kernels cannot be compiled or loaded",
         "no-decoder": "DALI cannot load its image decoding library, nvImageCodec",
         "no-engines": "the pipeline requires a GPU's JPEG engines, which cannot be used",

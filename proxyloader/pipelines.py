@@ -11,12 +11,12 @@ DALI draws the random numbers: the same seed gives the same crops and flips, but
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -65,18 +65,30 @@ def from_workers() -> tuple[Any, ...]:
     return (fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8),)
 
 
-@contextlib.contextmanager
-def _unwrap_errors() -> Iterator[None]:
-    """Re-raise the original error of a pipeline function, which DALI wraps if conditionals are enabled."""
-    try:
-        yield
-    except Exception as error:
-        original = without_conversion(error)
-        raise original from original.__cause__
+def _pipeline(enable_conditionals: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """DALI's ``pipeline_def``, but with Python's error for an unknown argument, and with the original errors of the
+    graph, which DALI wraps if conditionals are enabled."""
+
+    def decorate(graph: Callable[..., Any]) -> Callable[..., Any]:
+        create = pipeline_def(exec_dynamic=True, enable_conditionals=enable_conditionals)(graph)
+        known = {*inspect.signature(graph).parameters, *inspect.signature(Pipeline.__init__).parameters}
+
+        @functools.wraps(create)
+        def create_pipeline(*args: Any, **arguments: Any) -> Any:
+            if unknown := arguments.keys() - known:
+                raise TypeError(f"{graph.__name__}() got an unexpected keyword argument {min(unknown)!r}")
+            try:
+                return create(*args, **arguments)
+            except Exception as error:
+                original = without_conversion(error)
+                raise original from original.__cause__
+
+        return create_pipeline
+
+    return decorate
 
 
-@_unwrap_errors()
-@pipeline_def(exec_dynamic=True, enable_conditionals=True)  # type: ignore[untyped-decorator,unused-ignore]
+@_pipeline(enable_conditionals=True)
 def training(
     source: Source = "files",
     *,
@@ -134,7 +146,7 @@ def training(
     return _join_outputs(images, labels, device)
 
 
-@pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
+@_pipeline(enable_conditionals=False)
 def validation(
     source: Source = "files",
     *,
@@ -174,7 +186,7 @@ def validation(
     return _join_outputs(images, labels, device)
 
 
-@pipeline_def(exec_dynamic=True)  # type: ignore[untyped-decorator,unused-ignore]
+@_pipeline(enable_conditionals=False)
 def rotation(
     source: Source = "files",
     *,

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nvidia.dali import Pipeline, fn, ops, tfrecord, types
+from nvidia.dali import Pipeline, fn, ops, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, ProxyServer, pipelines
+from proxyloader import DataLoader, PipelineError, ProxyServer, pipelines
 
-from .record_writers import write_caffe, write_tfrecord
+from .outcomes import raises
+from .tiers import has_gpu
 
 BATCH = 6
 
@@ -135,26 +136,6 @@ def test_shards_and_policies_are_those_of_dalis_iterator(
         assert labels == {"FILL": own + rest * own[-1:], "PARTIAL": own, "DROP": own[:BATCH]}[policy.name]
 
 
-def test_lmdb_and_tfrecord_give_what_the_files_give(folder: ImageFolder, tmp_path: Path, device: str) -> None:
-    write_caffe(tmp_path / "lmdb", folder.samples)
-    write_tfrecord(tmp_path / "a.tfrecord", folder.samples)
-    string = tfrecord.FixedLenFeature([], tfrecord.string, "")
-    number = tfrecord.FixedLenFeature([1], tfrecord.int64, -1)
-
-    def of_tfrecord() -> tuple[Any, Any]:
-        features = {"image/encoded": string, "image/class/label": number}
-        paths = dict(path=str(tmp_path / "a.tfrecord"), index_path=str(tmp_path / "a.idx"))
-        read = fn.readers.tfrecord(features=features, **paths)
-        return read["image/encoded"], read["image/class/label"]
-
-    sources: list[Any] = [of_tfrecord, lambda: fn.readers.caffe(path=str(tmp_path / "lmdb"))]
-    size = dict(resize=32, size=32)
-    expected = outputs_of(pipelines.validation(file_root=folder.root, **size, **how(device)))
-    for source in sources:
-        for run, same in zip(outputs_of(pipelines.validation(source, **size, **how(device))), expected):
-            assert all(np.array_equal(a, b) for a, b in zip(run, same))
-
-
 PROXY = dict(source="proxy")
 
 
@@ -197,6 +178,17 @@ def test_what_a_single_graph_does_not_take_is_refused() -> None:
     for degrees in (0, float("inf"), float("nan")):
         with pytest.raises(ValueError, match=f"degrees must be positive and finite, got {degrees}"):
             pipelines.rotation(source="proxy", degrees=degrees, **how("cpu"))
+    for graph in (pipelines.training, pipelines.validation):
+        with pytest.raises(TypeError, match=rf"^{graph.__name__}\(\) got an unexpected keyword argument 'foo'"):
+            graph("proxy", foo=3, **how("cpu"))
+
+
+def test_a_pipeline_that_cannot_be_built_is_refused_by_a_server() -> None:
+    with pytest.raises(ValueError, match="^the pipeline requires batch_size and num_threads; pass them when"):
+        ProxyServer(pipelines.training("proxy"))
+    if not has_gpu():
+        with raises(PipelineError, code="no-gpu"):
+            ProxyServer(pipelines.training("proxy", **how("cuda")))
 
 
 class Decoded(Pipeline):

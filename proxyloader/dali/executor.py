@@ -260,9 +260,13 @@ def build(pipeline: Any) -> None:
     Raises:
         torch.OutOfMemoryError, MemoryError: the GPU or the CPU runs out of memory.
         PipelineError: the pipeline requires a GPU that DALI cannot use, or DALI cannot load its decoders.
+        ValueError: the pipeline was created without a batch size or a number of threads.
     """
     if pipeline._built:
         return
+    sizes = {"batch_size": pipeline.max_batch_size, "num_threads": pipeline.num_threads}
+    if missing := [name for name, value in sizes.items() if (value or 0) < 1]:
+        raise ValueError(f"the pipeline requires {' and '.join(missing)}; pass them when you create it")
     device_id = pipeline.device_id
     if device_id is not None and get_gpu_memory(device_id)[0] < MIN_FREE_BYTES:
         torch.cuda.empty_cache()
@@ -279,11 +283,11 @@ def build(pipeline: Any) -> None:
         # If GPU memory is short, the error of a decoder does not mention it.
         if _is_out_of_memory(error) or (device_id is not None and get_gpu_memory(device_id)[0] < MIN_FREE_BYTES):
             raise _out_of_memory(error, device_id, "a pipeline") from error
-        if "requires a CUDA-capable GPU" in str(error):
+        if "requires a CUDA-capable GPU" in str(error) or "CUDA is not available" in str(error):
             raise PipelineError(
-                "the pipeline has GPU operators, but DALI cannot use a GPU here. For a CPU, give its decoders "
-                'device="cpu" instead of "mixed" and omit .gpu(). `proxyloader doctor` shows why there is none. '
-                f"DALI's error: {error}",
+                "the pipeline requires a GPU, but DALI cannot use one here. For a CPU, pass device_id=None, give its "
+                'decoders device="cpu" instead of "mixed" and omit .gpu(). `proxyloader doctor` shows why there is '
+                f"none. DALI's error: {error}",
                 code="no-gpu",
             ) from error
         if "libnvimgcodec" in str(error):

@@ -277,11 +277,7 @@ class RunQueue:
 
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         """Return the outputs of a run as torch tensors."""
-        to_torch = functools.partial(_to_torch, stream=stream, exec_dynamic=self.pipeline.exec_dynamic)
-        return [
-            to_torch(output.as_tensor()) if output.is_dense_tensor() else list(map(to_torch, output))
-            for output in pipeline_run.dali_outputs
-        ]
+        return to_torch(pipeline_run.dali_outputs, stream, self.pipeline.exec_dynamic)
 
     def _release_read(self, most: int = MAX_UNREAD) -> None:
         """Return outputs that the GPU has read to DALI. Wait if there are more others: NOTE [ DALI's GPU memory ]."""
@@ -360,6 +356,12 @@ def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Sequence[An
     asynchronous = stream is not None and pipeline.exec_dynamic
     outputs: Sequence[Any] = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
     return outputs
+
+
+def to_torch(outputs: Sequence[Any], stream: torch.cuda.Stream | None, exec_dynamic: bool) -> Outputs:
+    """Return outputs as torch tensors: one for each, or a list if the shapes of its samples differ."""
+    convert = functools.partial(_to_torch, stream=stream, exec_dynamic=exec_dynamic)
+    return [convert(each.as_tensor()) if each.is_dense_tensor() else list(map(convert, each)) for each in outputs]
 
 
 def _to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:

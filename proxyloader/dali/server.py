@@ -34,8 +34,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.
-        ValueError: the ``stream_policy`` of the pipeline lets other operators use the stream of a GPU decoder, or an
-            external source has ``source=`` or ``repeat_last=True``.
+        ValueError: the pipeline lacks a batch size or a number of threads, its ``stream_policy`` lets other operators
+            use the stream of a GPU decoder, or an external source has ``source=`` or ``repeat_last=True``.
         RuntimeError: the pipeline has no external source, or was deserialized.
         PipelineError: other processes have exhausted the JPEG engines of the GPU, and the decoders of this pipeline
             cannot be reconfigured to work without them. Most can.

@@ -18,6 +18,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ProxyLoaderError
+from .bench import AUGMENTATIONS, SIZES
 
 Parser = argparse.ArgumentParser
 
@@ -40,16 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be an integer >= {minimum}, got {text!r}")
-        return int(text)
-
-    return parse
+def _non_negative(text: str, minimum: int = 0) -> int:
+    if not text.isdecimal() or int(text) < minimum:
+        raise argparse.ArgumentTypeError(f"must be an integer >= {minimum}, got {text!r}")
+    return int(text)
 
 
-_non_negative, _positive = _at_least(0), _at_least(1)
+_positive = functools.partial(_non_negative, minimum=1)
 
 
 def _size(text: str) -> tuple[int, int]:
@@ -63,8 +61,7 @@ def _demo(parser: Parser) -> None:
     """Compare this loader with torch's on this machine.
 
     Runs both loaders on the same photographs with the same seed, prints their speeds and the differences between their
-    pixels, saves a contact sheet of one batch of each, and trains a ResNet-18 for a few steps. Takes about a minute on
-    two cores.
+    pixels, saves a contact sheet, and trains a ResNet-18 for a few steps. Takes about a minute on two cores.
 
     Exit status 1: the batches differ more than documented.
 
@@ -89,9 +86,9 @@ def _diagnose(parser: Parser) -> None:
     numbers of workers. Then stops the script and reports the bottleneck (input, disk, model, CPU of the loop, or cores)
     and the speed with each loader.
 
-    Options precede the script; arguments after it are passed to the script. The script trains for several hundred
-    steps, in a single process, without torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil,
-    and matplotlib for plots: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    Arguments after the script are passed to it. It trains for several hundred steps, in a single process, without
+    torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil, and matplotlib for plots:
+    pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
@@ -112,11 +109,9 @@ def _bench(parser: Parser) -> None:
     Each case loads the same JPEG files, crops at random, resizes to 224, flips and normalizes, in its own process.
     First, it is tuned by trying several numbers of workers, numbers of DALI threads and JPEG engine loads. Then all
     cases run in interleaved rounds, tuned and with default settings. Prints the medians of the rounds, appends a record
-    to a results file, and saves a plot next to it. Requires psutil and matplotlib: pip install 'proxyloader[bench]',
-    or, in a clone, pip install -e '.[bench]'.
-
-    --first-epochs measures the start of a script: three epochs of each case in a new process, with the files in the
-    page cache, without persistent workers, and with default settings.
+    to a results file, and saves a plot next to it. --first-epochs instead measures three epochs of each case in a new
+    process, with the files in the page cache, without persistent workers, and with default settings. Requires psutil
+    and matplotlib: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
 
     Exit status 1: proxyloader or all cases failed.
 
@@ -124,8 +119,6 @@ def _bench(parser: Parser) -> None:
       proxyloader bench
       proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator
       proxyloader bench --model resnet50 --dtype float16 --channels-last
-      taskset -c 0-3 proxyloader bench --only torch proxyloader iterator
-      proxyloader bench --first-epochs --rounds 1 --out first_epochs.jsonl
     """
     _option(parser, "--data", "DIR", Path, DATA_HELP)
     size_help = "of synthetic photographs: 96x96, 500x375, the same with progressive JPEGs, or 3000x2000"
@@ -183,10 +176,9 @@ def _verify(parser: Parser) -> None:
 
     Example:
       proxyloader verify /data/imagenet/train
-      proxyloader verify /data/imagenet/train --sound sound.txt
       proxyloader verify /data/web --copy /data/web-without-damaged
     """
-    _option(parser, "folder", "DIR", Path, "root of the dataset; subfolders are included")
+    _option(parser, "folder", "DIR", Path, "root of the dataset, or a folder of images")
     _option(parser, "--processes", "N", _positive, "number of processes (default: one per core)")
     _option(parser, "--sound", "FILE", Path, "write the paths of the undamaged files to this file")
     _option(parser, "--copy", "DIR", Path, "copy the dataset without the bad files, using hard links if possible")
@@ -196,8 +188,7 @@ def _make_dataset(parser: Parser) -> None:
     """Write synthetic photographs for experiments.
 
     Creates a folder for torchvision.datasets.ImageFolder. The pictures compress and decode like photographs, and
-    networks learn the classes in a few epochs. The same options give the same files. Existing files are kept, and an
-    interrupted dataset is completed.
+    networks learn the classes in a few epochs. The same options give the same files, and existing files are kept.
 
     Example:
       proxyloader make-dataset /tmp/photos --images 4096 --size 500x375
@@ -230,14 +221,12 @@ def _explain(parser: Parser) -> None:
 
     Example:
       proxyloader explain resnet50
-      proxyloader explain ResNet50_Weights.IMAGENET1K_V2
       proxyloader explain train:transform
-      proxyloader explain train:dataset
     """
     name_help = (
-        "module:attribute of a transform or a map-style dataset, or of a function or class that returns one when "
-        "called without arguments. It must be at module level, not below if __name__ == '__main__'. Or torchvision "
-        "weights, or a model for its default weights (nothing is downloaded)"
+        "module:attribute of a transform, a map-style dataset, or a function or class that returns one when called "
+        "without arguments, at module level; or torchvision weights such as ResNet50_Weights.IMAGENET1K_V2, or a "
+        "model for its default weights (nothing is downloaded)"
     )
     _option(parser, "name", "NAME", str, name_help)
 
@@ -254,10 +243,6 @@ COMMANDS: dict[Callable[[Parser], None], tuple[str, str]] = {
 """Module and function that implement each command. The function takes the options."""
 
 DATA_HELP = "your own ImageFolder (default: synthetic photographs, created once)"
-
-SIZES = ("thumbnails", "imagenet", "web", "camera")
-
-AUGMENTATIONS = ("ColorJitter", "RandAugment", "TrivialAugmentWide", "AutoAugment", "AugMix")
 
 
 class Paragraphs(argparse.RawDescriptionHelpFormatter):

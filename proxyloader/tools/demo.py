@@ -62,14 +62,10 @@ def demo(
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
     persistent = ", persistent_workers=True" * (workers > 0)
     _print("Both loaders", f"batch_size={batch_size}, num_workers={workers}{persistent}, shuffle=True, the same seed")
-    threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in torch's workers
-    try:
-        is_close = _compare(_dataset(root, images), batch_size, torch_device, sheet, options)
-        if steps:
-            _train(root, images, batch_size, torch_device, steps, options)
-    finally:
-        torch.set_num_threads(threads)
+    is_close = _compare(_dataset(root, images), batch_size, torch_device, sheet, options)
+    if steps:
+        _train(root, images, batch_size, torch_device, steps, options)
     _print("Next", "use `from proxyloader import DataLoader` in your own script; see README.md")
     return int(not is_close)
 

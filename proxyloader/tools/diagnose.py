@@ -17,7 +17,6 @@ import dataclasses
 import gc
 import importlib
 import inspect
-import io
 import json
 import os
 import random
@@ -60,6 +59,7 @@ MIN_SPEEDUP = 1.05  # minimum speedup to recommend proxyloader or another number
 LONGER = 1.15  # ratio above which one time counts as longer than another
 INTERFERENCE = 1.25  # ratio of measured to estimated step time above which the report warns of interference
 MIN_STEPS = 3  # of a phase, regardless of its duration
+PLOT_FORMATS = (".png", ".svg", ".pdf")
 BUSY = 0.7  # utilization above which a GPU, a thread or all cores count as busy
 
 TITLES: dict[Bound, str] = {
@@ -145,8 +145,7 @@ class Diagnosis:
             step_s = figures.step_s(kind)
             rows.append((f"with {kind}, estimated", ms(step_s), figures.speed(step_s), "", ""))
         table = ("{:<27}  {:<7}  {:<8}  {:<5}  {}".format(*row).rstrip() for row in rows)
-        sentences = (f"- {sentence}" for sentence in (*self.reasons, *self.suggestions))
-        return "\n".join([self.verdict, "", *table, "", *sentences])
+        return "\n".join([self.verdict, "", *table, "", *(f"- {each}" for each in (*self.reasons, *self.suggestions))])
 
 
 def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
@@ -212,7 +211,7 @@ class diagnosis(AbstractContextManager["diagnosis"]):
         yield from _measure(repeat(batch), 0.15 * seconds, phases)
         classes: dict[Kind, Any] = {"proxyloader": DataLoader, "stock": StockLoader}
         kind, other = classes if isinstance(loader, DataLoader) else reversed(classes)
-        alone, speedups = {kind: _measure_alone(loader, 0.15 * seconds)}, dict[int, float]()
+        alone, speedups, waiting = {kind: _measure_alone(loader, 0.15 * seconds)}, dict[int, float](), None
         with _record_failure(other, unmeasured):
             alone[other] = _measure_alone(_rebuild(loader, classes[other]), 0.15 * seconds)
         workers, cores = loader.num_workers, usable_cores()
@@ -221,20 +220,14 @@ class diagnosis(AbstractContextManager["diagnosis"]):
             with _record_failure(f"num_workers={n}", unmeasured):
                 variant = _rebuild(loader, classes[kind], num_workers=n)
                 speedups[n] = alone[kind].step_s / _measure_alone(variant, 0.2 * seconds / len(counts)).step_s
+        with _record_failure("time spent waiting for samples to be read", unmeasured):
+            waiting = _measure_waiting(loader.dataset)
         sizes = [len(leaf) for leaf in tree_leaves(batch) if getattr(leaf, "ndim", 0)]
-        figures = Figures(
-            watched=kind,
-            both=phases[0],
-            step=phases[1],
-            alone=alone,
-            batch_size=loader.batch_size or (*sizes, 1)[0],
-            num_workers=workers,
-            cores=cores,
-            waiting=_measure_waiting(loader.dataset, unmeasured),
-            speedups=speedups,
-            unmeasured=unmeasured,
+        batch_size = loader.batch_size or (*sizes, 1)[0]
+        both, step = phases
+        self._result = interpret(
+            Figures(kind, both, step, alone, batch_size, workers, cores, waiting, speedups, unmeasured)
         )
-        self._result = interpret(figures)
 
 
 @contextmanager
@@ -298,18 +291,22 @@ def _sample_gpu(done: threading.Event, device: int) -> float | None:
     return max((float(np.mean(values)) for values in (samples, engines) if values), default=None)
 
 
-def _measure_waiting(dataset: Any, unmeasured: dict[str, str]) -> float | None:
-    """Return the fraction of the time that this thread waits while reading some samples; None if that fails."""
-    with _record_failure("time spent waiting for samples to be read", unmeasured):
-        start_s, busy_s = time.perf_counter(), _busy_s()
-        is_stream, choose = isinstance(dataset, IterableDataset), random.Random(0).choices
-        samples = islice(dataset, 8) if is_stream else map(dataset.__getitem__, choose(range(len(dataset)), k=8))
-        deque(samples, maxlen=0)
-        return 1 - (_busy_s() - busy_s) / (time.perf_counter() - start_s)
-    return None
+def _measure_waiting(dataset: Any) -> float:
+    """Return the fraction of the time that this thread waits while reading some samples."""
+    start_s, busy_s = time.perf_counter(), _busy_s()
+    is_stream, choose = isinstance(dataset, IterableDataset), random.Random(0).choices
+    samples = islice(dataset, 8) if is_stream else map(dataset.__getitem__, choose(range(len(dataset)), k=8))
+    deque(samples, maxlen=0)
+    return 1 - (_busy_s() - busy_s) / (time.perf_counter() - start_s)
 
 
-def _cycle(loader: Any) -> Generator[Any, None, None]:
+def _measure_alone(loader: Any, seconds: float) -> Phase:
+    phases = list[Phase]()
+    deque(_measure(_cycle(loader), seconds, phases), maxlen=0)
+    return phases[0]
+
+
+def _cycle(loader: Any) -> Iterator[Any]:
     """Yield the batches of a loader over many epochs."""
     while True:
         batch = None
@@ -331,12 +328,6 @@ def _rebuild(loader: Any, cls: Any, **changes: Any) -> Any:
         if not isinstance(loader.dataset, IterableDataset):
             arguments["sampler"] = loader.sampler
     return cls(loader.dataset, **{**arguments, **changes})
-
-
-def _measure_alone(loader: Any, seconds: float) -> Phase:
-    phases = list[Phase]()
-    deque(_measure(_cycle(loader), seconds, phases), maxlen=0)
-    return phases[0]
 
 
 def interpret(figures: Figures) -> Diagnosis:
@@ -463,14 +454,13 @@ def diagnose_script(
     """Run a script, like ``python script arguments``, until the loop over its largest loader is diagnosed. Print the
     report and write it to the files. If the script raises an error, print it and exit with status 1."""
     script.open().close()
-    for package in ("psutil", "matplotlib") if plot_file else ("psutil",):  # before the script runs
-        importlib.import_module(package)
+    importlib.import_module("psutil")  # before the script runs
     for file in filter(None, (json_file, plot_file)):
         check_can_be_written(file)
     if plot_file is not None:
-        from matplotlib.figure import Figure
-
-        Figure().savefig(io.BytesIO(), format=plot_file.suffix[1:] or None)  # raises if matplotlib has no such format
+        importlib.import_module("matplotlib")
+        if plot_file.suffix.lower() not in PLOT_FORMATS:
+            raise ValueError(f"--plot must be a file with the suffix {', '.join(PLOT_FORMATS)}, got {plot_file}")
     path = [str(script.parent), *sys.path]
     with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:

@@ -6,6 +6,7 @@ crash does not lose earlier facts.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -14,7 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from .. import __version__
 
 Facts = dict[str, Any]
 Answer = tuple[list[Facts], str]  # facts from a child process, and the reason for its failure or ""
+Ask = Callable[[str], Answer]
 
 FORMATS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 90},
@@ -35,8 +37,13 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 """Image formats to decode, and how they are encoded. JPEG engines support the first."""
 
-JPEG_BOUNDS = {"cpu": 0, "engines": 3, "cuda": 3}
-"""Maximum difference from Pillow in levels of 255, by decoder (docs/fidelity.md). Other formats must match exactly."""
+DECODERS = {
+    "cpu": ("decoding on the CPU", 0, "translate=False"),
+    "engines": ("decoding by the engines of GPU {}", 3, "hw_decoder_load=0"),
+    "cuda": ("decoding by CUDA of GPU {}", 3, 'device="cpu"'),
+}
+"""Name of each decoder, the maximum difference of a JPEG from Pillow in levels of 255 (docs/fidelity.md; other formats
+must match exactly), and the argument of DataLoader that avoids it."""
 
 INSTALL = {
     "torch": ("2.6", "pip install -U 'torch>=2.6' torchvision, built for the driver's CUDA (pytorch.org)"),
@@ -63,12 +70,13 @@ def finding(name: str, found: str, remedy: str = "", severity: str = "warn") -> 
 
 def doctor(as_json: bool, limit: int) -> int:
     """Print the report. Return the exit status: 1 if a check failed. ``limit`` is the timeout of a child process."""
-    from rich.console import Console
+    from rich.console import Console  # not in the child processes
     from rich.table import Table
     from rich.text import Text
 
-    findings = list(run_checks(Machine({}, limit)))
-    counts = {status: [each.status for each in findings].count(status) for status in ("ok", "warn", "fail")}
+    findings = list(run_checks(functools.cache(functools.partial(ask, timeout_s=limit))))
+    statuses = [each.status for each in findings]
+    counts = {status: statuses.count(status) for status in ("ok", "warn", "fail")}
     if as_json:
         report: Facts = {"proxyloader": __version__, "system": platform.platform()}
         report["status"] = [status for status in counts if counts[status]][-1]
@@ -185,7 +193,7 @@ def _pictures(engine: str, device: str) -> Iterator[Facts]:
     for number, (name, options) in enumerate(FORMATS.items()):
         # Two different images, as a failing decoder may return an earlier one, with unequal sides.
         files, expected = zip(*[jpeg_engines.make_test_image(2 * number + k, (256, 192), **options) for k in range(2)])
-        facts: Facts = {"format": name, "bound": JPEG_BOUNDS[engine] if "JPEG" in name else 0, "error": ""}
+        facts: Facts = {"format": name, "bound": DECODERS[engine][1] if "JPEG" in name else 0, "error": ""}
         try:
             pipeline = pipeline or jpeg_engines.create_decoder(device_id, float(engine == "engines"))
             pipeline.build()
@@ -200,43 +208,33 @@ def _pictures(engine: str, device: str) -> Iterator[Facts]:
         yield facts
 
 
-class Machine:
-    """What the checks inspect: answers of child processes, installed packages, and system files."""
-
-    def __init__(self, answers: dict[str, Answer], timeout_s: float, root: Path = Path("/")) -> None:
-        self.answers, self.timeout_s, self.root = answers, timeout_s, root
-        distributions = importlib.metadata.distributions()
-        self.packages = {(dist.name or "").lower().replace("_", "-"): dist.version for dist in distributions}
-
-    def ask(self, question: str) -> Answer:
-        if question not in self.answers:
-            self.answers[question] = ask(question, self.timeout_s)
-        return self.answers[question]
-
-    def facts(self, question: str) -> Facts:
-        """Return the first fact, or {} if there is none."""
-        return next(iter(self.ask(question)[0]), {})
-
-    def versions(self, prefix: str) -> list[str]:
-        """Return the installed packages with a prefix, with their versions."""
-        packages = self.packages.items()
-        return [f"{name} {version}" for name, version in packages if name.startswith(prefix) and "plugin" not in name]
-
-    @property
-    def gpus(self) -> list[Facts]:
-        """The GPUs that torch can see, with what NVML reports about their engines."""
-        engines = {gpu["uuid"].removeprefix("GPU-"): gpu["engines"] for gpu in self.ask("driver")[0][1:]}
-        return [{**gpu, "engines": engines.get(gpu["uuid"], "unknown engines")} for gpu in self.ask("torch")[0][1:]]
+def first(answer: Answer) -> Facts:
+    """Return the first fact, or {} if there is none."""
+    return next(iter(answer[0]), {})
 
 
-def run_checks(machine: Machine) -> Iterator[Finding]:
-    for check in (driver, packages, gpus, decoders, *([limits] if sys.platform == "linux" else [])):
-        yield from check(machine)
+def installed(prefix: str) -> list[str]:
+    """Return the installed packages with a prefix, with their versions."""
+    names = {(dist.name or "").lower().replace("_", "-"): dist.version for dist in importlib.metadata.distributions()}
+    return [f"{name} {names[name]}" for name in names if name.startswith(prefix) and "plugin" not in name]
 
 
-def driver(machine: Machine) -> Iterator[Finding]:
+def list_gpus(ask: Ask) -> list[Facts]:
+    """Return the GPUs that torch can see, with what NVML reports about their engines."""
+    engines = {gpu["uuid"].removeprefix("GPU-"): gpu["engines"] for gpu in ask("driver")[0][1:]}
+    return [{**gpu, "engines": engines.get(gpu["uuid"], "unknown engines")} for gpu in ask("torch")[0][1:]]
+
+
+def run_checks(ask: Ask, root: Path = Path("/")) -> Iterator[Finding]:
+    for check in (driver, packages, gpus, decoders):
+        yield from check(ask)
+    if sys.platform == "linux":
+        yield from limits(root)
+
+
+def driver(ask: Ask) -> Iterator[Finding]:
     yield finding("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
-    facts, failure = machine.ask("driver")
+    facts, failure = ask("driver")
     if failure:
         yield finding("driver", f"cannot be queried: {failure}", "Run nvidia-smi. Reboot after a driver update")
     elif facts[0]["cuda"] is None:
@@ -247,11 +245,11 @@ def driver(machine: Machine) -> Iterator[Finding]:
         yield finding("driver", found, remedy, "fail")
 
 
-def packages(machine: Machine) -> Iterator[Finding]:
-    driver_cuda = machine.facts("driver").get("cuda")
+def packages(ask: Ask) -> Iterator[Finding]:
+    driver_cuda = first(ask("driver")).get("cuda")
     for name, (minimum, remedy) in INSTALL.items():
-        (facts, failure), cuda = machine.ask(name), machine.facts(name).get("cuda")
-        builds = machine.versions("nvidia-dali-") if name == "DALI" else []
+        (facts, failure), cuda = ask(name), first(ask(name)).get("cuda")
+        builds = installed("nvidia-dali-") if name == "DALI" else []
         parts = [*builds] or [fact["version"] for fact in facts[:1]]
         parts += [f"built for CUDA {cuda}"] if cuda else []
         problems = {
@@ -261,47 +259,40 @@ def packages(machine: Machine) -> Iterator[Finding]:
             "these packages install the same files": len(builds) > 1,
         }
         parts += (found := [problem for problem, is_there in problems.items() if is_there])
-        if name == "DALI" and not machine.facts("torch"):  # DALI's plugin imports torch
+        if name == "DALI" and not first(ask("torch")):  # DALI's plugin imports torch
             remedy = INSTALL["torch"][1]
         yield finding(name, "; ".join(parts), remedy if found else "", "fail")
-    if dali := machine.facts("DALI"):
-        codecs = ", ".join(machine.versions("nvidia-nvimgcodec-")) or "no package of its own"
+    if dali := first(ask("DALI")):
+        codecs = ", ".join(installed("nvidia-nvimgcodec-")) or "no package of its own"
         remedy = "" if dali["codec"] else f"pip install 'nvidia-nvimgcodec-cu{dali['cuda']}[all]'"
         yield finding("nvImageCodec", f"{codecs}; DALI cannot load it" if remedy else codecs, remedy, "fail")
 
 
-def gpus(machine: Machine) -> Iterator[Finding]:
+def gpus(ask: Ask) -> Iterator[Finding]:
     queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")
     is_low = not queues.isdecimal() or int(queues) < 8
     found = f"{queues}: the decoder and the model wait for each other" if is_low else queues
     yield finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" * is_low)
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if machine.facts("torch") and not machine.gpus:
-        if not machine.ask("driver")[0][1:]:
+    torch, found_gpus, hidden = first(ask("torch")), list_gpus(ask), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if torch and not found_gpus:
+        if not ask("driver")[0][1:]:
             yield finding("GPU", "none; images are decoded on the CPU", "docker run --gpus all; see nvidia-smi")
         elif hidden is not None:
             yield finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
         else:
-            yield finding("GPU", f"torch cannot use it: {machine.facts('torch')['error']}", INSTALL["torch"][1], "fail")
-    for index, gpu in enumerate(machine.gpus):
+            yield finding("GPU", f"torch cannot use it: {torch['error']}", INSTALL["torch"][1], "fail")
+    for index, gpu in enumerate(found_gpus):
         error = f"; torch cannot use it: {gpu['error']}" if gpu["error"] else ""
         remedy = INSTALL["torch"][1] if error else ""
         yield finding(f"GPU {index}", f"{gpu['name']}, {gpu['engines']}{error}", remedy, "fail")
 
 
-DECODERS = {
-    "cpu": ("decoding on the CPU", "translate=False"),
-    "engines": ("decoding by the engines of GPU {}", "hw_decoder_load=0"),
-    "cuda": ("decoding by CUDA of GPU {}", 'device="cpu"'),
-}
-"""Name of each decoder, and the argument of DataLoader that avoids it."""
-
-
-def decoders(machine: Machine) -> Iterator[Finding]:
-    usable = [index for index, gpu in enumerate(machine.gpus) if not gpu["error"]]
+def decoders(ask: Ask) -> Iterator[Finding]:
+    found_gpus = list_gpus(ask)
+    usable = [index for index, gpu in enumerate(found_gpus) if not gpu["error"]]
     pairs = [("cpu", 0), *((engine, index) for index in usable for engine in ("engines", "cuda"))]
-    for engine, index in pairs if machine.facts("DALI") else []:
-        (facts, failure), (name, option) = machine.ask(f"pictures {engine} {index}"), DECODERS[engine]
+    for engine, index in pairs if first(ask("DALI")) else []:
+        (facts, failure), (name, _, option) = ask(f"pictures {engine} {index}"), DECODERS[engine]
         correct = [fact["format"] for fact in facts if not fact["error"] and fact["levels_off"] <= fact["bound"]]
         bad = [fact for fact in facts if fact["format"] not in correct]
         parts = [f"correct pixels: {', '.join(correct)}"] if correct else []
@@ -315,15 +306,15 @@ def decoders(machine: Machine) -> Iterator[Finding]:
             remedy = "None for proxyloader.DataLoader, which uses Pillow. DALI pipelines cannot read these files"
         elif engine == "engines" and not facts[0]["by_engines"]:
             parts.insert(0, "CUDA decodes instead")
-            if machine.gpus[index]["engines"] != "no JPEG engines":
+            if found_gpus[index]["engines"] != "no JPEG engines":
                 remedy = "Give containers the driver capability video. Stop other processes that decode on this GPU"
         yield finding(name.format(index), "; ".join(parts), remedy, severity)
 
 
-def limits(machine: Machine) -> Iterator[Finding]:
-    import resource
+def limits(root: Path) -> Iterator[Finding]:
+    import resource  # not on Windows
 
-    shm = machine.root / "dev/shm"
+    shm = root / "dev/shm"
     size, _, free = shutil.disk_usage(shm) if shm.exists() else (0, 0, 0)
     remedy = "Start containers with --shm-size=8g or --ipc=host, or delete files of finished processes"
     yield finding("/dev/shm", f"{free >> 20:,} of {size >> 20:,} MB free", remedy * (free < SHM_BYTES))
@@ -333,7 +324,7 @@ def limits(machine: Machine) -> Iterator[Finding]:
     yield finding("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"at most {limit}", remedy)
     cores, quota, remedy = os.sched_getaffinity(0), float("inf"), ""
     with suppress(OSError, ValueError):  # no such file, or "max": there is no quota
-        quota_us, period_us = (machine.root / "sys/fs/cgroup/cpu.max").read_text().split()
+        quota_us, period_us = (root / "sys/fs/cgroup/cpu.max").read_text().split()
         quota = int(quota_us) / int(period_us)
     found = f"{len(cores)} of {os.cpu_count()} usable"
     if quota < len(cores):

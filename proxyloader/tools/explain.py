@@ -13,6 +13,7 @@ import os
 import statistics
 import sys
 import timeit
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,20 +21,21 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 import torch
-import torchvision.models
 from PIL import Image
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torchvision import models
 
 from .._random_state import preserve_rng, seed_generators
 from ..data import hooks
+from ..data.dataset import get_length
 from ..data.deferral import MAX_UNUSED_SAMPLES, Deferral, deferring
 from ..data.encoded_image import EncodedImage
 from ..data.lazy_image import is_lazy
 from ..data.lazy_tensor import LazyTensor, is_materialized
 from ..data.placeholders import ProxyBatch, ProxySample
 from ..data.recorded import Operation, flatten
-from ..data.transformed import TransformedImage, find_caller, pixel_uses
+from ..data.transformed import LIBRARIES, TransformedImage, find_caller, pixel_uses
 from ..kernels.operations import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
@@ -96,12 +98,15 @@ def explain(obj: Any) -> Explanation:
 
     Raises:
         TypeError: ``obj`` is neither, or a transform that takes more than an image.
+        ValueError: the dataset is empty.
         Exception: the transform or the dataset raised it.
     """
     is_dataset = isinstance(obj, Dataset) or (hasattr(obj, "__getitem__") and not callable(obj))
     if isinstance(obj, (IterableDataset, str)) or not (is_dataset or callable(obj)):
         advice = ". Pass loader.dataset" if isinstance(obj, DataLoader) else ""
         raise TypeError(f"explain() takes a transform or a map-style dataset, got {obj!r}{advice}")
+    if is_dataset and get_length(obj) == 0:
+        raise ValueError(f"explain() requires a dataset with samples, got an empty {type(obj).__name__}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
     try:
@@ -310,7 +315,14 @@ def find(name: str) -> Any:
     """
     path, colon, attribute = name.partition(":")
     if not colon:
-        return _find_weights(name).transforms()
+        try:
+            return (models.get_weight(name) if "." in name else models.get_model_weights(name).DEFAULT).transforms()
+        except (ValueError, KeyError):
+            hint = " or ".join(difflib.get_close_matches(name, models.list_models())) or "module:attribute"
+            raise ValueError(
+                f"torchvision has no model or weights {name!r}. Did you mean {hint}? "
+                "Name your own as module:attribute, such as train:transform"
+            ) from None
     folder, module = os.path.split(path.removesuffix(".py"))
     sys.path.insert(0, os.path.abspath(folder))  # as if Python ran the file
     with _running(f"import {module}"):
@@ -328,18 +340,6 @@ def find(name: str) -> Any:
         return obj() if is_factory else obj
 
 
-def _find_weights(name: str) -> Any:
-    models = torchvision.models
-    try:
-        return models.get_weight(name) if "." in name else models.get_model_weights(name).DEFAULT
-    except (ValueError, KeyError):
-        hint = " or ".join(difflib.get_close_matches(name, models.list_models())) or "module:attribute"
-        raise ValueError(
-            f"torchvision has no model or weights {name!r}. Did you mean {hint}? "
-            "Name your own as module:attribute, such as train:transform"
-        ) from None
-
-
 @contextlib.contextmanager
 def _running(code: str) -> Iterator[None]:
     """Run a user's code with an empty command line, and convert its errors to ValueError."""
@@ -352,6 +352,12 @@ def _running(code: str) -> Iterator[None]:
             'below `if __name__ == "__main__":`'
         ) from error
     except Exception as error:
-        raise ValueError(f"{code} failed with {type(error).__name__}: {error}") from error
+        places = [
+            f" at {frame.f_code.co_filename}:{line}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if str(frame.f_globals.get("__name__")).split(".")[0] not in LIBRARIES
+        ]
+        place = places[-1] if places else ""
+        raise ValueError(f"{code} failed{place} with {type(error).__name__}: {error}") from error
     finally:
         sys.argv = argv

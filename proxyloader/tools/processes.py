@@ -55,9 +55,6 @@ def in_processes(
 @contextmanager
 def block_sigint() -> Iterator[None]:
     """Defer SIGINT in this process, and block it in processes started by the body."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
     resource_tracker.ensure_running()  # it unblocks SIGINT when it starts
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -75,7 +75,8 @@ def verify(
 
 
 def image_files(folder: Path) -> list[str]:
-    """Return the sorted paths of all files in a folder and its subfolders that ``ImageFolder`` would load."""
+    """Return the sorted paths of all files that ``ImageFolder`` would load: those in subfolders. Without any, return
+    those in the folder itself."""
     from torchvision.datasets.folder import IMG_EXTENSIONS  # imports torch, which the child processes do not need
 
     walk = os.walk(folder, followlinks=True, onerror=_raise)
@@ -83,7 +84,7 @@ def image_files(folder: Path) -> list[str]:
     paths = [path for path in paths if path.lower().endswith(IMG_EXTENSIONS)]
     if not paths:
         raise ValueError(f"{folder} has no files with the suffix of an image, such as .jpg or .png")
-    return paths
+    return [path for path in paths if Path(path).parent != folder] or paths
 
 
 def check_file(path: str) -> Finding:

@@ -365,8 +365,6 @@ PIPELINES: dict[str, list[Callable[[Any], Any]]] = {
                     at_random(0.5, TF.hflip), to_tensor],
     "DINO, global": [BY_CLASS, v1.RandomHorizontalFlip(), JITTER, v1.RandomGrayscale(0.2), OwnBlur(0.9),
                      at_random(0.2, ImageOps.solarize), v1.ToTensor()],
-    "a reference for segmentation": [lambda i: TF.resize(i, [random.randint(50, 150)]), at_random(0.5, TF.hflip),
-                                     random_crop, pil_to_tensor],
     "letterbox": [letterboxed, to_tensor],
     "RandAugment by hand": [lambda i: of(i, *random.choices(BY_HAND, k=3)), to_tensor],
     "RandAugment by hand, behind a class": [BY_CLASS, lambda i: of(i, *random.choices(BY_HAND, k=2)),

@@ -22,12 +22,10 @@ import pytest
 import torch
 from PIL import Image
 
-from proxyloader.tools import cli
-from proxyloader.tools.bench import config, runner
-from proxyloader.tools.bench.cases import CASES, DATASETS, case_names, default_names, make_loops
-from proxyloader.tools.bench.command import find_problems, make_record
+from proxyloader.tools.bench import SIZES, runner
+from proxyloader.tools.bench.cases import CASES, DATASETS
 from proxyloader.tools.bench.config import BenchConfig, Tuning
-from proxyloader.tools.bench.runner import CaseError, run_first_epochs, start_processes, tune
+from proxyloader.tools.bench.runner import CaseError, start_processes, tune
 from proxyloader.tools.cli import main
 
 from ..faults import children_of
@@ -37,7 +35,6 @@ from ..tiers import has_gpu
 SMALL = ["--batch-size", "16", "--workers", "1", "--threads", "1", "--hw-decoder-load", "1", "--passes", "2"]
 ON_CPU = ["--device", "cpu"]
 SHORT = ["--rounds", "1", "--seconds", "0.1"]
-ONE = {"workers": [1], "threads": [1], "hw_decoder_load": [1.0]}
 NAMES = ["torch", "upstream-proxy", "nvidia-example", "iterator", "proxyloader"]
 
 
@@ -93,9 +90,13 @@ def test_it_measures_plots_and_appends_records(
         assert case["wait_ms_max"] >= case["wait_ms_p99"] >= case["wait_ms_p50"] > 0
         assert case["wait_ms_max"] >= case["pause_ms"] > 0
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    assert "torch: " in capsys.readouterr().out
+    out_lines = capsys.readouterr().out.splitlines()
+    assert any("torch (workers 1): " in line for line in out_lines)
+    (row,) = [line for line in out_lines if line.startswith("  proxyloader, by default  ")]
+    assert row.rstrip().endswith(" workers 1")  # not cut where the output is no terminal
 
-    assert main([*options, "--only", "torch", "proxyloader", "--augment", "AugMix"]) == 0
+    assert main([*options, "--only", "torch", "proxyloader", "--augment", "AugMix", "--passes", "1"]) == 0
+    assert "! A loop has 3 batches." in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2
     tuned = ["torch", "proxyloader", "torch + AugMix", "proxyloader + AugMix"]
     cases = read_last(out)["cases"]
@@ -105,30 +106,21 @@ def test_it_measures_plots_and_appends_records(
 
 @pytest.mark.parametrize("name", ["torch", "nvidia-example", "iterator", "proxyloader"])
 def test_every_case_loads_each_image_in_each_pass(photos: Path, name: str) -> None:
-    loops = CASES[name].loops(setting(photos, batch_size=20, passes=5))
+    loops = CASES[name].loops(setting(photos, batch_size=20, passes=5, case=name))
     for _ in range(2):
         batches = list(next(loops))
         assert sum(len(images) for images, _ in batches) == 5 * 48
         assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted(5 * 12 * [0, 1, 2, 3])
 
 
-def test_cases_have_names() -> None:
-    assert case_names(setting("")) == NAMES
-    added = ["torch + AugMix", "proxyloader + AugMix"]
-    trained = setting("", model="resnet18", added=("AugMix",))
-    assert case_names(trained) == [*NAMES, "synthetic", *added]
-    with_some = ["upstream-proxy", "nvidia-example", "iterator", "proxyloader", "proxyloader + AugMix"]
-    assert default_names([*NAMES, "synthetic", *added]) == [f"{name}, by default" for name in with_some]
-
-
 @pytest.mark.exhaustive
 def test_a_model_is_trained_beside_synthetic_batches(photos: Path) -> None:
-    trains = setting(photos, model="resnet18", batch_size=4, images=8)
-    (outcome,) = runner.run({"synthetic": trains}, 1, 0.1, print).values()
-    assert "failure" not in outcome and outcome["rounds"][0]["images_per_s"] > 0
+    trains = setting(photos, model="resnet18", batch_size=4, images=8, case="synthetic")
+    (outcome,) = runner.run([trains], 1, 0.1).values()
+    assert "failure" not in outcome and outcome["images_per_s"] > 0
 
 
-@pytest.mark.exhaustive
+@WARM
 def test_a_case_that_fails_says_why_and_the_status_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "data" / "a").mkdir(parents=True)
     for number in range(16):
@@ -152,29 +144,20 @@ def test_a_case_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             processes["b"].ask(math.sqrt, -1)
 
 
-def test_a_loop_of_few_batches_is_warned_of(photos: Path) -> None:
-    few, enough = (setting(photos, images=images, batch_size=16) for images in (48, 64))
-    assert any("A loop has 3 batches" in warning for warning in find_problems(few))
-    assert not any("A loop has" in warning for warning in find_problems(enough))
-
-
 # --- tuning ----------------------------------------------------------------------------------------------------------
 
 
 @WARM
-@pytest.mark.parametrize("at_most_s", [5.0, 0.0], ids=["whole loops", "cut"])
 def test_the_fastest_tuning_is_kept_and_each_is_recorded(
-    photos: Path, at_most_s: float, monkeypatch: pytest.MonkeyPatch
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(runner, "MIN_TRIAL_S", 0.0)  # only the order of the speeds is looked at
-    monkeypatch.setattr(runner, "MAX_TRIAL_S", at_most_s)
-    told: list[str] = []
     ranges = {"workers": [0, 1], "threads": [1], "hw_decoder_load": [0.65, 1.0]}
-    best, trials = tune(setting(photos), "torch", ranges, told.append)
+    best, trials = tune(setting(photos), ranges)
     assert [trial["workers"] for trial in trials] == [1, 0]
-    assert all(trial["images_per_s"] > 0 and trial["was_cut"] is (at_most_s == 0) for trial in trials)
+    assert all(trial["images_per_s"] > 0 for trial in trials)
     assert best.workers == max(trials, key=lambda trial: trial["images_per_s"])["workers"]
-    assert told[0].startswith("trial of torch (workers 1): ")
+    assert " s  trial of torch (workers 1)\n" in capsys.readouterr().out
 
 
 @pytest.fixture
@@ -182,18 +165,20 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[BenchConfig]:
     """What is tried. The speeds are made up, as there may be no GPU."""
     found: list[BenchConfig] = []
 
-    def run_trials(_: str, settings: Sequence[BenchConfig], log: Any) -> dict[Tuning, Any]:
-        found.extend(settings)
-        speeds = {of: 8 * (of[2] or 2) - of[0] for of in (each.tuning for each in settings)}
-        return {of: {"failure": ""} if of.threads == 8 else {"images_per_s": speed} for of, speed in speeds.items()}
+    def run(configs: Sequence[BenchConfig], rounds: int, seconds: float) -> dict[str, Any]:
+        (config,) = configs
+        found.append(config)
+        workers, threads, load = config.tuning
+        speed: dict[str, Any] = {"images_per_s": 8 * load - workers}  # type: ignore[operator]
+        return {"": {"failure": ""} if threads == 8 else speed}
 
-    monkeypatch.setattr(runner, "run_trials", run_trials)
+    monkeypatch.setattr(runner, "run", run)
     return found
 
 
 def test_shares_of_the_engines_are_tried_with_each_number_of_threads_on_a_gpu(tried: list[BenchConfig]) -> None:
     ranges = {"workers": [4, 8, 16], "threads": [4, 8], "hw_decoder_load": [0.65, 1.0]}
-    best, trials = tune(setting("", device="cuda"), "upstream-proxy", ranges, print)
+    best, trials = tune(setting("", device="cuda", case="upstream-proxy"), ranges)
     told = [Tuning(trial["workers"], trial["threads"], trial["hw_decoder_load"]) for trial in trials]
     assert told == [each.tuning for each in tried]
     assert told[:4] == [Tuning(8, 4, 0.65), Tuning(8, 4, 1.0), Tuning(8, 8, 0.65), Tuning(8, 8, 1.0)]
@@ -206,10 +191,9 @@ def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
         pytest.importorskip("datasets")
     found = {}
     for case in ("torch", "proxyloader"):
-        assert f"{case} + {name}" in case_names(setting(photos, added=(name,)))
-        for added in ("", f" + {name}"):
+        for added in ("", name):
             torch.manual_seed(3)
-            batches = list(next(make_loops(case + added, setting(photos))))
+            batches = list(next(CASES[case].loops(setting(photos, case=case, added=added))))
             found[case + added] = torch.cat([images for images, _ in batches])
             assert sorted(torch.cat([labels for _, labels in batches]).tolist()) == sorted([0, 1, 2, 3] * 12)
     for case, images in found.items():
@@ -219,7 +203,8 @@ def test_other_datasets_have_the_same_images(name: str, photos: Path) -> None:
 def test_by_default_nothing_is_said_that_has_a_default(photos: Path) -> None:
     loaders = {}
     for name in ("torch", "proxyloader", "iterator"):
-        loops: Any = make_loops(name, setting(photos, use_defaults=True, persistent_workers=False, tuning=Tuning(1)))
+        by_default = setting(photos, case=name, use_defaults=True, persistent_workers=False, tuning=Tuning(1))
+        loops: Any = CASES[name].loops(by_default)
         next(loops)
         loaders[name] = loops.gi_frame.f_locals.get("loader") or loops.gi_frame.f_locals["batches"]
         loops.close()
@@ -253,23 +238,13 @@ def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
     assert "images/s in epochs 1 to 3" in capsys.readouterr().out
 
 
-@WARM
-def test_a_case_whose_first_epochs_fail_is_tried_once_and_the_others_go_on(photos: Path, tmp_path: Path) -> None:
-    by_default, told = setting(photos, use_defaults=True, tuning=Tuning(0)), []
-    cases = {"iterator": setting(tmp_path / "nowhere"), "torch": by_default}
-    outcomes = run_first_epochs(cases, 2, 2, told.append)
-    assert "RuntimeError" in outcomes["iterator"]["failure"] and not outcomes["iterator"]["epochs"]
-    assert "failure" not in outcomes["torch"] and [len(each) for each in outcomes["torch"]["epochs"]] == [2, 2]
-    assert [line.split()[0] for line in told] == ["iterator", "torch:", "torch:"]
-
-
 @pytest.mark.parametrize("name", ["torch", "proxyloader"])
 def test_other_loaders_start_with_the_queues_that_cuda_gives_them(
     photos: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     monkeypatch.setattr(runner, "_loops", None)  # undone at the end, with the loader
-    found = runner.begin(name, setting(photos, use_defaults=True, tuning=Tuning(0)))
+    found = runner.begin(setting(photos, case=name, use_defaults=True, tuning=Tuning(0)))
     assert found["images_per_s"] > 0
     assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == {"torch": None, "proxyloader": "32"}[name]
 
@@ -307,9 +282,8 @@ def test_options_that_make_no_sense_are_refused_before_anything_runs(
 
 
 def test_photographs_of_a_size_are_made_as_its_name_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tuple(config.SIZES) == cli.SIZES and tuple(config.AUGMENTATIONS) == cli.AUGMENTATIONS
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(config.SIZES, "web", config.SIZES["web"] | {"size": (64, 48)})
+    monkeypatch.setitem(SIZES, "web", SIZES["web"] | {"size": (64, 48)})
     out, settings = tmp_path / "a.jsonl", ["--batch-size", "8", "--workers", "0", "--threads", "1"]
     options = ["bench", "--size", "web", "--images", "40", *settings, *ON_CPU, *SHORT, "--out", str(out)]
     main([*options, "--only", "torch"])
@@ -328,12 +302,9 @@ def test_cases_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_records_have_medians() -> None:
-    outcome: dict[str, Any] = {"tuning": Tuning(1, 1), "first_batch_s": 0.5, "rounds": []}
-    for speed in (10, 30, 20):
-        outcome["rounds"].append({"images_per_s": speed, "cpu_ms_per_image": 1.0, "wait_ms_max": 3.0 + speed})
-    case = make_record(setting(""), ONE, {"torch": outcome}, "proxyloader bench")["cases"]["torch"]
-    assert case["images_per_s"] == 20 and case["images_per_s_rounds"] == [10, 30, 20]
-    assert case["wait_ms_max"] == 33 and case["first_batch_s"] == 0.5 and case["tuning"]["workers"] == 1
+    rounds = [{"images_per_s": float(speed), "wait_ms_max": 3.0 + speed} for speed in (10, 30, 20)]
+    found = runner.medians(rounds)
+    assert found == {"images_per_s": 20, "images_per_s_rounds": [10, 30, 20], "wait_ms_max": 33}
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------

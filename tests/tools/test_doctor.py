@@ -16,13 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from proxyloader.tools.doctor import Machine, ask, run_checks
+from proxyloader.tools import doctor
+from proxyloader.tools.cli import main
+from proxyloader.tools.doctor import ask, run_checks
 
 from .. import scripts
 from ..faults import await_true
 from ..installations import environment, stand_in, without
 from ..limits import STOP_S, WAIT_S
-from ..scripts import in_own_namespace
 
 ALL_FORMATS = "JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -30,18 +31,14 @@ ON_CPU, ENGINES = "decoding on the CPU", "decoding by the engines of GPU 0"
 CUDA = "decoding by CUDA of GPU 0"
 
 
-def run(*options: str, under: Sequence[str] = (), site: bool = True, env: Mapping[str, str] = NO_GPU) -> Any:
-    """Run the command in a process of its own, under another command, with or without what is installed here."""
-    command = [*under, sys.executable, *([] if site else ["-S"]), "-m", "proxyloader", "doctor", *options]
+def report(site: bool = True, env: Mapping[str, str] = NO_GPU) -> tuple[int, dict[str, Any]]:
+    """Run the command in a process of its own, with or without what is installed here. Return the exit status and the
+    findings by name."""
+    command = [sys.executable, *([] if site else ["-S"]), "-m", "proxyloader", "doctor", "--json"]
     everything = {**environment(), **env}
     if site:
         everything["PYTHONPATH"] += os.pathsep + os.environ.get("PYTHONPATH", "")
-    return subprocess.run(command, env=everything, capture_output=True, text=True, timeout=4 * WAIT_S)
-
-
-def report(*options: str, **how: Any) -> tuple[int, dict[str, Any]]:
-    """Return the exit status and the findings by name."""
-    done = run("--json", *options, **how)
+    done = subprocess.run(command, env=everything, capture_output=True, text=True, timeout=4 * WAIT_S)
     assert done.stderr == ""
     told = json.loads(done.stdout)
     findings = {each["name"]: each for each in told["findings"]}
@@ -175,19 +172,6 @@ def test_ctrl_c_waits_for_no_child_that_hangs(tmp_path: Path) -> None:
         scripts.end(process)
 
 
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_the_table_shows_a_small_dev_shm_and_few_open_files(may_mount: None) -> None:
-    under = in_own_namespace("mount -t tmpfs -o size=64m tmpfs /dev/shm", "ulimit -n 64")
-    done = run(under=under, env={**NO_GPU, "COLUMNS": "200"})
-    lines = [line.strip() for line in done.stdout.splitlines()]
-    (shm,) = [number for number, line in enumerate(lines) if line.startswith("warn  /dev/shm")]
-    assert lines[shm].endswith("64 of 64 MB free") and lines[shm + 1].startswith("-> Start containers with --shm-size")
-    (files,) = [number for number, line in enumerate(lines) if "open files  " in line]
-    assert lines[files].endswith("at most 64") and "nofile=65536" in lines[files + 1]
-    assert done.returncode == 0 and lines[-1].endswith("0 failed")
-
-
 # --- machines that are not here: what the child processes would answer ------------------------------------------------
 
 SEEN = {"name": "NVIDIA H200", "uuid": "1", "error": ""}
@@ -199,7 +183,7 @@ NO_WEBP = {**PICTURE, "format": "WebP", "error": "y"}
 def found_on(
     *, driver: Any = 13.0, torch: str = "2.14.1", cuda: Any = 13.0, dali: Any = ("2.4.0", 12), codec: int = 9000,
     gpu: Any = SEEN, engines: str = "JPEG engines", pictures: Any = PICTURE, root: str = "/",
-    builds: Mapping[str, str] | None = None, driver_failure: str = "", decoder_failure: str = "",
+    builds: Sequence[str] = (), driver_failure: str = "", decoder_failure: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the findings of a machine with one GPU, by name."""
     known = {"uuid": "GPU-1", "engines": engines}
@@ -212,9 +196,9 @@ def found_on(
         "DALI": ([{"version": dali[0], "cuda": dali[1], "codec": codec}], ""),
         **{f"pictures {engine} 0": ([pictures], decoder_failure) for engine in ("cpu", "engines", "cuda")},
     }
-    machine = Machine(answers, WAIT_S, Path(root))
-    machine.packages = dict(builds or {})
-    return {each.name: each for each in run_checks(machine)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doctor, "installed", lambda prefix: [build for build in builds if build.startswith(prefix)])
+        return {each.name: each for each in run_checks(answers.__getitem__, Path(root))}
 
 
 ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
@@ -229,7 +213,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "a driver that fails": ({"driver_failure": "mismatch"}, "driver", "warn", "mismatch", "nvidia-smi"),
     "DALI for a newer CUDA": ({"driver": 12.4, "dali": ("2.4.0", 13)}, "DALI", "fail", "supports CUDA 12.4", "cuda120"),
     "old DALI": ({"dali": ("1.40.0", 12)}, "DALI", "fail", "1.53 is required", "cuda120"),
-    "two builds": ({"builds": {"nvidia-dali-cuda120": "2.4", "nvidia-dali-cuda130": "2.4"}}, "DALI", "fail",
+    "two builds": ({"builds": ["nvidia-dali-cuda120 2.4", "nvidia-dali-cuda130 2.4"]}, "DALI", "fail",
                    "nvidia-dali-cuda120 2.4; nvidia-dali-cuda130 2.4; built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
     "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
@@ -261,52 +245,57 @@ def test_what_does_not_fit_is_found(
         ("CUDA_VISIBLE_DEVICES", "", "warn", "hidden by CUDA_VISIBLE_DEVICES=''"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "7", "warn", "7: the decoder and the model wait"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "warn", "many: the decoder and the model wait"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", None, "ok", "8"),
+        ("CUDA_DEVICE_MAX_CONNECTIONS", "8", "ok", "8"),
     ],
 )
 def test_variables_that_slow_down_loading_are_warnings(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None, status: str, found: str
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, status: str, found: str
 ) -> None:
-    monkeypatch.delenv(variable, raising=False)
-    if value is not None:
-        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv(variable, value)
     is_hidden = variable == "CUDA_VISIBLE_DEVICES"
     finding = found_on(gpu=None if is_hidden else SEEN)["GPU" if is_hidden else variable]
     assert finding.status == status and finding.found.startswith(found)
 
 
-@pytest.mark.parametrize(
-    ("told", "status"),
-    [("50000 100000", "warn"), ("max 100000", "ok"), ("100000000 100000", "ok"), (None, "ok")],
-)
-def test_a_cgroup_quota_below_the_cores_is_a_warning(tmp_path: Path, told: str | None, status: str) -> None:
-    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    if told is not None:
-        (tmp_path / "sys/fs/cgroup/cpu.max").write_text(f"{told}\n")
-    finding = found_on(root=str(tmp_path))["cores"]
-    assert finding.status == status
-    assert status == "ok" or ("cgroup quota of 0.5" in finding.found and "num_workers=1" in finding.remedy)
+LIMITS: dict[str, tuple[Any, str, str, str, str]] = {
+    "a quota": ({"quota": "50000 100000"}, "cores", "warn", "cgroup quota of 0.5", "num_workers=1"),
+    "no quota": ({"quota": "max 100000"}, "cores", "ok", "usable", ""),
+    "a large quota": ({"quota": "100000000 100000"}, "cores", "ok", "usable", ""),
+    "few open files": ({"files": 1023}, "open files", "warn", "at most 1023", "nofile=65536"),
+    "enough open files": ({"files": 1024}, "open files", "ok", "at most 1024", ""),
+    "any number of open files": ({"files": resource.RLIM_INFINITY}, "open files", "ok", "unlimited", ""),
+    "a small /dev/shm": ({"shm_mb": (2047, 2047)}, "/dev/shm", "warn", "2,047 of 2,047 MB free", "--shm-size"),
+    "a full /dev/shm": ({"shm_mb": (8192, 2047)}, "/dev/shm", "warn", "2,047 of 8,192 MB free", "delete"),
+    "enough of /dev/shm": ({"shm_mb": (2048, 2048)}, "/dev/shm", "ok", "2,048 of 2,048 MB free", ""),
+}
 
 
-@pytest.mark.parametrize(
-    ("most", "status", "found"),
-    [(1023, "warn", "at most 1023"), (1024, "ok", "at most 1024"), (resource.RLIM_INFINITY, "ok", "unlimited")],
-)
-def test_few_open_files_are_found(monkeypatch: pytest.MonkeyPatch, most: int, status: str, found: str) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (most, most)}[limit])
-    finding = found_on()["open files"]
-    assert finding.status == status and finding.found.startswith(found)
-
-
-@pytest.mark.parametrize(
-    ("size_mb", "free_mb", "remedy"), [(2047, 2047, "--shm-size"), (8192, 2047, "delete"), (2048, 2048, "")]
-)
-def test_a_small_or_full_dev_shm_is_a_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size_mb: int, free_mb: int, remedy: str
+@pytest.mark.parametrize(("limits", "name", "status", "found", "remedy"), LIMITS.values(), ids=LIMITS)
+def test_limits_of_the_system_are_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: Any,
+    name: str,
+    status: str,
+    found: str,
+    remedy: str,
 ) -> None:
-    (tmp_path / "dev" / "shm").mkdir(parents=True)
+    (tmp_path / "dev/shm").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(limits.get("quota", "max 100000") + "\n")
+    most, (size_mb, free_mb) = limits.get("files", 1024), limits.get("shm_mb", (8192, 8192))
     told = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mb, f_bavail=free_mb, f_bfree=free_mb)
     monkeypatch.setattr(os, "statvfs", lambda _: told)
-    finding = found_on(root=str(tmp_path))["/dev/shm"]
-    assert finding.found == f"{free_mb:,} of {size_mb:,} MB free"
-    assert finding.status == ("warn" if remedy else "ok") and remedy in finding.remedy
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (most, most)}[limit])
+    findings = found_on(root=str(tmp_path))
+    assert findings[name].status == status and found in findings[name].found and remedy in findings[name].remedy
+    assert status == "warn" or not any(findings[each].remedy for each in ("cores", "open files", "/dev/shm"))
+
+
+def test_the_report_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    findings = [doctor.Finding("torch", "ok", "2.14", ""), doctor.Finding("/dev/shm", "warn", "1 MB", "--ipc=host")]
+    monkeypatch.setattr(doctor, "run_checks", lambda ask: findings)
+    assert main(["doctor"]) == 0
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:3] == ["ok    torch     2.14", "warn  /dev/shm  1 MB", "                -> --ipc=host"]
+    assert lines[-1] == "1 ok, 1 with warnings, 0 failed"

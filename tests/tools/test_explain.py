@@ -159,6 +159,7 @@ def function(image):
 def fails(image):
     return image.nothing
 partial = functools.partial(make, 32)
+empty = []
 if __name__ == "__main__":
     guarded = transform
 """
@@ -178,7 +179,8 @@ FAILURES = {
     "explaind:transform": "import explaind failed with ModuleNotFoundError: No module named 'explaind'",
     "explained:guarded": 'It must be at module level, not below `if __name__ == "__main__":`',
     "os:path": "os:path failed with TypeError: explain() takes a transform or a map-style dataset, got <module",
-    "explained:fails": "explained:fails failed with AttributeError: 'Image' object has no attribute 'nothing'",
+    "explained:fails": "/explained.py:14 with AttributeError: 'Image' object has no attribute 'nothing'",
+    "explained:empty": "explained:empty failed with ValueError: explain() requires a dataset with samples, got",
 }
 
 

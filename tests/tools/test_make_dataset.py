@@ -141,24 +141,6 @@ def test_a_photograph_follows_from_its_arguments_alone() -> None:
     assert before not in others
 
 
-def test_photographs_use_the_whole_range_of_brightness_and_rarely_clip() -> None:
-    levels = np.stack([np.asarray(photograph(index, size=(250, 190))).mean(axis=2) for index in range(10)])
-    assert np.percentile(levels, 2) < 50 and np.percentile(levels, 98) > 200
-    assert np.mean((levels == 0) | (levels == 255)) < 0.02
-
-
-def test_their_spectrum_falls_as_a_photographs_does_and_white_noise_does_not() -> None:
-    power = np.zeros((256, 129))
-    for index in range(8):
-        grey = np.asarray(photograph(index, size=(256, 256)).convert("L"), np.float64)
-        window = np.outer(np.hanning(256), np.hanning(256))
-        power += np.abs(np.fft.rfft2((grey - grey.mean()) * window)) ** 2
-    radius = np.hypot(np.fft.fftfreq(256)[:, None], np.fft.rfftfreq(256)[None, :]) * 256
-    octaves = [power[(radius >= low) & (radius < 2 * low)].mean() for low in (4, 8, 16, 32, 64)]
-    slope = np.polyfit(np.arange(5), np.log2(octaves), 1)[0]
-    assert -3 < slope < -1.2  # photographs: power about 1 / f**2; white noise: 0
-
-
 def test_the_class_can_be_learned_from_a_few_pixels() -> None:
     def pixels(indices: range) -> np.ndarray[Any, np.dtype[np.float64]]:
         pictures = (photograph(index, size=(64, 48)).convert("YCbCr").resize((8, 8)) for index in indices)

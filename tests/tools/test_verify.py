@@ -84,6 +84,13 @@ def test_the_command_writes_the_sound_paths_and_a_copy_without_the_others(
     assert cli.main(["verify", str(root.parent / "copy"), "--processes", "1"]) == 0
 
 
+def test_images_beside_the_classes_are_left_out_as_image_folder_does(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for path in (tmp_path / "bad.jpg", tmp_path / "a" / "bad.jpg"):
+        path.write_bytes(b"no image")
+    assert kinds_of(verify(tmp_path, processes=1)) == {str(tmp_path / "a" / "bad.jpg"): "foreign"}
+
+
 def test_images_of_other_kinds_are_sound(tmp_path: Path) -> None:
     for name, format in (("a.png", "PNG"), ("b.webp", "WEBP"), ("c.JPEG", "JPEG"), ("e.jpg", "MPO")):
         (tmp_path / name).write_bytes(encoded(BLANK, format))

@@ -71,44 +71,40 @@ DATASETS: dict[str, Callable[[str, Any], Any]] = {"OwnDataset": OwnDataset, "Hug
 """Functions that create a dataset from the root of an ImageFolder and a transform."""
 
 
-def torch_loader(config: BenchConfig, added: str = "") -> Loops:
-    """torch's DataLoader, with torchvision transforms in the workers."""
+def torch_loader(config: BenchConfig) -> Loops:
     pin_memory = config.on_gpu and not config.use_defaults
-    return loop_forever(config, StockLoader(samples(config, added), pin_memory=pin_memory, **loader_arguments(config)))
-
-
-def path_to_array(path: str) -> Any:
-    return np.frombuffer(path.encode(), np.uint8)
+    return loop_forever(config, StockLoader(samples(config), pin_memory=pin_memory, **loader_arguments(config)))
 
 
 def upstream_proxy(config: BenchConfig) -> Loops:
-    """DALI's own proxy. Workers send paths, and DALI reads the files."""
     pipeline = dali_pipeline(config, lambda: [fn.io.file.read(fn.external_source(name="images", no_copy=True))])
     server = proxy.DALIServer(pipeline)
     server.start_thread()
-    dataset = repeat_dataset(config, ImageFolder(config.root, server.proxy, loader=path_to_array))
+    dataset = repeat_dataset(config, ImageFolder(config.root, server.proxy, loader=_path_to_array))
     return loop_forever(config, proxy.DataLoader(server, dataset, **loader_arguments(config)))
 
 
-def proxyloader(config: BenchConfig, added: str = "") -> Loops:
-    """proxyloader.DataLoader."""
+def _path_to_array(path: str) -> Any:
+    return np.frombuffer(path.encode(), np.uint8)
+
+
+def proxyloader(config: BenchConfig) -> Loops:
     threads, load = ("auto" if value is None else value for value in config.tuning[1:])
     options: dict[str, Any] = {"device": config.device, "num_threads": threads, "hw_decoder_load": load}
     options |= loader_arguments(config) | config.format
-    return loop_forever(config, DataLoader(samples(config, added), **options))
+    return loop_forever(config, DataLoader(samples(config), **options))
 
 
 def synthetic(config: BenchConfig) -> Loops:
-    """The same random batch in every step, to measure the model alone."""
     images = torch.randn(config.batch_size, 3, CROP_PX, CROP_PX)
     batch = to_device(config, (images, torch.randint(1000, (config.batch_size,))))
     return loop_forever(config, [batch] * math.ceil(config.images * config.passes / config.batch_size))
 
 
-def samples(config: BenchConfig, added: str) -> Any:
-    """Return an ImageFolder with an optional augmentation, or one of ``DATASETS``."""
-    make = DATASETS.get(added, ImageFolder)
-    return repeat_dataset(config, make(config.root, make_transform("" if added in DATASETS else added)))
+def samples(config: BenchConfig) -> Any:
+    """Return one of ``DATASETS``, or an ImageFolder with an optional augmentation."""
+    make, augmentation = (DATASETS[config.added], "") if config.added in DATASETS else (ImageFolder, config.added)
+    return repeat_dataset(config, make(config.root, make_transform(augmentation)))
 
 
 def repeat_dataset(config: BenchConfig, dataset: Any) -> Any:
@@ -137,15 +133,9 @@ def loop_forever(config: BenchConfig, loader: Any) -> Loops:
         yield (to_device(config, batch) for batch in loader)
 
 
-def nvidia_example(config: BenchConfig) -> Loops:
-    """DALI's file reader and iterator, with the graph of NVIDIA's ImageNet example, which decodes only crops."""
-    return iterator(config, is_example=True)
-
-
-def iterator(config: BenchConfig, is_example: bool = False) -> Loops:
-    """DALI's file reader and DALIClassificationIterator, as in examples/dali_iterator.py."""
+def iterator(config: BenchConfig) -> Loops:
     files: dict[str, Any] = {"file_root": config.root, "random_shuffle": True, "pad_last_batch": True}
-    pipeline = dali_pipeline(config, lambda: fn.readers.file(name="Reader", **files), is_example)
+    pipeline = dali_pipeline(config, lambda: fn.readers.file(name="Reader", **files))
     policy = LastBatchPolicy.PARTIAL
     batches = DALIClassificationIterator(pipeline, reader_name="Reader", auto_reset=True, last_batch_policy=policy)
     while True:
@@ -153,18 +143,18 @@ def iterator(config: BenchConfig, is_example: bool = False) -> Loops:
         yield (to_device(config, batch) for (batch,) in passes)
 
 
-def dali_pipeline(config: BenchConfig, source: Callable[[], Any], is_example: bool = False) -> Any:
-    """Return a typical pipeline that is equivalent to the transform."""
-    load = config.tuning.hw_decoder_load if config.on_gpu else None
+def dali_pipeline(config: BenchConfig, source: Callable[[], Any]) -> Any:
+    """Return a typical pipeline that is equivalent to the transform, or that of NVIDIA's example."""
     decoder: dict[str, Any] = {"device": "mixed" if config.on_gpu else "cpu", "output_type": types.RGB}
-    decoder |= {} if load is None else {"hw_decoder_load": load}
+    if config.on_gpu and config.tuning.hw_decoder_load is not None:
+        decoder["hw_decoder_load"] = config.tuning.hw_decoder_load
     prefetch = {} if config.use_defaults else {"exec_dynamic": True, "prefetch_queue_depth": PREFETCH_BATCHES}
     resources = {"num_threads": config.tuning.threads or usable_cores(), "device_id": 0 if config.on_gpu else None}
 
     @pipeline_def(batch_size=config.batch_size, **resources, **prefetch)  # type: ignore[untyped-decorator,unused-ignore]
     def graph() -> Any:
         encoded, *labels = source()
-        if is_example:
+        if config.case == NVIDIA:
             decoder.update(EXAMPLE | (EXAMPLE_MEMORY if config.on_gpu else {}))
             images = fn.decoders.image_random_crop(encoded, **decoder)
             images = fn.resize(images, resize_x=CROP_PX, resize_y=CROP_PX, interp_type=types.INTERP_TRIANGULAR)
@@ -188,41 +178,24 @@ class Case(NamedTuple):
     """A way to load the images, and the fields of ``Tuning`` that it supports. If it prefetches, it prepares batches of
     the next loop before that starts."""
 
-    loops: Callable[..., Loops]
+    loops: Callable[[BenchConfig], Loops]
+    description: str
     tuned: tuple[str, ...] = ()
     prefetches: bool = False
 
 
-OURS = "proxyloader"
-DALI_SETTINGS = ("threads", "hw_decoder_load")
+OURS, NVIDIA = "proxyloader", "nvidia-example"
+DALI = ("threads", "hw_decoder_load")
+CROPS_ONLY = "DALI's file reader and iterator, with the graph of NVIDIA's ImageNet example, which decodes only crops"
 
 CASES = {
-    "torch": Case(torch_loader, ("workers",)),
-    "upstream-proxy": Case(upstream_proxy, ("workers", *DALI_SETTINGS)),
-    "nvidia-example": Case(nvidia_example, DALI_SETTINGS, prefetches=True),
-    "iterator": Case(iterator, DALI_SETTINGS, prefetches=True),
-    OURS: Case(proxyloader, ("workers", *DALI_SETTINGS), prefetches=True),
-    "synthetic": Case(synthetic),
+    "torch": Case(torch_loader, "torch's DataLoader, with torchvision transforms in the workers", ("workers",)),
+    "upstream-proxy": Case(upstream_proxy, "DALI's own proxy; DALI reads the files", ("workers", *DALI)),
+    NVIDIA: Case(iterator, CROPS_ONLY, DALI, prefetches=True),
+    "iterator": Case(
+        iterator, "DALI's file reader and iterator, as in examples/dali_iterator.py", DALI, prefetches=True
+    ),
+    OURS: Case(proxyloader, "proxyloader.DataLoader", ("workers", *DALI), prefetches=True),
+    "synthetic": Case(synthetic, "the same random batch in every step, to measure the model alone"),
 }
 """Cases by name, in the order of the report."""
-
-ADDED_SEPARATOR = " + "  # between a case and an added augmentation or dataset
-DEFAULTS_SUFFIX = ", by default"  # of a case that uses default settings where possible
-
-
-def case_names(config: BenchConfig) -> list[str]:
-    names = [name for name in CASES if name != "synthetic" or config.model != "none"]
-    return names + [name + ADDED_SEPARATOR + added for added in config.added for name in ("torch", OURS)]
-
-
-def default_names(names: list[str]) -> list[str]:
-    """Return the names of the variants with default settings, for cases that have defaults."""
-    return [name + DEFAULTS_SUFFIX for name in names if "threads" in find_case(name).tuned]
-
-
-def find_case(name: str) -> Case:
-    return CASES[name.removesuffix(DEFAULTS_SUFFIX).split(ADDED_SEPARATOR)[0]]
-
-
-def make_loops(name: str, config: BenchConfig) -> Loops:
-    return find_case(name).loops(config, *name.removesuffix(DEFAULTS_SUFFIX).split(ADDED_SEPARATOR)[1:])

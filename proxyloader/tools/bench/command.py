@@ -8,10 +8,7 @@ import json
 import math
 import os
 import shlex
-import statistics
 import sys
-import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,62 +23,56 @@ from torchvision.datasets import ImageFolder
 from ..._cores import usable_cores
 from ...make_dataset import make_dataset
 from ..files import check_can_be_written, photograph_folder
-from .cases import ADDED_SEPARATOR, CASES, DEFAULTS_SUFFIX, OURS, case_names, default_names, find_case
-from .config import SIZES, BenchConfig, Tuning, machine
+from . import SIZES
+from .cases import CASES, OURS
+from .config import BenchConfig, Tuning, machine
 from .runner import Outcome, Ranges, run, run_first_epochs, tune
 
 FIRST_EPOCHS = 3
 COUNTS = (4, 8, 16)  # of workers or threads to try, in addition to all, half and a quarter of the cores
 MIN_BATCHES = 4  # per loop
 METHOD = 3  # version of the measurement; benchmarks/README.md describes the differences
-UNRECORDED = ("root", "tuning", "use_defaults", "persistent_workers")  # omitted settings
+RECORDED = ("images", "passes", "batch_size", "device", "dtype", "channels_last", "model")  # settings
 
 Record = dict[str, Any]
 
 
 def bench(**options: Any) -> int:
     """Run the cases, print the results and append the record, or list the cases. Return the exit status."""
-    args, console = argparse.Namespace(**options), Console(highlight=False)
+    args = argparse.Namespace(**options)
+    # Off a terminal, rich would cut the table at 80 columns.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 240)
     if args.list:
         for name, case in CASES.items():
-            console.print(f"[bold]{name}[/bold]: {(case.loops.__doc__ or '').splitlines()[0]}")
+            console.print(f"[bold]{name}[/bold]: {case.description}")
         return 0
-    config = make_config(args)
-    ranges = make_ranges(args, config)
-    names = _select(case_names(config), args.only)
+    base = make_config(args)
+    configs, ranges = make_cases(args, base), make_ranges(args, base)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_can_be_written(args.out)
     console.print(", ".join(f"{name}: {value}" for name, value in machine().items()))
-    for warning in find_problems(config):
-        console.print(f"[bold yellow]! {warning}")
+    warn_of_problems(console, base)
     if not args.data:
-        make_dataset(config.root, images=config.images, **SIZES[config.size])
-    begin = time.monotonic()
+        make_dataset(base.root, images=base.images, **SIZES[args.size])
 
-    def log(line: str) -> None:
-        console.print(f"{time.monotonic() - begin:6.0f} s  {line}", markup=False, soft_wrap=True)
-
-    def default_config(name: str, **changed: Any) -> BenchConfig:
-        workers = ranges["workers"][-1] if "workers" in find_case(name).tuned else None
+    def by_default(config: BenchConfig, **changed: Any) -> BenchConfig:
+        workers = ranges["workers"][-1] if "workers" in CASES[config.case].tuned else None
         return replace(config, use_defaults=True, tuning=Tuning(workers), **changed)
 
     if args.first_epochs:
-        for path, _ in ImageFolder(config.root).samples:
+        for path, _ in ImageFolder(base.root).samples:
             Path(path).read_bytes()  # into the page cache
-        settings = {name: default_config(name, persistent_workers=False) for name in names}
-        outcomes = run_first_epochs(settings, args.rounds, FIRST_EPOCHS, log)
+        configs = [by_default(config, persistent_workers=False) for config in configs]
+        outcomes = run_first_epochs(configs, args.rounds, FIRST_EPOCHS)
     else:
-        tuned = {name: tune(config, name, ranges, log) for name in names}
-        settings = {name: replace(config, tuning=tuning) for name, (tuning, _) in tuned.items()}
-        outcomes = run(settings, args.rounds, args.seconds, log)
-        for name, (_, trials) in tuned.items():
-            outcomes[name] |= {"trials": trials} if trials else {}
+        tuned = {config: tune(config, ranges) for config in configs}
+        outcomes = run([replace(config, tuning=best) for config, (best, _) in tuned.items()], args.rounds, args.seconds)
+        for config, (_, trials) in tuned.items():
+            outcomes[config.name] |= {"trials": trials} if trials else {}
         # The defaults run later, as the JPEG engines lack the memory for all cases at once.
-        settings = {name: default_config(name) for name in default_names(names)}
-        outcomes |= run(settings, args.rounds, args.seconds, log)
-    record = make_record(config, ranges, outcomes, shlex.join(["proxyloader", *sys.argv[1:]]))
-    if args.first_epochs:
-        record |= {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"}
+        with_defaults = [by_default(config) for config in configs if "threads" in CASES[config.case].tuned]
+        outcomes |= run(with_defaults, args.rounds, args.seconds)
+    record = make_record(args, base, ranges, outcomes)
     with args.out.open("a") as file:
         file.write(json.dumps(record) + "\n")
     console.print(make_table(record))
@@ -91,15 +82,8 @@ def bench(**options: Any) -> int:
     return 1 if OURS in failed or len(failed) == len(outcomes) else 0
 
 
-def _select(names: list[str], only: list[str] | None) -> list[str]:
-    """Return the cases in ``only``, and those that add an augmentation or dataset to them."""
-    if unknown := [name for name in only or () if name not in names]:
-        raise ValueError(f"no case {unknown[0]!r} with these options, only {', '.join(map(repr, names))}")
-    return [name for name in names if not only or name in only or name.split(ADDED_SEPARATOR)[0] in only]
-
-
 def make_config(args: argparse.Namespace) -> BenchConfig:
-    """Return the settings, with the defaults for this machine. Raise ValueError if options contradict each other."""
+    """Return the settings of all cases, with the defaults for this machine. ValueError: options contradict."""
     if args.data and (args.images or args.size != "imagenet"):
         raise ValueError("--images and --size cannot be used with --data")
     if args.out.suffix != ".jsonl":
@@ -115,81 +99,67 @@ def make_config(args: argparse.Namespace) -> BenchConfig:
         raise ValueError(f"--batch-size {batch_size} is larger than the number of images, {images}")
     return BenchConfig(
         root=str(args.data or photograph_folder(f"bench-{args.size}", images)),
-        size="" if args.data else args.size,
         images=images,
         passes=1 if args.first_epochs else args.passes or (6 if on_gpu else 1),
         batch_size=batch_size,
         device=device,
         dtype=args.dtype,
         channels_last=args.channels_last,
-        added=(*args.augment, *args.datasets),
         model=args.model,
     )
 
 
-def make_ranges(args: argparse.Namespace, config: BenchConfig) -> Ranges:
+def make_cases(args: argparse.Namespace, base: BenchConfig) -> list[BenchConfig]:
+    """Return the cases in ``args.only``, and those that add an augmentation or dataset to them."""
+    configs = [replace(base, case=case) for case in CASES if case != "synthetic" or args.model != "none"]
+    added = (*args.augment, *args.datasets)
+    configs += [replace(base, case=case, added=name) for name in added for case in ("torch", OURS)]
+    names, only = [config.name for config in configs], args.only or list(CASES)
+    if unknown := [name for name in args.only or () if name not in names]:
+        raise ValueError(f"no case {unknown[0]!r} with these options, only {', '.join(map(repr, names))}")
+    return [config for config in configs if config.name in only or config.case in only]
+
+
+def make_ranges(args: argparse.Namespace, base: BenchConfig) -> Ranges:
     """Return the values to try, with the defaults for this machine."""
     cores = usable_cores()
     counts = {max(1, cores // 4), max(1, cores // 2), cores, *(n for n in COUNTS if n <= cores)}
-    threads = counts if config.on_gpu else counts | {cores + 1}
+    threads = counts if base.on_gpu else counts | {cores + 1}
     ranges = {"workers": args.workers or counts, "threads": args.threads or threads}
     return {name: sorted(set(values)) for name, values in (ranges | {"hw_decoder_load": args.hw_decoder_load}).items()}
 
 
-def find_problems(config: BenchConfig) -> list[str]:
-    """Return a sentence for each reason why the measurements are unreliable."""
-    cores, load, problems = usable_cores(), os.getloadavg()[0], []
+def warn_of_problems(console: Console, base: BenchConfig) -> None:
+    """Print why measurements with these settings are unreliable."""
+    load, cores, batches = os.getloadavg()[0], usable_cores(), math.ceil(base.images * base.passes / base.batch_size)
     if load > 0.5 * cores:
-        problems.append(f"Other processes are running (load {load:.1f} on {cores} cores).")
-    batches = math.ceil(config.images * config.passes / config.batch_size)
+        console.print(f"[bold yellow]! Other processes are running (load {load:.1f} on {cores} cores).")
     if batches < MIN_BATCHES:
-        problems.append(
-            f"A loop has {batches} batches. DALI prepares some of them before the loop starts, so short loops "
-            "overstate its speed. Use more --passes or --images, or a smaller --batch-size."
+        console.print(
+            f"[bold yellow]! A loop has {batches} batches. DALI prepares some of them before the loop starts, so short "
+            "loops overstate its speed. Use more --passes or --images, or a smaller --batch-size."
         )
-    return problems
 
 
 # --- the record ---
 
 
-def make_record(config: BenchConfig, ranges: Ranges, outcomes: Mapping[str, Outcome], command: str) -> Record:
+def make_record(args: argparse.Namespace, base: BenchConfig, ranges: Ranges, outcomes: dict[str, Outcome]) -> Record:
     """Return a record, a line of a results file."""
+    first = {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"} if args.first_epochs else {}
     return {
         "date": datetime.date.today().isoformat(),
         "benchmark": "bench",
         "method": METHOD,
-        "command": command,
+        "command": shlex.join(["proxyloader", *sys.argv[1:]]),
         "machine": machine(),
-        **{name: value for name, value in asdict(config).items() if name not in UNRECORDED},
+        **{name: value for name, value in asdict(base).items() if name in RECORDED},
+        "added": [*args.augment, *args.datasets],
+        "size": "" if args.data else args.size,
         **ranges,
-        "cases": {name: _summary(outcome) for name, outcome in outcomes.items()},
+        "cases": outcomes,
+        **first,
     }
-
-
-def _summary(outcome: Outcome) -> dict[str, Any]:
-    summary = {**outcome, "tuning": outcome["tuning"]._asdict()}
-    if rounds := summary.pop("rounds", None):
-        summary |= _medians(rounds)
-    if "epochs" in summary:
-        summary["epochs"] = [_medians(rounds) for rounds in zip(*summary["epochs"])]
-    return summary
-
-
-def _medians(rounds: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Return the median of each metric, the maximum of ``wait_ms_max``, and the speeds of all rounds."""
-    summary: dict[str, Any] = {"images_per_s_rounds": [round(figures["images_per_s"], 1) for figures in rounds]}
-    for name in rounds[0]:
-        reduce = max if name == "wait_ms_max" else statistics.median
-        summary[name] = round(reduce(figures[name] for figures in rounds), 3)
-    return summary
-
-
-def relative_speed(record: Record, name: str) -> float | None:
-    """Return our speed relative to another case, both tuned or both with defaults."""
-    ours = OURS + DEFAULTS_SUFFIX if name.endswith(DEFAULTS_SUFFIX) else OURS
-    speeds = [record["cases"].get(case, {}).get("images_per_s") for case in (ours, name)]
-    return speeds[0] / speeds[1] if all(speeds) and name != ours else None
 
 
 COLUMNS = {
@@ -202,17 +172,18 @@ COLUMNS = {
 
 def make_table(record: Record) -> Table:
     title = f"{_title(record)}: {record['images']:,} images, batch {record['batch_size']}, model {record['model']}"
-    table = Table(title=title, box=SIMPLE_HEAD)
-    table.add_column("case", min_width=max(len(word) for name in record["cases"] for word in name.split()))
+    table, cases = Table(title=title, box=SIMPLE_HEAD), record["cases"]
+    table.add_column("case", min_width=max(len(word) for name in cases for word in name.split()))
     for column in (*COLUMNS, "lowest - highest", "proxyloader is", "setting"):
         table.add_column(column, justify="right", overflow="fold")
-    for name, case in record["cases"].items():
+    for name, case in cases.items():
         cells = []
         for key, spec in (column.split(":") for column in COLUMNS.values()):
             cells.append(", ".join(format(run[key], spec) for run in case.get("epochs", [case]) if key in run))
-        speeds, ratio = case.get("images_per_s_rounds"), relative_speed(record, name)
+        speeds, ours = case.get("images_per_s_rounds"), OURS + ", by default" * name.endswith(", by default")
         cells.append(f"{min(speeds):,.0f} - {max(speeds):,.0f}" if speeds else "")
-        cells.append(f"{ratio:.2f} times" if ratio else "")
+        speed, our_speed = (cases.get(each, {}).get("images_per_s") for each in (name, ours))
+        cells.append(f"{our_speed / speed:.2f} times" if speed and our_speed and name != ours else "")
         table.add_row(name, *cells, case.get("failure") or str(Tuning(**case["tuning"])))
     return table
 

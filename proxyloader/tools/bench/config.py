@@ -14,33 +14,17 @@ from torchvision import transforms
 
 from ... import __version__
 from ..._cores import usable_cores
+from . import AUGMENTATIONS
 
 CROP_PX = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-AUGMENTATIONS: dict[str, Any] = {
-    "ColorJitter": transforms.ColorJitter(0.4, 0.4, 0.4, 0.1),
-    "RandAugment": transforms.RandAugment(),
-    "TrivialAugmentWide": transforms.TrivialAugmentWide(),
-    "AutoAugment": transforms.AutoAugment(),
-    "AugMix": transforms.AugMix(),
-}
 
 
 def make_transform(augmentation: str = "", crop_px: int = CROP_PX) -> transforms.Compose:
     """Return the transform of the benchmark, with an optional augmentation after the flip."""
     random = [transforms.RandomResizedCrop(crop_px), transforms.RandomHorizontalFlip()]
-    random += [AUGMENTATIONS[augmentation]] if augmentation else []
+    random += [getattr(transforms, augmentation)(*AUGMENTATIONS[augmentation])] if augmentation else []
     return transforms.Compose([*random, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-
-
-SIZES: dict[str, dict[str, Any]] = {
-    "thumbnails": {"size": (96, 96)},
-    "imagenet": {"size": (500, 375)},
-    "web": {"size": (500, 375), "progressive": 0.2},
-    "camera": {"size": (3000, 2000)},
-}
-"""Arguments of ``make_dataset``."""
 
 
 class Tuning(NamedTuple):
@@ -56,16 +40,17 @@ class Tuning(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Settings of a benchmark. Cases differ only in the tuning.
+    """Settings of a case. In a benchmark, cases differ only in the last five.
 
     Attributes:
         root: root of an ImageFolder with ``images`` images.
-        size: size of the synthetic photographs, a key of ``SIZES``; "" for the user's images.
         passes: number of passes over the images per loop, to amortize its startup as in a long epoch.
         device: "cuda" or "cpu".
-        use_defaults: whether to omit arguments that have a default, except those of the data and its format.
-        added: augmentations and datasets; each adds a case for torch's loader and one for ours.
         model: torchvision model to train on the batches; "none" to only load them.
+        case: what loads the images, a key of ``CASES``.
+        added: augmentation or dataset of the case, or "".
+        use_defaults: whether to omit arguments that have a default, except those of the data and its format.
+        persistent_workers: False to measure first epochs, always with defaults.
     """
 
     root: str
@@ -73,14 +58,19 @@ class BenchConfig:
     passes: int
     batch_size: int
     device: str
+    dtype: str = "float32"
+    channels_last: bool = False
+    model: str = "none"
+    case: str = "torch"
+    added: str = ""
     tuning: Tuning = Tuning()  # noqa: RUF009  it is a tuple
     use_defaults: bool = False
     persistent_workers: bool = True
-    dtype: str = "float32"
-    channels_last: bool = False
-    added: tuple[str, ...] = ()
-    model: str = "none"
-    size: str = "imagenet"
+
+    @property
+    def name(self) -> str:
+        suffix = ", by default" if self.use_defaults and self.persistent_workers else ""
+        return self.case + (f" + {self.added}" if self.added else "") + suffix
 
     @property
     def on_gpu(self) -> bool:

@@ -6,12 +6,11 @@ other numbers of workers with the best combination.
 
 from __future__ import annotations
 
-import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -24,25 +23,30 @@ import torch
 import torchvision
 
 from ..processes import block_sigint, cpu_seconds
-from .cases import CASES, OURS, Loops, find_case, make_loops
+from .cases import CASES, OURS, Loops
 from .config import BenchConfig, Tuning
 
 TIMEOUT_S = 1800  # of a request to a process
 TRIAL_BATCHES_PER_WORKER = 4  # in a loop of a trial, for the largest number of workers
-MIN_TRIAL_S, MAX_TRIAL_S = 1.5, 5.0  # a longer first loop is interrupted, and its speed until then counts
+MIN_TRIAL_S = 1.5
 
 Ranges = dict[str, list[Any]]
 """Values to try for each field of ``Tuning``, in ascending order."""
 
 Figures = dict[str, float]
-Log = Callable[[str], None]
 Outcome = dict[str, Any]
-"""``tuning`` of a case; ``first_batch_s`` and ``rounds``, or ``epochs`` of each round; ``failure`` if it failed."""
+"""``tuning`` of a case; medians of its rounds and ``first_batch_s``, or of its ``epochs``; ``failure`` if it failed."""
+
+_start_s = time.monotonic()
 
 
-def tune(config: BenchConfig, name: str, ranges: Ranges, log: Log) -> tuple[Tuning, list[dict[str, Any]]]:
+def log(line: str) -> None:
+    print(f"{time.monotonic() - _start_s:6.0f} s  {line}", flush=True)
+
+
+def tune(config: BenchConfig, ranges: Ranges) -> tuple[Tuning, list[dict[str, Any]]]:
     """Return the fastest tuning of a case, and the results of all trials."""
-    known = {*find_case(name).tuned} - (set() if config.on_gpu else {"hw_decoder_load"})
+    known = {*CASES[config.case].tuned} - (set() if config.on_gpu else {"hw_decoder_load"})
     workers, threads, loads = (values if key in known else [None] for key, values in ranges.items())
     batches = TRIAL_BATCHES_PER_WORKER * max(1, *ranges["workers"])
     config = replace(config, passes=min(config.passes, -(-batches * config.batch_size // config.images)))
@@ -52,56 +56,55 @@ def tune(config: BenchConfig, name: str, ranges: Ranges, log: Log) -> tuple[Tuni
 
     trials: dict[Tuning, dict[str, Any]] = {}
     while untried := [tuning for tuning in tunings if tuning not in trials]:
-        trials |= run_trials(name, [replace(config, tuning=tuning) for tuning in untried], log)
+        for tuning in untried:
+            log(f"trial of {config.name} ({tuning})")
+            (outcome,) = run([replace(config, tuning=tuning)], 1, MIN_TRIAL_S).values()
+            trials[tuning] = {key: outcome[key] for key in ("images_per_s", "failure") if key in outcome}
         best = max(trials, key=lambda tuning: trials[tuning].get("images_per_s", 0.0))
         tunings = [best._replace(workers=count) for count in workers]
     return best, [tuning._asdict() | figures for tuning, figures in trials.items()]
 
 
-def run_trials(name: str, settings: Sequence[BenchConfig], log: Log) -> dict[Tuning, dict[str, Any]]:
-    """Measure a case with each config. Return the speed or the failure of each."""
-    trials: dict[Tuning, dict[str, Any]] = {config.tuning: {} for config in settings}
-    with start_processes(trials) as processes:
-        for config in settings:
-            process, trial = processes[config.tuning], trials[config.tuning]
-            with catch_failure(f"trial of {name} ({config.tuning})", trial, log):
-                figures: Figures = process.ask(begin, name, config, MAX_TRIAL_S)
-                was_cut, speed = "was_cut" in figures, figures["images_per_s_after_first_batch"]
-                speed = speed if was_cut else process.ask(measure, MIN_TRIAL_S)["images_per_s"]
-                log(f"trial of {name} ({config.tuning}): {speed:,.0f} images/s")
-                trial |= {"images_per_s": round(speed, 1), "was_cut": was_cut}
-            process.end()  # frees its JPEG engine memory
-    return trials
-
-
-def run(settings: Mapping[str, BenchConfig], rounds: int, seconds: float, log: Log) -> dict[str, Outcome]:
+def run(configs: list[BenchConfig], rounds: int, seconds: float) -> dict[str, Outcome]:
     """Measure whole loops of each case, for at least ``seconds`` per round. Return the outcomes by name."""
-    outcomes: dict[str, Outcome] = {name: {"tuning": config.tuning, "rounds": []} for name, config in settings.items()}
-    with start_processes(settings) as processes:
-        for name, outcome in outcomes.items():
-            with catch_failure(name, outcome, log):
-                outcome["first_batch_s"] = processes[name].ask(begin, name, settings[name])["first_batch_s"]
-                log(f"{name} ({outcome['tuning']}): first batch after {outcome['first_batch_s']:.1f} s")
+    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning._asdict()} for config in configs}
+    results: dict[str, list[Figures]] = {name: [] for name in outcomes}
+    with start_processes(outcomes) as processes:
+        for config, (name, outcome) in zip(configs, outcomes.items()):
+            with catch_failure(name, outcome):
+                outcome["first_batch_s"] = round(processes[name].ask(begin, config)["first_batch_s"], 3)
+                log(f"{name} ({config.tuning}): first batch after {outcome['first_batch_s']:.1f} s")
         for number, (name, outcome) in product(range(1, rounds + 1), outcomes.items()):
             if "failure" not in outcome:
-                with catch_failure(name, outcome, log):
-                    outcome["rounds"].append(processes[name].ask(measure, seconds))
-                    log(f"round {number} of {name}: {outcome['rounds'][-1]['images_per_s']:,.0f} images/s")
-    return outcomes
+                with catch_failure(name, outcome):
+                    results[name].append(processes[name].ask(measure, seconds))
+                    log(f"round {number} of {name}: {results[name][-1]['images_per_s']:,.0f} images/s")
+    return {name: outcome | medians(results[name]) for name, outcome in outcomes.items()}
 
 
-def run_first_epochs(settings: Mapping[str, BenchConfig], rounds: int, epochs: int, log: Log) -> dict[str, Outcome]:
+def run_first_epochs(configs: list[BenchConfig], rounds: int, epochs: int) -> dict[str, Outcome]:
     """Measure the first epochs of each case, in a new process per round."""
-    outcomes: dict[str, Outcome] = {name: {"tuning": config.tuning, "epochs": []} for name, config in settings.items()}
-    for name, outcome in rounds * [*outcomes.items()]:
+    outcomes: dict[str, Outcome] = {config.name: {"tuning": config.tuning._asdict()} for config in configs}
+    results: dict[str, list[list[Figures]]] = {name: [] for name in outcomes}
+    for config, (name, outcome) in rounds * [*zip(configs, outcomes.items())]:
         if "failure" not in outcome:
-            with start_processes([name]) as processes, catch_failure(name, outcome, log):
+            with start_processes([name]) as processes, catch_failure(name, outcome):
                 process = processes[name]
-                results = [process.ask(begin, name, settings[name]), *(process.ask(loop) for _ in range(1, epochs))]
-                outcome["epochs"].append(results)
-                speeds = ", ".join(f"{figures['images_per_s']:,.0f}" for figures in results)
+                results[name].append([process.ask(begin, config), *(process.ask(loop) for _ in range(1, epochs))])
+                speeds = ", ".join(f"{figures['images_per_s']:,.0f}" for figures in results[name][-1])
                 log(f"{name}: {speeds} images/s in epochs 1 to {epochs}")
-    return outcomes
+    return {name: outcome | {"epochs": [*map(medians, zip(*results[name]))]} for name, outcome in outcomes.items()}
+
+
+def medians(rounds: Sequence[Figures]) -> dict[str, Any]:
+    """Return the median of each metric, the maximum of ``wait_ms_max``, and the speeds of all rounds."""
+    summary: dict[str, Any] = {}
+    for name in rounds[0] if rounds else ():
+        values = [figures[name] for figures in rounds]
+        summary[name] = round(max(values) if name == "wait_ms_max" else statistics.median(values), 3)
+        if name == "images_per_s":
+            summary["images_per_s_rounds"] = [round(value, 1) for value in values]
+    return summary
 
 
 class CaseError(Exception):
@@ -109,7 +112,7 @@ class CaseError(Exception):
 
 
 @contextmanager
-def catch_failure(name: str, outcome: Outcome, log: Log) -> Iterator[None]:
+def catch_failure(name: str, outcome: Outcome) -> Iterator[None]:
     """Record and log a CaseError."""
     try:
         yield
@@ -163,7 +166,7 @@ def start_processes(keys: Iterable[Any]) -> Iterator[dict[Any, CaseProcess]]:
 
 # --- in the process of a case -----------------------------------------------------------------------------------------
 
-_name = ""
+_config: BenchConfig
 _loops: Loops = iter(())
 _train_step: Callable[[Any], None] | None = None
 
@@ -173,42 +176,39 @@ def _prepare(start_method: str) -> None:
     multiprocessing.set_start_method(start_method, force=True)
 
 
-def begin(name: str, config: BenchConfig, limit_s: float = math.inf) -> Figures:
+def begin(config: BenchConfig) -> Figures:
     """Build the loader, and measure its first loop, including the time to build it. See ``loop``."""
-    global _name, _loops, _train_step
-    if config.use_defaults and find_case(name) is not CASES[OURS]:
+    global _config, _loops, _train_step
+    if config.use_defaults and config.case != OURS:
         # This package sets it on import. Users of other loaders do not import it.
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     torch.ones(1, device=config.device)  # starts CUDA
     _train_step = None if config.model == "none" else _make_train_step(config)
-    started, _name, _loops = time.perf_counter(), name, make_loops(name, config)
-    return loop(limit_s, started)
+    started, _config, _loops = time.perf_counter(), config, CASES[config.case].loops(config)
+    return loop(started)
 
 
-def loop(limit_s: float = math.inf, started: float | None = None) -> Figures:
-    """Measure one loop, for at most ``limit_s`` after its first batch."""
+def loop(started: float | None = None) -> Figures:
+    """Measure one loop."""
     started = started or time.perf_counter()
     batches = iter(next(_loops))  # starts the workers
     images = first_images = _consume(next(batches))
     _wait_for_gpu()
-    first, was_cut = time.perf_counter(), False
-    while not was_cut and (batch := next(batches, None)) is not None:
-        images += _consume(batch)
-        was_cut = time.perf_counter() - first > limit_s
+    first = time.perf_counter()
+    images += sum(map(_consume, batches))
     _wait_for_gpu()
     end = time.perf_counter()
     return {
         "first_batch_s": first - started,
         "images_per_s": images / (end - started),
         "images_per_s_after_first_batch": (images - first_images) / (end - first),
-        **({"was_cut": True} if was_cut else {}),
     }
 
 
 def measure(seconds: float) -> Figures:
     """Measure whole loops for at least ``seconds``. If batches may be prefetched already, first run another loop."""
     waits, pauses, images = list[float](), list[float](), 0
-    if find_case(_name).prefetches:
+    if CASES[_config.case].prefetches:
         loop()
     _wait_for_gpu()
     cpu, loop_cpu, started = cpu_seconds(), time.process_time(), time.perf_counter()
