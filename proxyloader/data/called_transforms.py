@@ -15,15 +15,17 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import ImageError
 from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
+from ..transforms.random_numbers import resized_crop_box
 from ..transforms.registry import COMPOSES, RULES, is_changed, load_timm_rules
 from .deferral import Deferral, active
 from .encoded_image import EncodedImage
-from .lazy_image import create_lazy_image, get_image_path, get_transformed
+from .lazy_image import create_lazy_image, get_image_path, get_transformed, is_lazy
 from .lazy_tensor import (
     LazyTensor,
     create_lazy_output,
@@ -35,15 +37,30 @@ from .lazy_tensor import (
     wrap_values,
 )
 from .recorded import map_leaves
+from .replaced_code import original, replacements, unless_handled
 from .transformed import TransformedImage, pixel_uses
 
 
 def call_patches() -> Iterator[tuple[Any, str, Any]]:
-    """Yield the owner, name and replacement of each ``__call__`` to intercept."""
+    """Yield the owner, name and replacement of each ``__call__`` to intercept, and of the draws of a common crop."""
     if "timm.data.transforms" in sys.modules:
         load_timm_rules()
     for cls in (*RULES, *COMPOSES):
         yield cls, "__call__", _intercept(cls, cls.__call__)
+    get_params = v1.RandomResizedCrop.get_params
+    yield from replacements(get_params, unless_handled(original(get_params), _get_params))
+
+
+def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:
+    """Draw the numbers of ``RandomResizedCrop.get_params`` in a third of its time."""
+    if not is_lazy(img) or torch.get_default_dtype() is not torch.float32:
+        return NotImplemented
+    return _box_sampler(tuple(scale), tuple(ratio))(img.height, img.width)
+
+
+@functools.lru_cache(maxsize=64)
+def _box_sampler(scale: tuple[float, float], ratio: tuple[float, float]) -> Any:
+    return resized_crop_box("v1", scale, ratio)[0]
 
 
 def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:

@@ -268,6 +268,11 @@ def is_lazy(value: Any) -> bool:
     return isinstance(value, Image.Image) and (_IMAGE in value.__dict__ or _FILE in value.__dict__)
 
 
+def is_unread(image: Image.Image) -> bool:
+    """Return whether an image is a file before ``load``."""
+    return _FILE in vars(image)
+
+
 def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
     """Set the content of an undecoded image in place."""
     find_undecoded(image)
