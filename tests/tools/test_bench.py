@@ -74,8 +74,9 @@ WARM = pytest.mark.usefixtures("warm_start")
 @pytest.mark.alone
 @pytest.mark.timeout(300)
 def test_it_measures_plots_and_appends_records(
-    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     out = tmp_path / "new" / "bench.jsonl"
     options = ["bench", "--data", str(photos), *SMALL, *SHORT, "--device", device, "--out", str(out)]
     names = [name for name in NAMES if device == "cuda" or name != "nvidia-example"]
