@@ -17,9 +17,9 @@ from typing import Any, cast
 import torch
 from torch.overrides import TorchFunctionMode
 
+from .deferral import is_materializing
 from .lazy_tensor import SET_DATA, VALUE_METHODS, LazyTensor, is_materialized, to_node
 from .recorded import Node, Operation, can_record, compute_value, flatten, map_leaves, to_meta
-from .deferral import is_materializing
 
 MAX_WRITES = 4096
 """Maximum number of noted writes. Further ones copy the images at once, because a collate_fn may keep its tensor."""

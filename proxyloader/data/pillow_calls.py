@@ -433,7 +433,8 @@ def _record_paste(paste: Callable[..., None]) -> Callable[..., None]:
                     note = _paste(self, canvas, converted, (0, 0) if box is None else box)
                 except Exception:  # Pillow raises its own error
                     note = None
-                transformed = None if note is None else _note(deferral, note, converted, note.again)
+                again = None if note is None else note.again
+                transformed = None if note is None or again is None else _note(deferral, note, converted, again)
                 if transformed is not None:
                     replace_undecoded(self, transformed)
                     return
