@@ -52,7 +52,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:
-    """Draw the numbers of ``RandomResizedCrop.get_params`` in a third of its time."""
+    """Draw the same numbers as ``RandomResizedCrop.get_params``, faster."""
     if not is_lazy(img) or torch.get_default_dtype() is not torch.float32:
         return NotImplemented
     return _box_sampler(tuple(scale), tuple(ratio))(img.height, img.width)

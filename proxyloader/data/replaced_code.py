@@ -16,6 +16,9 @@ from .deferral import recording
 
 log = logging.getLogger(__name__)
 
+PACKAGES = frozenset({"PIL", "torchvision", "torchcodec"})
+"""Packages whose functions are replaced."""
+
 
 def find(*names: str) -> dict[str, Any]:
     """Return the objects with these names, such as "PIL.Image:new". Log the names that the installed versions lack."""
@@ -66,8 +69,9 @@ def replacements(function: Any, hook: Callable[..., Any]) -> Iterator[tuple[Any,
 
 
 def is_plain(function: Any) -> bool:
-    """Return whether the code of a function can be replaced. That of a wrapper by another library cannot."""
-    return isinstance(function, FunctionType) and not function.__closure__
+    """Return whether to replace the code of a function: not if other code has wrapped or replaced the function."""
+    is_plain = isinstance(function, FunctionType) and not function.__closure__
+    return is_plain and function.__module__.partition(".")[0] in PACKAGES
 
 
 def original(function: Any) -> Any:

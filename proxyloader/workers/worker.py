@@ -90,7 +90,8 @@ class PackedDataset(Dataset[Any]):
 
     def _pack(self, request: BatchRequest) -> PackedBatch:
         self._packer.begin_batch()
-        if self._packer.deferral is not None and self._packer.deferral.on_gpu:
+        deferral = self._packer.deferral
+        if deferral is not None and deferral.on_gpu and self.fetcher.worker_info() is not None:
             leave_core()
         fetched = self.fetcher(request)
         self.fetcher.seed_batch(request)
@@ -160,8 +161,9 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
 def leave_core() -> None:
     """Move this thread to another core, if it may use several.
 
-    A GPU interrupts one core for every image that its engines decode, so a worker on this core is up to twice as slow.
-    Batches are returned in order, so all others wait for it, and Linux does not move a thread that never sleeps.
+    A GPU interrupts one core about once per image that its engines decode, and a worker on this core is slower. Linux
+    does not move a worker that never sleeps, and batches are returned in order, so the others would wait for it: see
+    ``benchmarks/results/recording.txt``.
     """
     cores = os.sched_getaffinity(0)
     if others := cores - {ctypes.CDLL(None).sched_getcpu()}:

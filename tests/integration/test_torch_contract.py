@@ -25,6 +25,7 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -128,9 +129,13 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "batches of 5": lambda d: dict(batch_size=5),
     "a batch larger than the dataset": lambda d: dict(batch_size=50),
     "no batches": lambda d: dict(batch_size=None),
+    "no batches, shuffled": lambda d: dict(batch_size=None, shuffle=True),
     "drop_last": lambda d: dict(batch_size=5, drop_last=True),
+    "drop_last of the only batch": lambda d: dict(batch_size=50, drop_last=True),
     "shuffle": lambda d: dict(batch_size=4, shuffle=True),
     "shuffle by a generator": lambda d: dict(batch_size=4, shuffle=True, generator=seeded()),
+    "a generator without shuffle": lambda d: dict(batch_size=4, generator=seeded()),
+    "sequential sampler": lambda d: dict(batch_size=4, sampler=SequentialSampler(d)),
     "random sampler": lambda d: dict(batch_size=4, sampler=RandomSampler(d)),
     "random sampler with replacement": lambda d: dict(sampler=RandomSampler(d, True, 20), batch_size=6),
     "random sampler of a part": lambda d: dict(
@@ -138,6 +143,7 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     ),
     "subset random sampler": lambda d: dict(sampler=SubsetRandomSampler([7, 2, 9, 4]), batch_size=3),
     "weighted sampler": lambda d: dict(sampler=WeightedRandomSampler(list(range(1, 14)), 17), batch_size=4),
+    "distributed sampler": lambda d: dict(sampler=distributed(d), batch_size=3),
     "distributed sampler that drops": lambda d: dict(sampler=distributed(d, drop_last=True), batch_size=3),
     "a list as sampler": lambda d: dict(sampler=[5, 5, 0, 12, 5], batch_size=2),
     "a range as sampler": lambda d: dict(sampler=range(SAMPLES - 1, -1, -1), batch_size=4, drop_last=True),
@@ -157,9 +163,11 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "an empty batch": lambda d: dict(batch_sampler=[[1], [], [2]]),
     "no batch at all": lambda d: dict(batch_sampler=[]),
     "pinned memory": lambda d: dict(batch_size=4, pin_memory=True),
+    "prefetch_factor 1": lambda d: dict(batch_size=2, prefetch_factor=1),
     "prefetch_factor 5": lambda d: dict(batch_size=2, prefetch_factor=5, shuffle=True),
     "persistent workers": lambda d: dict(batch_size=3, persistent_workers=True, shuffle=True),
     "persistent workers, a generator": lambda d: dict(batch_size=3, persistent_workers=True, generator=seeded()),
+    "a context by name": lambda d: dict(batch_size=5, multiprocessing_context="fork"),
     "a context": lambda d: dict(batch_size=5, multiprocessing_context=multiprocessing.get_context("fork")),
     "workers of a forkserver": lambda d: dict(batch_size=4, multiprocessing_context="forkserver", shuffle=True),
     "a worker_init_fn that raises": lambda d: dict(batch_size=5, worker_init_fn=refuse),
@@ -229,18 +237,32 @@ REFUSED: dict[str, dict[str, Any]] = {
     "workers below 0": dict(num_workers=-1),
     "timeout below 0": dict(timeout=-1),
     "prefetch_factor without workers": dict(prefetch_factor=2),
+    "prefetch_factor below 0": dict(prefetch_factor=-2, num_workers=2),
     "persistent without workers": dict(persistent_workers=True),
     "sampler and shuffle": dict(sampler=[1], shuffle=True),
+    "batch_sampler and batch_size": dict(batch_sampler=[[1]], batch_size=2),
+    "batch_sampler and shuffle": dict(batch_sampler=[[1]], shuffle=True),
+    "batch_sampler and sampler": dict(batch_sampler=[[1]], sampler=[1]),
     "batch_sampler and drop_last": dict(batch_sampler=[[1]], drop_last=True),
     "drop_last without batches": dict(batch_size=None, drop_last=True),
+    "batch_size 0": dict(batch_size=0),
+    "batch_size below 0": dict(batch_size=-3),
+    "batch_size True": dict(batch_size=True),
+    "batch_size a float": dict(batch_size=2.5),
     "batch_size a str": dict(batch_size="4"),
+    "drop_last no bool": dict(drop_last=1),
+    "workers a str": dict(num_workers="2"),
+    "workers None": dict(num_workers=None),
+    "timeout None": dict(timeout=None),
     "a context without workers": dict(multiprocessing_context="fork"),
     "no such context": dict(multiprocessing_context="thread", num_workers=1),
+    "a context that is none": dict(multiprocessing_context=3, num_workers=1),
     "an argument that does not exist": dict(batchsize=3),
     # These when iteration begins.
     "timeout without workers": dict(batch_size=None, timeout=1),
     "prefetch_factor 0": dict(batch_size=None, prefetch_factor=0, num_workers=1),
     "sampler 5": dict(batch_size=None, sampler=5),
+    "sampler 5 with a worker": dict(batch_size=None, sampler=5, num_workers=1),
 }
 
 
@@ -391,6 +413,14 @@ def test_after_a_break_a_generator_is_where_torch_leaves_it(root: Path, replacem
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+def test_two_loaders_go_side_by_side(make: Make, workers: int) -> None:
+    def build(loader: Any) -> Any:
+        return loader(make(), 4, num_workers=workers), loader(make(), 3, shuffle=True, num_workers=workers)
+
+    assert_as_torch(build, lambda pair: [list(zip(*pair)), list(zip(*reversed(pair))), torch.get_rng_state()])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_a_loader_can_be_inherited_from(make: Make, workers: int) -> None:
     def walk(base: Any, **arguments: Any) -> Any:
         class Twice(base):  # type: ignore[misc]
@@ -456,10 +486,13 @@ def test_datasets_made_of_datasets_are_loaded_as_by_torch(make: Make, of: Any, s
 
 PLAIN: dict[str, Make] = {
     "a list": lambda: list(range(7)),
+    "a list of lists of several lengths": lambda: [[1], [2, 3], [4]],
     "an empty list": list,
     "a str": lambda: "abcdefg",
+    "a tuple of tuples": lambda: tuple((k, str(k)) for k in range(7)),
     "a dict with numbers as keys": lambda: {k: k * k for k in range(7)},
     "a range": lambda: range(7),
+    "an array": lambda: np.arange(14.0).reshape(7, 2),
     "a tensor": lambda: torch.arange(14).reshape(7, 2),
     "a tensor dataset": lambda: TensorDataset(torch.arange(7), torch.eye(7)),
 }

@@ -8,7 +8,7 @@ import decimal
 import fractions
 import functools
 import time
-from collections import UserDict, defaultdict, deque
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from torchvision.datasets import ImageFolder
 import proxyloader
 
 from ..numbered import spell_dataset
+from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch, epochs, one_epoch, tried, walked
 from ..tiers import by_default
 
@@ -100,9 +101,11 @@ HOLDS: dict[str, Hold] = {
     "the image alone": lambda image, k: image,
     "a tuple": lambda image, k: (image, k),
     "a list": lambda image, k: [image, k],
+    "a tuple of one": lambda image, k: (image,),
     "a dict": lambda image, k: {"image": image, "number": k},
     "nested": lambda image, k: {"a": [image, (k, {"deep": (image, f"name {k}")})], "b": {}},
     "a named tuple": lambda image, k: Pair(image, Pair(k, str(k))),
+    "an ordered dict": lambda image, k: OrderedDict(z=image, a=k),
     "a defaultdict": lambda image, k: defaultdict(list, image=image, number=k),
     "a mapping of one's own": lambda image, k: UserDict(image=image, number=k),
     "a dataclass": Record,
@@ -112,9 +115,11 @@ HOLDS: dict[str, Hold] = {
     "the image twice": lambda image, k: (image, image, k),
     "strings and bytes": lambda image, k: (image, "é" * k, b"\0" * k, ""),
     "numbers": lambda image, k: (image, k, k / 3, k > 2, 2**40 + k),
+    "numbers of mixed types": lambda image, k: (image, k if k % 2 else k / 2),
     "an int beyond 64 bits": lambda image, k: (image, 2**70 + k),
     "a complex number": lambda image, k: (image, complex(k, 1)),
     "numpy scalars": lambda image, k: (image, np.float32(k), np.int16(k), np.bool_(k > 2), np.float64(k / 3)),
+    "numpy strings": lambda image, k: (image, np.str_(k)),
     "arrays": lambda image, k: (image, np.full((2, 3), k, np.uint8), np.array(k), np.arange(4.0)[::-2].copy()),
     "arrays of objects": lambda image, k: (image, np.array([k, None])),
     "structured arrays": lambda image, k: (image, np.array([(k, 0.5)], dtype=[("n", "i4"), ("x", "f8")])),
@@ -136,10 +141,12 @@ HOLDS: dict[str, Hold] = {
         tv_tensors.BoundingBoxes([[k, k, 5, 5]], format="XYXY", canvas_size=(32, 32)),
     ),
     "tensors of several shapes": lambda image, k: (image, torch.zeros(1 + k % 2)),
+    "tensors of several dtypes": lambda image, k: (image, torch.zeros(2, dtype=[torch.int64, torch.float32][k % 2])),
     "None": lambda image, k: (image, None),
     "None instead of a sample": lambda image, k: None,
     "None instead of one sample": lambda image, k: None if k == 4 else (image, k),
     "a str instead of one sample": lambda image, k: "a string" if k == 4 else (image, k),
+    "a number instead of one sample": lambda image, k: k if k == 4 else (image, k),
     "one sample a part too short": lambda image, k: (image,) if k == 4 else (image, k),
     "a tensor instead of one image": lambda image, k: (torch.full((3, 28, 28), 0.3) if k == 4 else image, k),
     "a str instead of one number": lambda image, k: (image, "label" if k == 4 else k),
@@ -147,6 +154,8 @@ HOLDS: dict[str, Hold] = {
     "dicts of several keys": lambda image, k: {"image": image, str(k): k},
     "a set": lambda image, k: (image, {k}),
     "a decimal and a fraction": lambda image, k: (image, decimal.Decimal(k), fractions.Fraction(k, 3)),
+    "a range": lambda image, k: (image, range(k, k + 2)),
+    "a type": lambda image, k: (image, int),
 }
 
 
@@ -159,11 +168,35 @@ def test_samples_hold_what_they_hold_under_torch(make_of: MakeOf, hold: Hold, wo
 
 
 @pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "arguments", [dict(batch_size=4, drop_last=True), dict(batch_size=None)], ids=["batches", "none"]
+)
+@pytest.mark.parametrize(
+    "collate_fn",
+    [lambda samples: tuple(zip(*samples)), deque, lambda samples: list(iter(samples))],
+    ids=["columns", "a deque", "a list"],
+)
+def test_a_collate_fn_gets_what_torchs_gets(make_of: MakeOf, collate_fn: Any, arguments: Any, workers: int) -> None:
+    dataset = make_of(lambda image, k: [(image, k), (k, k)])
+    how = dict(num_workers=workers, **arguments, collate_fn=collate_fn)
+    assert_as_torch(lambda loader: loader(dataset, **how), one_epoch)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
 def test_images_in_samples_are_on_the_device_and_the_rest_is_not(root: Path, workers: int, device: str) -> None:
     dataset = Pictures(str(root), HOLDS["nested"])
     assert_as_torch(lambda loader: loader(dataset, 3, num_workers=workers), device=device)
     loader = proxyloader.DataLoader(Pictures(str(root), HOLDS["a tuple"]), 3, num_workers=workers, device=device)
     assert {(images.device.type, numbers.device.type) for images, numbers in loader} == {(device, "cpu")}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("instead", [None, torch.zeros(3, 30, 28)], ids=["None", "a larger tensor"])
+def test_what_cannot_be_stacked_upon_images_costs_its_batch_alone(root: Path, instead: Any, workers: int) -> None:
+    dataset = Pictures(str(root), lambda image, k: (instead if k == 4 else image, k))
+    found = outcomes(proxyloader.DataLoader(dataset, 2, num_workers=workers, device="cpu"))
+    assert type(found.pop(2)) is (TypeError if instead is None else RuntimeError)
+    assert [numbers.tolist() for _, numbers in found] == [[0, 1], [2, 3], [6]]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -187,11 +220,14 @@ class MessageError(Exception):
 
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "KeyError": lambda: KeyError("no such key"),
+    "KeyError of a tuple": lambda: KeyError(("a", 1)),
     "IndexError": lambda: IndexError("beyond"),
     "an error without words": lambda: ValueError(),
     "an error of several lines": lambda: ValueError("one\ntwo"),
     "FileNotFoundError": lambda: FileNotFoundError(2, "No such file", "/nowhere"),
     "UnicodeDecodeError": lambda: UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid"),
+    "NotImplementedError": lambda: NotImplementedError(),
+    "AssertionError": lambda: AssertionError("not so"),
     "an odd constructor": lambda: OddError(3, reason="odd"),
     "an error with .message": lambda: MessageError(),
 }
@@ -385,9 +421,12 @@ STREAMED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "batches": ({}, dict(batch_size=3)),
     "drop_last": ({}, dict(batch_size=3, drop_last=True)),
     "no batches": ({}, dict(batch_size=None)),
+    "larger than the stream": ({}, dict(batch_size=50)),
+    "with a length": (dict(sized=True), dict(batch_size=3)),
     "with a length, drop_last": (dict(sized=True), dict(batch_size=3, drop_last=True)),
     "with a length, no batches": (dict(sized=True), dict(batch_size=None)),
     "not parted": (dict(shards="none"), dict(batch_size=4)),
+    "uneven shards": (dict(shards="uneven"), dict(batch_size=2)),
     "uneven shards, drop_last": (dict(shards="uneven"), dict(batch_size=2, drop_last=True)),
     "all in the first worker": (dict(shards="first only"), dict(batch_size=2)),
     "parted by worker_init_fn": (dict(shards="none"), dict(batch_size=2, worker_init_fn=part)),

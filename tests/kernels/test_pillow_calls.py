@@ -18,6 +18,7 @@ import torch
 from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFilter, ImageOps
 from PIL.ExifTags import Base
 from PIL.ImageOps import autocontrast, equalize
+from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import functional as TF
 from torchvision.transforms import transforms as v1
@@ -86,6 +87,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "resize": lambda i: i.resize((60, 50)),
     "resize, nearest": lambda i: i.resize((60, 200), Image.Resampling.NEAREST),
     "resize, nearest, box": lambda i: i.resize([70, 30], Image.Resampling.NEAREST, (3.3, 5, 99.9, 80)),
+    "resize, bilinear": lambda i: i.resize((np.int64(60), 200), BILINEAR),
     "resize, Lanczos": lambda i: i.resize((60, 50), Image.Resampling.LANCZOS),
     "resize, box": lambda i: i.resize((61, 52), Image.Resampling.BOX),
     "resize, Hamming": lambda i: i.resize((63, 54), Image.Resampling.HAMMING),
@@ -100,10 +102,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "rotate around": lambda i: i.rotate(15, BICUBIC, center=(9, 5), translate=(3, -4)),
     "rotate by 90": lambda i: i.rotate(90, expand=True),
     "rotate by 180": lambda i: i.rotate(180),
+    "rotate by 360": lambda i: i.rotate(360),
     "transform, affine": lambda i: i.transform((70, 90), Image.Transform.AFFINE, np.array([1, 0.1, -4, 0.05, 1, 3])),
     "transform, bicubic": lambda i: i.transform(i.size, 0, (1, 0.1, -4, 0.05, 1, 3), BICUBIC, fillcolor=9),
     "transform, extent": lambda i: i.transform((50, 40), Image.Transform.EXTENT, (10, 20, 150.5, 100), BILINEAR),
     "transform, perspective": lambda i: i.transform(i.size, Image.Transform.PERSPECTIVE, COEFFICIENTS, BICUBIC),
+    "transform, perspective, size": lambda i: i.transform((99, 180), Image.Transform.PERSPECTIVE, COEFFICIENTS),
     "convert to L": lambda i: i.convert("L"),
     "convert to L and RGB": lambda i: i.convert("L").convert("RGB"),
     "convert later": lambda i: i.resize((30, 40)).convert("L").convert("RGB"),
@@ -124,6 +128,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "F2.permute_channels": lambda i: F2.permute_channels(i.convert("RGB"), [1, 2, 0]),
     "F2.erase": lambda i: F2.erase(i, 3, 4, 20, 30, torch.tensor(9)),
     "Gaussian blur": lambda i: i.filter(ImageFilter.GaussianBlur(1.3)),
+    "Gaussian blur, by a class": lambda i: i.filter(ImageFilter.GaussianBlur),
     "Gaussian blur along x": lambda i: i.filter(ImageFilter.GaussianBlur((2.2, 0))),
     "Gaussian blur of 0": lambda i: i.filter(ImageFilter.GaussianBlur(0)),
     "box blur": lambda i: i.filter(ImageFilter.BoxBlur((2.5, 1))),
@@ -140,10 +145,13 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "Sharpness": lambda i: ImageEnhance.Sharpness(i).enhance(2.5),
     "Contrast, unchanged": lambda i: ImageEnhance.Contrast(i).enhance(1.0),
     "autocontrast": ImageOps.autocontrast,
+    "autocontrast, by its name": lambda i: autocontrast(i),
     "equalize": ImageOps.equalize,
+    "equalize, by its name": lambda i: equalize(i),
     "posterize": lambda i: ImageOps.posterize(i, 3),
     "solarize": lambda i: ImageOps.solarize(i, 100),
     "invert": ImageOps.invert,
+    "ImageChops.invert": ImageChops.invert,
     "mirror and flip": lambda i: ImageOps.flip(ImageOps.mirror(i)),
     "grayscale": ImageOps.grayscale,
     "expand": lambda i: ImageOps.expand(i, (3, 4, 5, 6), 99),
@@ -156,6 +164,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "pasted": pasted((200, 180), 114, (20, 30)),
     "pasted in part": pasted((90, 80), "gray", (-20, -30)),
     "pasted into a box": pasted((180, 160), 0, (3, 5, 164, 128)),
+    "pasted into an image of None": pasted((170, 130), None, None),
     "pasted as another mode": lambda i: of(Image.new("L", (170, 130)), lambda n: (n.paste(i, (1, 2)), n)[1]),
     "TF.resized_crop": lambda i: TF.resized_crop(i, 10, 20, 80, 70, [64, 64], Mode.BICUBIC),
     "TF.center_crop": lambda i: TF.center_crop(i, [200, 50]),
@@ -166,6 +175,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "TF.perspective": lambda i: TF.perspective(i, *QUAD, Mode.BICUBIC),
     "TF.adjust_hue": lambda i: TF.adjust_hue(i, -0.2),
     "TF.adjust_gamma": lambda i: TF.adjust_gamma(i, 1.4),
+    "TF.to_grayscale, 1": lambda i: TF.to_grayscale(i, 1),
     "TF.to_grayscale, 3": lambda i: TF.to_grayscale(i, 3),
     "TF, the others": lambda i: of(i, lambda i: TF.adjust_brightness(i, 1.2), lambda i: TF.adjust_contrast(i, 0.7),
                                    lambda i: TF.adjust_saturation(i, 1.5), lambda i: TF.adjust_sharpness(i, 0.4),
@@ -338,6 +348,13 @@ class OwnBlur:
         return image.filter(ImageFilter.GaussianBlur(radius=random.uniform(self.low, self.high)))
 
 
+def random_crop(image: Any, size: int = 64) -> Any:
+    """As in the reference for segmentation: pads, then crops."""
+    short = max(0, size - min(image.size))
+    image = TF.pad(image, (0, 0, short, short), fill=0)
+    return TF.crop(image, *v1.RandomCrop.get_params(image, (size, size)))
+
+
 def letterboxed(image: Any, side: int = 96) -> Any:
     scale = side / max(image.size)
     small = image.resize((round(image.width * scale), round(image.height * scale)), BILINEAR)
@@ -366,17 +383,34 @@ TO_FLOAT = v2.ToDtype(torch.float32, scale=True)
 PIPELINES: dict[str, list[Callable[[Any], Any]]] = {
     "functionals": [lambda i: TF.resized_crop(i, *v1.RandomResizedCrop.get_params(i, [0.1, 1], [0.7, 1.3]), [64, 64]),
                     at_random(0.5, TF.hflip), to_tensor],
+    "functionals of v2": [lambda i: F2.resize(i, [70, 80], antialias=True), lambda i: F2.center_crop(i, [64, 64]),
+                          at_random(0.5, F2.horizontal_flip), to_image],
+    "colors": [uniform(TF.adjust_brightness, 0.6, 1.4), uniform(TF.adjust_contrast, 0.6, 1.4),
+               uniform(TF.adjust_saturation, 0.6, 1.4), uniform(TF.adjust_hue, -0.1, 0.1), pil_to_tensor],
+    "SimCLR": [BY_CLASS, v1.RandomHorizontalFlip(), v1.RandomApply([v1.ColorJitter(0.8, 0.8, 0.8, 0.2)], 0.8),
+               v1.RandomGrayscale(0.2), OwnBlur(), v1.ToTensor()],
     "DINO, global": [BY_CLASS, v1.RandomHorizontalFlip(), JITTER, v1.RandomGrayscale(0.2), OwnBlur(0.9),
                      at_random(0.2, ImageOps.solarize), v1.ToTensor()],
+    "DINO, local": [v1.RandomResizedCrop(36, (0.05, 0.4)), v1.RandomHorizontalFlip(), JITTER, OwnBlur(), to_tensor],
+    "DINO, in a Compose": [v1.Compose([BY_CLASS, JITTER, OwnBlur(1.0), v1.ToTensor()])],
+    "a reference for segmentation": [lambda i: TF.resize(i, [random.randint(50, 150)]), at_random(0.5, TF.hflip),
+                                     random_crop, pil_to_tensor],
+    "DETR": [at_random(0.5, TF.hflip), lambda i: TF.resize(i, [random.choice([60, 70, 80])]),
+             lambda i: TF.crop(i, 3, 4, 50, 40), lambda i: TF.resize(i, [99, 72]), to_tensor],
     "letterbox": [letterboxed, to_tensor],
+    "letterbox by ImageOps": [lambda i: ImageOps.pad(i, (96, 96), BILINEAR, 114), to_tensor],
+    "letterbox by functionals": [lambda i: TF.resize(i, 60, max_size=96), lambda i: TF.pad(i, [0, 9, 3, 11], 114),
+                                 to_tensor],
     "RandAugment by hand": [lambda i: of(i, *random.choices(BY_HAND, k=3)), to_tensor],
     "RandAugment by hand, behind a class": [BY_CLASS, lambda i: of(i, *random.choices(BY_HAND, k=2)),
                                             v1.RandomHorizontalFlip(), v1.PILToTensor()],
+    "AutoContrast and others": [at_random(0.5, TF.autocontrast), at_random(0.5, TF.equalize), TF.invert, to_image],
     "EXIF": [ImageOps.exif_transpose, lambda i: i.resize((90, 80)), ImageOps.exif_transpose, to_tensor],
     "grey": [lambda i: i.convert("L"), uniform(lambda i, x: i.rotate(x, BILINEAR), -9, 9), OwnBlur(1.0),
              lambda i: ImageEnhance.Contrast(i).enhance(1.7), to_tensor],
     "grey and back": [lambda i: i.crop((9, 9, 99, 99)), ImageOps.grayscale, lambda i: i.convert("RGB"),
                       v1.ColorJitter(0.5, 0.5), lambda i: TF.to_grayscale(i, 3), to_tensor],
+    "perspective": [lambda i: TF.perspective(i, *v1.RandomPerspective.get_params(*i.size, 0.4)), to_tensor],
     "gamma": [uniform(lambda i, x: i.point(lambda v: 255 * (v / 255) ** x), 0.7, 1.5), ImageOps.mirror, to_tensor],
     "mixed with classes": [v1.Pad(4), lambda i: TF.adjust_brightness(i, 1.2), JITTER, OwnBlur(),
                            v1.RandomRotation(20), lambda i: i.crop((5, 5, 90, 95)), v1.RandomCrop(64), v1.ToTensor(),
@@ -385,6 +419,7 @@ PIPELINES: dict[str, list[Callable[[Any], Any]]] = {
                                  v2.RandomHorizontalFlip(), v2.ToImage(), TO_FLOAT],
     "classes without a rule": [v1.Pad(0, padding_mode="constant"), v2.Lambda(TF.vflip), v2.Lambda(OwnBlur(1.0)),
                                v1.Lambda(letterboxed), v2.PILToTensor()],
+    "filters": [lambda i: i.filter(random.choice([ImageFilter.SHARPEN, ImageFilter.SMOOTH_MORE])), to_tensor],
     "quarter turns": [lambda i: i.rotate(random.choice([0, 90, 180, 270]), expand=True), lambda i: i.resize((50, 60)),
                       lambda i: i.transpose(5), to_tensor],
 }  # fmt: skip
@@ -434,6 +469,28 @@ def test_timms_functions_called_by_hand(seed: int) -> None:
         late = list(run_pipeline(steps(), "RGB", seed))
         assert [(seen(image), state) for image, state in late] == [(seen(image), state) for image, state in stock]
         assert_exact(late[-1][0], stock[-1][0])
+
+
+def test_joint_transform_of_image_and_mask() -> None:
+    """The image is recorded, and torchvision transforms its boxes and its mask."""
+    transform = v2.Compose([v2.RandomIoUCrop(), v2.RandomZoomOut(p=1.0), v2.RandomHorizontalFlip(1.0), v2.ToImage()])
+
+    def sample() -> Any:
+        seed_all(0)
+        image, boxes = opened("RGB"), torch.tensor([[5.0, 6.0, 90.0, 80.0]])
+        target = {
+            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=image.size[::-1]),  # type: ignore[call-overload]
+            "labels": torch.tensor([1]),
+            "mask": tv_tensors.Mask(torch.arange(123 * 161).reshape(1, 123, 161) % 7),
+        }
+        return *transform(image, target), states()
+
+    stock = sample()
+    with opened_late():
+        late = sample()
+        assert torch.equal(late[1]["boxes"], stock[1]["boxes"]) and torch.equal(late[1]["mask"], stock[1]["mask"])
+        assert late[2] == stock[2]
+        assert_exact(late[0], stock[0])
 
 
 # Around the calls -----------------------------------------------------------------------------------------------------
@@ -489,6 +546,16 @@ def test_function_that_another_library_has_wrapped_is_left_alone(monkeypatch: py
         assert get_transformed(image) is None and get_transformed(opened("RGB").rotate(9)) is not None
 
 
+def get_other_params(img: Any, scale: Any, ratio: Any) -> tuple[int, ...]:
+    return 1, 2, 30, 40
+
+
+def test_function_that_a_user_has_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(get_other_params))
+    with opened_late():
+        assert v1.RandomResizedCrop.get_params(opened("RGB"), [0.1, 1], [0.7, 1.3]) == (1, 2, 30, 40)
+
+
 @pytest.mark.parametrize("why", ["without a GPU", "in a stock loader", "without a kernel"])
 def test_calls_use_pixels(why: str) -> None:
     context: Any = contextlib.nullcontext() if why == "in a stock loader" else opened_late(why != "without a GPU")
@@ -505,8 +572,16 @@ def test_calls_use_pixels(why: str) -> None:
 
 def test_hooks_are_undone() -> None:
     def hooked() -> list[Any]:
-        of_torchvision = [to_tensor, pil_to_tensor, to_image]
-        functions = [Image.new, Image.blend, ImageChops.invert, equalize, autocontrast, *of_torchvision]
+        functions = (
+            Image.new,
+            Image.blend,
+            equalize,
+            autocontrast,
+            to_tensor,
+            pil_to_tensor,
+            to_image,
+            ImageChops.invert,
+        )
         methods = [Image.Image.crop, Image.Image.paste, ImageEnhance.Color.__init__, ImageEnhance.Contrast.__init__]
         return [*(each.__code__ for each in functions), *methods]
 

@@ -18,7 +18,7 @@ from torch.nn.functional import interpolate
 from torchvision.transforms import _functional_tensor as FT
 from torchvision.transforms.v2.functional import _geometry as GT
 
-from proxyloader.kernels.operations import _box_radius, torch_fuses_products
+from proxyloader.kernels.operations import torch_fuses_products
 from proxyloader.kernels.programs import CODE, FILTERS, Programs
 from proxyloader.make_dataset import photograph
 from proxyloader.transforms.resize import pillow_resizes_height_first
@@ -242,7 +242,17 @@ def box_blur(rng: Random, image: Pixels) -> Done:
         result = on_pil(image, lambda i: i.filter(ImageFilter.BoxBlur(tuple(radii))))
         return Done("BOX_BLUR", result, [*(float(np.float32(radius)) for radius in radii), 1])
     result = on_pil(image, lambda i: i.filter(ImageFilter.GaussianBlur(tuple(radii))))
-    return Done("BOX_BLUR", result, [*_box_radius(np.array(radii)).tolist(), 3])
+    return Done("BOX_BLUR", result, [*map(_box_radius, radii), 3])
+
+
+def _box_radius(sigma: float) -> float:
+    """Radius of the box of which three passes have this sigma; float32, but for sqrt and floor, as in BoxBlur.c."""
+    one, sigma32 = np.float32(1), np.float32(sigma)
+    variance = sigma32 * sigma32 / np.float32(3)
+    length = np.float32(np.sqrt(12.0 * np.float64(variance) + 1.0))
+    whole = np.float32(np.floor((np.float64(length) - 1.0) / 2.0))
+    part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
+    return float(whole + part / (6 * (variance - (whole + one) * (whole + one))))
 
 
 def tensor_blur(rng: Random, image: Pixels) -> Done:

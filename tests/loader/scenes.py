@@ -102,6 +102,10 @@ def finished(image: Any, target: Any) -> Any:
     return TF.normalize(TF.convert_image_dtype(TF.pil_to_tensor(image), torch.float), MEAN, STD), target
 
 
+def flip_by_hand(scene: Scene) -> Any:
+    return finished(*flip(scene.image, scene.target))
+
+
 def large_scale_jitter(scene: Scene) -> Any:
     image, target = scene.image, {**scene.target, "masks": scene.masks}
     scale = random.uniform(0.3, 2.0) * min(96 / image.width, 96 / image.height)
@@ -129,6 +133,18 @@ def detr(scene: Scene) -> Any:
     image, target = shorter_side(image, target, random.choice(range(64, 112, 8)))
     target["boxes"] = target["boxes"] / torch.tensor([*image.size] * 2)
     return TF.normalize(TF.to_tensor(image), MEAN, STD), target
+
+
+def ssd(scene: Scene) -> Any:
+    image, target = scene.image, scene.target
+    for jitter in (v1.ColorJitter(brightness=0.2), v1.ColorJitter(contrast=(0.5, 1.5)), v1.ColorJitter(hue=0.05)):
+        image = jitter(image) if torch.rand(1) < 0.5 else image
+    if torch.rand(1) < 0.5:
+        (width, height), scale = image.size, 1 + float(torch.rand(1))
+        left, top = int((scale - 1) * width / 2), int((scale - 1) * height / 3)
+        image = TF.pad(image, [left, top, int(width * scale) - width - left, int(height * scale) - height - top], GRAY)
+        target["boxes"] += torch.tensor([left, top] * 2)
+    return finished(*flip(image, target))
 
 
 def letterbox(scene: Scene) -> Any:
@@ -163,6 +179,16 @@ def segmentation_reference(scene: Scene) -> Any:
         image, labels = TF.pad(image, padding, fill=0), TF.pad(labels, padding, fill=255)
     region = v1.RandomCrop.get_params(image, (96, 96))
     return finished(TF.crop(image, *region), as_labels(TF.crop(labels, *region)))
+
+
+def segmentation_by_functions(scene: Scene) -> Any:
+    image, labels, angle = scene.image, scene.label_map, random.uniform(-15, 15)
+    if random.random() > 0.5:
+        image, labels = TF.vflip(image), TF.vflip(labels)
+    image, labels = TF.rotate(image, angle, Mode.BILINEAR), TF.rotate(labels, angle)
+    region = v1.RandomResizedCrop.get_params(image, [0.4, 1.0], [0.75, 1.33])
+    image = v1.ColorJitter(0.2, 0.2, 0.2, 0.1)(TF.resized_crop(image, *region, [80, 72]))
+    return finished(image, as_labels(TF.resized_crop(labels, *region, [80, 72], Mode.NEAREST)))
 
 
 def segmentation_by_pillow(scene: Scene) -> Any:
@@ -274,10 +300,10 @@ def by_numpy(scene: Scene) -> Any:
 
 
 PIPELINES: dict[str, Callable[[Scene], Any]] = {
-    "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "letterbox": letterbox, "NumPy": by_numpy,
-    "segmentation reference": segmentation_reference, "segmentation by Pillow": segmentation_by_pillow,
-    "mixed up": mixed_up, "mosaic": mosaic, "copied and pasted": copied_and_pasted,
-    "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
+    "flip by hand": flip_by_hand, "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "SSD by hand": ssd,
+    "letterbox": letterbox, "segmentation reference": segmentation_reference, "mixed up": mixed_up, "NumPy": by_numpy,
+    "segmentation by functions": segmentation_by_functions, "segmentation by Pillow": segmentation_by_pillow,
+    "mosaic": mosaic, "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
     "boxes and masks": joint_v2(v2.RandomResizedCrop((72, 72)), v2.ColorJitter(0.2, 0.2), *END, *SANE, masks=True),
     "shortest size": joint_v2(SHORTEST, FLIP, *END, *SANE),
     "SSD": joint_v2(v2.RandomPhotometricDistort(), ZOOM_OUT, v2.RandomIoUCrop(), FLIP, *END, *SANE),

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as TF
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
@@ -29,7 +30,9 @@ from torchvision.transforms.v2 import functional as F2
 from proxyloader import DataLoader
 
 from ..kernels.emulation import emulated_gpu
+from ..reference_presets import PRESETS
 from .scenes import CENTER, FLIP, PIPELINES, SHORTEST, ZOOM_OUT, Scene, voc
+from .test_kernels_road import assert_same_batches as assert_same_images
 
 __all__ = ["emulated_gpu"]
 
@@ -347,3 +350,20 @@ def test_calls_by_hand(scenes: list[Scene], uses: Any) -> None:
     loader = assert_same_batches(Uses(scenes[0].path, uses), list, batch_size=1)
     if uses is LATE_USES:
         assert not loader.stats().images_by_workers, loader.backend
+
+
+# --- a script whose loader is exchanged -------------------------------------------------------------------------------
+
+TIMM = ["rand-m7-n3-mstd0.5-inc1", "original", "originalr", "v0r-mstd0.5", "3a", "augmix-m3-w3"]
+"""Policies of ``create_transform``."""
+
+
+@pytest.mark.exhaustive  # epochs of some are in test_kernels_road.py
+@for_gpu
+@pytest.mark.parametrize("name", [*map(str, PRESETS), *TIMM])
+def test_epochs_of_references(folder: ImageFolder, name: str) -> None:
+    folder.transform = next((preset for preset in PRESETS if str(preset) == name), None)
+    if folder.transform is None:
+        data = pytest.importorskip("timm.data")
+        folder.transform = data.create_transform(48, True, auto_augment=name, re_mode="pixel", use_prefetcher=False)
+    assert_late(assert_same_images(folder, num_workers=2), 2 * len(folder))

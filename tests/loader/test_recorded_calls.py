@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL
 import pytest
 import torch
 from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as TF
@@ -21,6 +23,7 @@ from torchvision.transforms.functional import to_tensor
 from torchvision.transforms.v2 import functional as F2
 from torchvision.transforms.v2.functional import to_image
 
+from proxyloader import DataLoader
 from proxyloader.loader.options import LoaderOptions
 
 from ..kernels.emulation import emulated_gpu
@@ -32,6 +35,13 @@ pytestmark = [
     pytest.mark.usefixtures("emulated_gpu"),
     pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
 ]
+
+
+def by_functionals(image: Any) -> Any:
+    box = v1.RandomResizedCrop.get_params(image, [0.1, 1.0], [0.75, 1.33])
+    image = TF.resized_crop(image, *box, [48, 48])
+    image = TF.hflip(image) if random.random() < 0.5 else image
+    return TF.normalize(to_tensor(TF.adjust_hue(image, random.uniform(-0.1, 0.1))), [0.5] * 3, [0.25] * 3)
 
 
 def by_pillow(image: Any) -> Any:
@@ -51,6 +61,14 @@ class Blur:
 
 
 SIMCLR = v1.Compose([v1.RandomResizedCrop(48), v1.ColorJitter(0.8, 0.8, 0.8, 0.2), v1.RandomGrayscale(), Blur(), *END])
+
+
+def letterboxed(image: Any) -> Any:
+    scale = 64 / max(image.size)
+    image = image.resize([round(side * scale) for side in image.size])
+    canvas = Image.new("RGB", (64, 64), (114, 114, 114))
+    canvas.paste(image, ((64 - image.width) // 2, (64 - image.height) // 2))
+    return to_tensor(canvas)
 
 
 def by_functionals_of_tensors(image: Any) -> Any:
@@ -88,7 +106,8 @@ class ByHand(Dataset[Any]):
         return self.change(Image.open(path).convert("RGB")), label
 
 
-CHANGES: list[Any] = [by_pillow, SIMCLR, by_functionals_of_tensors, by_functionals_of_tensors_of_v1, WITHOUT_RULES]
+CHANGES: list[Any] = [by_functionals, by_pillow, SIMCLR, letterboxed, by_functionals_of_tensors]
+CHANGES += [by_functionals_of_tensors_of_v1, WITHOUT_RULES]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -100,11 +119,33 @@ def test_batches_are_the_stock_loaders(folder: ImageFolder, change: Any, workers
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_transform_of_a_folder_is_recorded(folder: ImageFolder, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("transform", [SIMCLR, letterboxed])
+def test_transform_of_a_folder_is_recorded(
+    folder: ImageFolder, transform: Any, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which is not translated. On a GPU, the loader leaves it in its place."""
     monkeypatch.setattr(LoaderOptions, "on_gpu", True)
-    folder.transform = SIMCLR
+    folder.transform = transform
     assert_same_batches(folder, num_workers=workers)
+
+
+class WithMask(ByHand):
+    """As in a reference for segmentation: the mask is an image of Pillow's own."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = Image.open(self.folder.samples[index][0]).convert("RGB"), index
+        mask = Image.fromarray((np.asarray(image.size).sum() + np.arange(120 * 160).reshape(120, 160)).astype(np.uint8))
+        size = random.randint(60, 90)
+        image, mask = TF.resize(image, [size, size]), TF.resize(mask, [size, size], TF.InterpolationMode.NEAREST)
+        if random.random() < 0.5:
+            image, mask = TF.hflip(image), TF.hflip(mask)
+        box = v1.RandomCrop.get_params(image, (48, 48))
+        image, mask = TF.crop(image, *box), TF.crop(mask, *box)
+        return TF.pil_to_tensor(image), torch.as_tensor(np.array(mask), dtype=torch.int64) + label
+
+
+def test_image_and_mask(folder: ImageFolder) -> None:
+    assert_same_batches(WithMask(folder, to_tensor), num_workers=2)
 
 
 DECODERS = "cv2", "simplejpeg", "torchcodec.decoders"
@@ -129,3 +170,13 @@ def test_other_decoders(folder: ImageFolder, workers: int) -> None:
     for name in DECODERS:
         pytest.importorskip(name)
     assert_same_batches(FromFiles(folder, by_pillow), num_workers=workers)
+
+
+def test_pixels_that_are_used_come_from_pillow(folder: ImageFolder) -> None:
+    def change(image: Any) -> Any:
+        crops = [image.crop((k, k, 40 + k, 40 + k)) for k in range(3)]
+        return to_tensor(crops[int(np.asarray(crops[0]).mean()) % 3])
+
+    dataset = ByHand(folder, change)
+    for (theirs, _), (ours, _) in zip(StockLoader(dataset, 16), DataLoader(dataset, 16), strict=True):
+        assert torch.equal(ours, theirs)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from proxyloader import DataLoader
 from proxyloader.loader import stats
@@ -113,3 +114,10 @@ def test_a_loop_that_starves_is_told_once(
             time.sleep(0.002)
     (record,) = [each for each in caplog.records if "the training loop waited" in each.getMessage()]
     assert says in record.getMessage() and record.levelno == logging.WARNING
+
+
+def test_a_loop_that_is_fed_is_told_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr(stats, "STARVED_STEPS", 2)
+    for _ in DataLoader(torch.utils.data.TensorDataset(torch.arange(40)), 4):
+        time.sleep(0.02)
+    assert not caplog.records

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 
+from proxyloader.loader import options
 from proxyloader.tools import demo as module
 from proxyloader.tools.cli import main
 
@@ -142,3 +143,13 @@ def test_a_file_that_is_no_image_is_named_in_one_line(
     assert main(["demo", "--data", str(tmp_path / "data"), *SMALL]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("proxyloader: error: dataset[0]: ") and "bad.jpg" in line
+
+
+def test_without_dali_it_says_that_the_loader_is_torchs(
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(options, "_dali_is_installed", lambda: False)
+    assert main(["demo", "--data", str(photos), *SMALL]) == 0
+    said = lines_of(capsys.readouterr().out)
+    assert said["Backend"].startswith("torch: ")
+    assert said["Pixels"].startswith("differ by 0.00 on average, 0.0 at the 99.9th percentile, 0 at most")

@@ -70,10 +70,33 @@ def test_a_color_jitter_of_nothing_costs_nothing() -> None:
     assert plan_for(v1.ColorJitter()).steps == ()
 
 
+@kinds_of_levels
+def test_what_v2_has_alone(kind: str, device: str) -> None:
+    distort, permute = composed(kind, v2.RandomPhotometricDistort(p=0.7)), composed(kind, v2.RandomChannelPermutation())
+    assert_alike(distort, device, lossless(*SOME), bound=bound_of(kind), times=4)
+    assert_alike(permute, device, lossless(*SOME), times=4)
+    assert_alike(composed(kind, v2.RGB()), device, lossless(*SOME))
+    assert_alike(composed(kind, v2.Grayscale(), v2.RGB()), device, lossless(*SOME))
+
+
+DONE_OR_NOT = {
+    "RandomGrayscale": [()],
+    "RandomInvert": [()],
+    "RandomPosterize": [(1,), (3,), (8,)],
+    "RandomSolarize": [(0,), (99.5,), (255,)],
+    "RandomAdjustSharpness": [(0,), (1.3,), (4.5,)],
+    "RandomAutocontrast": [()],
+    "RandomEqualize": [()],
+}
+
+
 @both_versions
 @kinds_of_levels
+@pytest.mark.parametrize("name", DONE_OR_NOT)
 @pytest.mark.parametrize("grey", [False, True], ids=["", "grey"])
-def test_random_grayscale_and_rgb(version: Any, kind: str, grey: bool, device: str) -> None:
+def test_done_or_not(version: Any, kind: str, name: str, grey: bool, device: str) -> None:
     first = [version.Grayscale()] if grey else []
-    assert_alike(composed(kind, *first, version.RandomGrayscale(0.7)), device, lossless(*SOME), times=2)
-    assert_alike(composed(kind, *first, v2.RGB()), device, lossless(*SOME))
+    for arguments in DONE_OR_NOT[name]:
+        transform = composed(kind, *first, getattr(version, name)(*arguments, p=0.7))
+        bound = bound_of(kind) if name == "RandomAdjustSharpness" else EXACT
+        assert_alike(transform, device, lossless(*SOME), bound=bound, times=2)

@@ -12,7 +12,7 @@ import torch
 import torchvision.transforms as v1
 from torchvision.transforms import v2
 
-from ..compare import Images, as_image, assert_alike, both_versions, drawn_alike, images, many, undecoded
+from ..compare import Images, as_image, assert_alike, both_versions, drawn_alike, images, many, of_each_kind, undecoded
 from ..plans import draw, plan_for, translation_of
 
 
@@ -125,3 +125,25 @@ class TestFlips:
 def test_a_padding_that_leaves_nothing_is_an_error_as_in_torchvision() -> None:
     with pytest.raises(ValueError):
         undecoded(v1.Compose([v1.Pad(-20), v1.PILToTensor()]), images("small"))
+
+
+class TestRandomZoomOut:
+    @of_each_kind
+    def test_is_exact(self, before: list[Any], device: str) -> None:
+        transform = as_image(*before, v2.RandomZoomOut(p=0.7), v2.RandomHorizontalFlip())
+        assert_alike(transform, device, images(but=("large",)) | many("small", times=8))
+
+    @pytest.mark.parametrize(
+        ("transforms", "files"),
+        [
+            *(([v2.RandomZoomOut(fill, (1.1, 2.5), p=1)], many(*TWO, "one pixel wide")) for fill in (7, (10, 200, 30))),
+            (
+                [v2.RandomZoomOut((9, 8, 7), (1, 2)), v2.RandomCrop(9, pad_if_needed=True)],
+                many("small", "tiny", times=10),
+            ),
+            ([v2.RandomZoomOut(side_range=(1, 1), p=1)], images("small")),
+        ],
+        ids=["one number", "a colour", "the next step sees the canvas", "a range of one number"],
+    )
+    def test_fills_the_canvas(self, transforms: list[Any], files: Images, device: str) -> None:
+        assert_alike(as_image(*transforms), device, files)

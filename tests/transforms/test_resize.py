@@ -27,6 +27,7 @@ from ..compare import (
     both_versions,
     images,
     lossless,
+    many,
     of_levels,
 )
 from ..plans import plan_for
@@ -138,6 +139,20 @@ class TestNearest:
             transform = as_image(*before, version.RandomResizedCrop(size, interpolation=nearest))
             assert_alike(transform, device, lossless(), times=2)
 
+    @of_levels
+    @each_nearest
+    def test_to_sizes_that_are_drawn(self, before: list[Any], nearest: Any, device: str) -> None:
+        sizes = v2.RandomResize(20, 90, nearest), v2.ScaleJitter((90, 120), (0.3, 1.1), nearest)
+        transform = as_image(*before, v2.RandomShortestSize([50, 80], 90, nearest), v2.RandomHorizontalFlip(), *sizes)
+        assert_alike(transform, device, lossless(but=THIN), times=3)
+
+    @of_levels
+    def test_in_branches_beside_noise(self, before: list[Any], device: str) -> None:
+        nearest = [v1.Resize((90, 60), InterpolationMode.NEAREST), v2.Resize(91, InterpolationMode.NEAREST_EXACT)]
+        containers = v1.RandomApply([v1.Grayscale(3), nearest[0]]), v2.RandomChoice([*nearest, v2.RandomVerticalFlip()])
+        noise = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v1.RandomErasing(value="random")]
+        assert_alike(as_image(*before, *containers, *noise), device, lossless(), times=3)
+
     @pytest.mark.parametrize("nearest", ["pil", "nearest", "nearest-exact"])
     @given(size=st.tuples(edges, edges), new_size=st.tuples(edges, edges))
     @settings(max_examples=100)
@@ -173,3 +188,23 @@ class TestRandomResizedCrop:
         flips = [v1.RandomHorizontalFlip(1), v1.RandomVerticalFlip(1)]
         assert_alike(as_image(*flips, v1.RandomResizedCrop(64)), device)
         assert_alike(as_image(flips[0], v2.RandomResizedCrop(64)), device)
+
+
+class TestRandomSizes:
+    SIZES = {
+        "RandomResize": v2.RandomResize(20, 60),
+        "RandomShortestSize": v2.RandomShortestSize([20, 40, 70], 90),
+        "RandomShortestSize without a bound": v2.RandomShortestSize(33),
+        "ScaleJitter": v2.ScaleJitter((90, 110), (0.3, 1.1)),
+    }
+    each = pytest.mark.parametrize("transform", SIZES.values(), ids=SIZES)
+
+    @each
+    @of_levels
+    def test_pixels(self, transform: Any, before: list[Any], device: str) -> None:
+        files = images(but=(*THIN, "large")) | many("small", "portrait")
+        assert_alike(as_image(*before, transform, v2.RandomVerticalFlip()), device, files)
+
+    def test_to_nothing_is_an_error_as_in_torchvision(self) -> None:
+        with pytest.raises(ValueError, match="must be > 0"):
+            compare.undecoded(as_image(v2.ScaleJitter((20, 20), (0.1, 0.2))), images("one pixel high"))

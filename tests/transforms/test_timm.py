@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from timm.data import create_transform
 from timm.data import random_erasing as timm_erasing
 from timm.data import transforms as timm_transforms
@@ -77,6 +78,25 @@ class TestCreateTransform:
 
 
 class TestEachClass:
+    @pytest.mark.parametrize("size", [20, (30, 200), 700], ids=str)
+    @pytest.mark.parametrize("fill", [0, (9, 90, 200)], ids=str)
+    @pytest.mark.parametrize("name", ["CenterCropOrPad", "RandomCropOrPad"])
+    def test_crops_and_pads_with_a_constant(self, name: str, size: Any, fill: Any, device: str) -> None:
+        transform = composed("pil", getattr(timm_transforms, name)(size, fill=fill))
+        assert_alike(transform, device, lossless(), times=2)
+
+    @pytest.mark.parametrize("size", [20, (200, 130), (31, 230)], ids=str)
+    @pytest.mark.parametrize("name", ["CenterCropOrPad", "RandomCropOrPad"])
+    def test_crops_and_pads_with_a_reflection(self, name: str, size: Any, device: str) -> None:
+        transform = composed("pil", getattr(timm_transforms, name)(size, padding_mode="reflect"))
+        assert_alike(transform, device, lossless("landscape", "portrait", "4:2:2"), times=3)
+
+    def test_reflects_a_line_that_is_cropped_along_it_pads_at_random_and_trims(self, device: str) -> None:
+        transform = composed("pil", timm_transforms.CenterCropOrPad((1, 40), padding_mode="reflect"))
+        assert_alike(transform, device, lossless("one pixel high"))
+        transform = composed("pil", timm_transforms.RandomPad((140, 150), fill=7), timm_transforms.TrimBorder(3))
+        assert_alike(transform, device, lossless(), times=3)
+
     @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
         transform = composed("pil", timm_transforms.RandomResizedCropAndInterpolation(32, interpolation=interpolation))
@@ -88,6 +108,9 @@ class TestEachClass:
             *(
                 timm_transforms.RandomResizedCropAndInterpolation(24, scale, interpolation="random")
                 for scale in ((0.08, 1.0), (0.5, 3.0))  # of the second some boxes do not fit
+            ),
+            timm_transforms.ResizeKeepRatio(
+                *((40, 60), 0.3, "random"), random_scale_prob=0.5, random_scale_area=True, random_aspect_prob=0.5
             ),
         ],
     )
@@ -126,12 +149,22 @@ class MyRandomErasing(timm_erasing.RandomErasing):
 @pytest.mark.parametrize(
     "transforms",
     [
+        [timm_transforms.ToNumpy()],
+        [training(separate=True)],
+        [training(naflex=True)],
         [training(interpolation="box")],
         [v1.ToTensor(), MyRandomErasing(device="cpu")],
         [timm_erasing.RandomErasing(device="cpu")],
         [v1.ToTensor(), timm_erasing.RandomErasing()],
         [v1.PILToTensor(), timm_erasing.RandomErasing(mode="pixel", device="cpu")],
+        [timm_transforms.CenterCropOrPad(9, padding_mode="edge")],
+        [v1.ToTensor(), timm_transforms.ToTensor()],
+        [timm_transforms.ToTensor(torch.float16)],
         [v1.ToTensor(), timm_transforms.RandomResizedCropAndInterpolation(9)],
+        [v1.ToTensor(), timm_transforms.ResizeKeepRatio(9)],
+        [v1.ToTensor(), timm_transforms.CenterCropOrPad(9)],
+        [v1.ToTensor(), timm_transforms.RandomPad((9, 9))],
+        [v1.ToTensor(), timm_transforms.TrimBorder(1)],
     ],
 )
 def test_has_no_plan(transforms: Any) -> None:
