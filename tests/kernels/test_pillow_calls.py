@@ -551,9 +551,12 @@ def get_other_params(img: Any, scale: Any, ratio: Any) -> tuple[int, ...]:
 
 
 def test_function_that_a_user_has_replaced_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = [0.1, 1], [0.7, 1.3]
+    with opened_late():
+        assert v1.RandomResizedCrop.get_params(opened("RGB"), *arguments) != (1, 2, 30, 40)
     monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(get_other_params))
     with opened_late():
-        assert v1.RandomResizedCrop.get_params(opened("RGB"), [0.1, 1], [0.7, 1.3]) == (1, 2, 30, 40)
+        assert v1.RandomResizedCrop.get_params(opened("RGB"), *arguments) == (1, 2, 30, 40)
 
 
 @pytest.mark.parametrize("why", ["without a GPU", "in a stock loader", "without a kernel"])
