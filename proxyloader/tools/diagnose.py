@@ -17,6 +17,7 @@ import dataclasses
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import random
@@ -59,7 +60,6 @@ MIN_SPEEDUP = 1.05  # minimum speedup to recommend proxyloader or another number
 LONGER = 1.15  # ratio above which one time counts as longer than another
 INTERFERENCE = 1.25  # ratio of measured to estimated step time above which the report warns of interference
 MIN_STEPS = 3  # of a phase, regardless of its duration
-PLOT_FORMATS = (".png", ".svg", ".pdf")
 BUSY = 0.7  # utilization above which a GPU, a thread or all cores count as busy
 
 TITLES: dict[Bound, str] = {
@@ -458,9 +458,9 @@ def diagnose_script(
     for file in filter(None, (json_file, plot_file)):
         check_can_be_written(file)
     if plot_file is not None:
-        importlib.import_module("matplotlib")
-        if plot_file.suffix.lower() not in PLOT_FORMATS:
-            raise ValueError(f"--plot must be a file with the suffix {', '.join(PLOT_FORMATS)}, got {plot_file}")
+        from matplotlib.figure import Figure
+
+        Figure().savefig(io.BytesIO(), format=plot_file.suffix[1:] or None)  # raises if matplotlib has no such format
     path = [str(script.parent), *sys.path]
     with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:

@@ -318,4 +318,4 @@ def test_a_plot_in_an_unknown_format_is_an_error_before_the_script_runs(
     script.write_text("raise AssertionError('the script ran')")
     assert main(["diagnose", "--plot", "found.foo", str(script), str(photos)]) != 0
     error = capsys.readouterr().err
-    assert "--plot must be a file with the suffix .png, .svg, .pdf, got found.foo" in error
+    assert "Format 'foo' is not supported" in error and "the script ran" not in error
