@@ -16,7 +16,6 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 
-from ..transforms import color
 from ..transforms.chain import Chain
 from ..transforms.plan import ImageState, Plan
 
@@ -26,9 +25,6 @@ MAX_UNUSED_SAMPLES = 64
 MAX_CALLS = 1024
 """Maximum number of cached obstacles. A full cache is cleared, because colors may differ in every call."""
 
-ANY_CALL = Plan((color.Invert(),), ImageState())
-"""A recorded call. If there are no kernels, all calls have the same obstacle."""
-
 
 class Deferral:
     """Deferred decoding for the dataset of one loader, in one process.
@@ -37,7 +33,6 @@ class Deferral:
         on_gpu: whether images arrive on a GPU.
         find_obstacle: returns why torchvision runs a plan; "" if DALI does.
         is_active: False once deferring has stopped.
-        records_calls: whether functions of Pillow and torchvision are recorded, because there are kernels.
         has_seen_images: whether the dataset has returned any undecoded image.
         can_stop: whether it stops. The inputs of a server are always packed.
     """
@@ -52,7 +47,6 @@ class Deferral:
     ) -> None:
         self.on_gpu, self.find_obstacle = on_gpu, find_obstacle
         self.is_active, self.has_seen_images, self.can_stop = is_active, has_seen_images, can_stop
-        self.records_calls = not find_obstacle(ANY_CALL)
         self._unused = 0
         self._call_obstacles: dict[Chain, str] = {}
 
@@ -107,13 +101,6 @@ def active() -> Deferral | None:
     """Return the deferral by which images stay undecoded in this thread at this time, if any."""
     deferral = _thread.deferral or _process_deferral
     return None if deferral is None or not deferral.is_active or _thread.is_materializing else deferral
-
-
-def recording() -> Deferral | None:
-    """Return the deferral by which calls on undecoded images are recorded in this thread at this time, if any."""
-    deferral = _thread.deferral or _process_deferral
-    is_recording = deferral is not None and deferral.records_calls and deferral.is_active
-    return deferral if is_recording and not _thread.is_materializing else None
 
 
 def defer_in_process(deferral: Deferral | None) -> None:

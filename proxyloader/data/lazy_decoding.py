@@ -38,7 +38,7 @@ from torchvision.io import ImageReadMode
 
 from ..transforms import given
 from ..transforms.chain import START_AS_TENSOR
-from .deferral import active, recording
+from .deferral import active
 from .encoded_image import EncodedImage
 from .lazy_image import APP1_MARKER, create_lazy_image
 from .lazy_tensor import create_lazy_output, materialize, wrap_values
@@ -134,13 +134,15 @@ def _defer_torchcodec(
         source = torch.frombuffer(bytearray(source), dtype=torch.uint8)
     image = _encode(source, number.value)
     turn = None if image is None else find_orientation(image)
-    if image is None or turn is None or (turn and recording() is None):
+    if image is None or turn is None:
         return None
     transformed = TransformedImage(image, functools.partial(decode, source.clone(), mode=mode), START_AS_TENSOR)
     if not turn:
         return transformed
     # What ``decode`` returns is turned already.
-    return transformed.note(turn, (), given.transposed(transformed.size, turn[0].method), lambda values: values)
+    turned = transformed.note(turn, (), given.transposed(transformed.size, turn[0].method), lambda values: values)
+    deferral = active()
+    return None if deferral is None or deferral.find_call_obstacle(turned.chain) else turned
 
 
 def find_orientation(image: EncodedImage) -> tuple[()] | tuple[given.Transpose] | None:
@@ -200,11 +202,16 @@ def _remembering(function: Callable[..., Any], remember: Callable[..., None]) ->
     @functools.wraps(function)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if type(result) is np.ndarray and result.ndim == 3 and len(args) in (1, 2) and not kwargs and recording():
+        if type(result) is np.ndarray and result.ndim == 3 and len(args) in (1, 2) and not kwargs and _is_on_gpu():
             remember(result, *args)
         return result
 
     return hooked
+
+
+def _is_on_gpu() -> bool:
+    """Return whether decoding pixels again, which the dataset has decoded already, is faster than sending them."""
+    return (deferral := active()) is not None and deferral.on_gpu
 
 
 def _remember_rgb(array: Any, data: Any, colorspace: Any = "RGB") -> None:
@@ -243,7 +250,7 @@ def _defer_fromarray(fromarray: Any, obj: Any, mode: Any = None) -> Any:
 
 def find_decoded(array: Any) -> TransformedImage | None:
     """Return the image of an array, or of a view of one, with RGB pixels; None if it is not known, or has changed."""
-    if type(array) is not np.ndarray or not _recent.arrays or recording() is None:
+    if type(array) is not np.ndarray or not _recent.arrays or not _is_on_gpu():
         return None
     for known in _recent.arrays:
         decoded: Any = known.array()

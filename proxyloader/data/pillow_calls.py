@@ -24,7 +24,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -33,13 +33,13 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..transforms import color, given
-from ..transforms.geometry import Crop, IndexSelect, as_ltrb
+from ..transforms.geometry import Crop, Flip, IndexSelect, as_ltrb
 from ..transforms.plan import Branch, Size, Step
 from ..transforms.resize import Line
 from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine
 from .called_transforms import apply_undecoded, wrap_result
-from .deferral import Deferral, active, recording
+from .deferral import Deferral, active
 from .lazy_decoding import find_decoded
 from .lazy_image import (
     DeferredPixels,
@@ -64,6 +64,11 @@ MAX_RADIUS = 64
 
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Filters of ``Image.resize``, by Pillow's number."""
+
+FLIPS: dict[Image.Transpose, Literal["horizontal", "vertical"]] = {
+    Image.Transpose.FLIP_LEFT_RIGHT: "horizontal",
+    Image.Transpose.FLIP_TOP_BOTTOM: "vertical",
+}
 
 WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 """Filters of ``Image.transform``, by Pillow's number."""
@@ -114,7 +119,7 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
 
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        if args and is_lazy(args[0]) and (deferral := recording()) is not None:
+        if args and is_lazy(args[0]) and (deferral := active()) is not None:
             image, *others = args
             others = [each if type(each) in _CONSTANTS else frozen(each) for each in others]
             named = {name: frozen(each) for name, each in kwargs.items()} if kwargs else kwargs
@@ -202,6 +207,8 @@ def resize(
 
 def transpose(image: Image.Image, method: Any) -> Note | None:
     method = Image.Transpose(method)
+    if axis := FLIPS.get(method):  # which DALI also does without kernels
+        return _one(Flip(axis), image, 1.0)
     return Note((given.Transpose(method),), (), given.transposed(image.size[::-1], method))
 
 
@@ -337,7 +344,7 @@ def _defer_new(new: Callable[..., Image.Image], mode: Any, size: Any, color: Any
 
 def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any = None) -> Any:
     canvas: Any = find_undecoded(image)
-    deferral = recording()
+    deferral = active()
     is_new = isinstance(canvas, DeferredPixels) and not isinstance(canvas.meaning, Degenerate)
     if not is_new or not is_lazy(im) or mask is not None or deferral is None:
         return NotImplemented

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
-from .deferral import recording
+from .deferral import active
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def unless_handled(call: Callable[..., Any], handle: Callable[..., Any]) -> Call
 
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
-        if recording() is not None:
+        if active() is not None:
             try:
                 result = handle(call, *args, **kwargs)
             except Exception:

@@ -29,7 +29,7 @@ from ..transforms import augment, color, given, resize, warp
 from ..transforms.geometry import Box, Crop, Flip, as_fill, as_ltrb, as_pair, center_box
 from ..transforms.plan import Branch, ImageState, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
-from .deferral import recording
+from .deferral import active
 from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, requires_gradient, share
 from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, number, pad_by_pixels, select
@@ -79,7 +79,7 @@ def _record(call: Callable[..., Any], note: Noter, version: Version, is_pure: bo
 
 def _apply(note: Noter, version: Version, is_pure: bool, call: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the result of a call without values; NotImplemented if it needs values or has no kernel."""
-    transformed, deferral = find_transformed(image) if isinstance(image, LazyTensor) else None, recording()
+    transformed, deferral = find_transformed(image) if isinstance(image, LazyTensor) else None, active()
     if transformed is None or deferral is None or torch.get_default_dtype() is not torch.float32:
         return NotImplemented
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]

@@ -30,7 +30,7 @@ from torchvision.transforms.v2.functional import to_image
 from proxyloader.data.deferral import current
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import get_transformed
-from proxyloader.data.lazy_tensor import LazyImageTensor, LazyTensor, is_materialized, materialize
+from proxyloader.data.lazy_tensor import LazyImageTensor, LazyTensor, find_transformed, is_materialized, materialize
 from proxyloader.data.transformed import TransformedImage, pixel_uses
 from proxyloader.kernels.operations import build_programs
 from proxyloader.make_dataset import photograph
@@ -567,10 +567,17 @@ def test_calls_use_pixels(why: str) -> None:
             current().find_obstacle = lambda plan: "there is no kernel"  # type: ignore[union-attr]
         pixel_uses.why = None
         image = opened("RGB").convert("RGB")
-        cropped = image.crop((1, 2, 60, 50))
-        assert get_transformed(image) is None and get_transformed(cropped) is None
+        resized = image.resize((60, 50))
+        assert get_transformed(image) is None and get_transformed(resized) is None
         if why != "in a stock loader":
             assert f"{__file__}:" in str(pixel_uses.why)
+
+
+def test_dali_runs_the_calls_that_it_has_without_a_gpu() -> None:
+    with opened_late(False):
+        image = TF.hflip(opened("RGB").convert("RGB").crop((1, 2, 60, 50)))
+        plan = find_transformed(TF.normalize(TF.to_tensor(image), (0.5,) * 3, (0.2,) * 3)).plan  # type: ignore[arg-type,union-attr]
+    assert [type(step).__name__ for step in plan.steps] == ["Crop", "Flip", "ToTensor", "ToFloat", "Normalize"]
 
 
 def test_hooks_are_undone() -> None:
