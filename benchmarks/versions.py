@@ -1,13 +1,14 @@
-"""Is this version as fast as an earlier one, and does it take as much of the cores?
+"""How fast is each kind of pipeline with torch's loader, an earlier version of this one, and this version?
 
     git worktree add ../before COMMIT && python benchmarks/versions.py --before ../before
+    ... --pipelines ImageFolder "functionals by hand" --rounds 5
     ... --device cpu --images 1024 --workers 2
 
-Whole epochs of an ImageFolder that do nothing with their batches, with persistent workers. The versions take turns, in
-a new process each. Of each epoch: images/s, milliseconds of CPU time an image, of all processes, and the longest wait
-for a batch behind the first. Of all epochs: seconds, from the making of the loader on. The medians of the epochs leave
-out the first four, in which pipelines start, scans are looked at, and engines may be tried. Appends one JSON line to
-benchmarks/results/versions.jsonl.
+The loaders take turns, each in a new process for each pipeline and round, with persistent workers. Reports medians of:
+seconds from creating the loader to the first batch; photographs per second of the first epoch, from creating the loader
+on, or of the first seconds of it; and of later epochs, photographs per second, CPU time per photograph of
+all processes, and the longest wait for a batch. Later epochs are of endless length, so their start and end do not
+count. Batches are moved to the device, and not used. Appends one JSON line to benchmarks/results/versions.jsonl.
 """
 
 from __future__ import annotations
@@ -19,120 +20,164 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from _common import append_record, make_parser
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
+from _common import append_record, make_parser, make_photographs
+from _pipelines import PIPELINES
+from rich.console import Console
+from rich.table import Table
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import RandomSampler, SequentialSampler
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-WARM_UP, EPOCHS = 4, 8
-OF_EPOCHS = ("images_per_s", "cpu_ms_per_image", "longest_wait_ms")
+SETTLE_S = 2.0  # of a later epoch, before it is measured
 
 
 def arguments() -> argparse.Namespace:
     parser = make_parser("versions", __doc__)
-    parser.add_argument("--before", type=Path, required=True, metavar="DIR", help="a checkout of the earlier version")
+    parser.add_argument("--before", type=Path, metavar="DIR", help="a checkout of an earlier version")
+    parser.add_argument("--pipelines", nargs="+", default=[*PIPELINES], choices=PIPELINES, metavar="NAME")
+    parser.add_argument("--loaders", nargs="+", choices=("torch", "before", "now"), help="all by default")
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=256)
-    parser.add_argument("--workers", type=int, nargs="+", default=[8, 16])
-    parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--root", help=argparse.SUPPRESS)  # of a process that measures
+    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=5.0, help="of the first and of the later epochs, at most")
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no round that may end later")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)  # the loader, in its process
     return parser.parse_args()
 
 
 def cpu_s() -> float:
-    """Return the CPU time of this process and its workers, which all live."""
+    """Return the CPU time of this process and its workers, which are all alive."""
     processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
     return sum(times.user + times.system for times in (each.cpu_times() for each in processes))
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the version that this process imports, for each number of workers."""
+class Endless(RandomSampler):
+    """Shuffles all samples again and again."""
+
+    def __iter__(self) -> Any:
+        return itertools.chain.from_iterable(super(Endless, self).__iter__() for _ in itertools.count())
+
+
+class Switch(SequentialSampler):
+    """The sampler of the next epoch. Persistent workers outlive it."""
+
+    current: Any = None
+
+    def __iter__(self) -> Any:
+        return iter(self.current)
+
+
+def measure(options: argparse.Namespace) -> dict[str, float]:
+    """Measure a pipeline with the version that this process imports."""
     import proxyloader
 
-    transform = transforms.Compose(
-        [
-            transforms.RandomResizedCrop(224),
-            transforms.RandomHorizontalFlip(),
-            transforms.ToTensor(),
-            transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ]
-    )
-    found: dict[str, Any] = {"from": str(Path(proxyloader.__file__).parents[1])}
-    for workers in options.workers:
-        made_s = time.perf_counter()
-        loader = proxyloader.DataLoader(
-            ImageFolder(options.root, transform),
-            options.batch_size,
-            shuffle=True,
-            num_workers=workers,
-            persistent_workers=True,
-            device=options.device,
-        )
-        figures: dict[str, list[float]] = {name: [] for name in OF_EPOCHS}
-        for _ in range(EPOCHS):
-            start_s, start_cpu_s, images, came_s = time.perf_counter(), cpu_s(), 0, []
-            for batch in loader:
-                images += len(batch[0])
-                came_s.append(time.perf_counter())
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            waits_s = [after - before for before, after in itertools.pairwise(came_s)]
-            figures["images_per_s"].append(round(images / (time.perf_counter() - start_s)))
-            figures["cpu_ms_per_image"].append(round(1e3 * (cpu_s() - start_cpu_s) / images, 3))
-            figures["longest_wait_ms"].append(round(1e3 * max(waits_s, default=0.0)))
-        found[str(workers)] = {**figures, "all_s": round(time.perf_counter() - made_s, 2)}
-        del loader
-    return found
+    checkout = Path(proxyloader.__file__).parents[1]
+    if options.measure == "before" and checkout != options.before.resolve():
+        raise RuntimeError(f"{checkout} was imported instead of {options.before}")
+    ((make, more),) = [PIPELINES[name] for name in options.pipelines]
+    dataset, on_gpu = make(str(make_photographs(options.images))), options.device == "cuda"
+    torch.ones(1, device=options.device)
+    made_s, sampler = time.perf_counter(), Switch(dataset)
+    arguments: dict[str, Any] = {"batch_size": options.batch_size, "sampler": sampler, "num_workers": options.workers}
+    arguments |= {"persistent_workers": True, "drop_last": True, **more}
+    if options.measure == "torch":
+        loader: Any = StockLoader(dataset, **arguments, pin_memory=on_gpu)
+    else:
+        loader = proxyloader.DataLoader(dataset, **arguments, device=options.device)
+
+    def move(batch: Any) -> Any:
+        return tree_map(lambda leaf: leaf.to(options.device, non_blocking=True) if hasattr(leaf, "to") else leaf, batch)
+
+    def now_s() -> float:
+        if on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    sampler.current, size = RandomSampler(dataset), loader.batch_size
+    first_batch_s = 0.0
+    for batches, batch in enumerate(loader, 1):  # noqa: B007
+        move(batch)
+        first_batch_s = first_batch_s or now_s() - made_s
+        if time.perf_counter() - made_s - first_batch_s > options.seconds:
+            break
+    found = {"first_batch_s": first_batch_s, "first_epoch_per_s": batches * size / (now_s() - made_s)}
+    for _ in loader if batches < len(loader) else ():  # whole epochs, whose workers are then idle
+        break
+    sampler.current = Endless(dataset)
+    begin_s, start_s, start_cpu_s, images, longest_s = time.perf_counter(), 0.0, 0.0, 0, 0.0
+    came_s = begin_s
+    for batch in loader:
+        move(batch)
+        before_s, came_s = came_s, time.perf_counter()
+        if not start_s:
+            if came_s - begin_s > SETTLE_S:
+                start_s, start_cpu_s = now_s(), cpu_s()
+            continue
+        images, longest_s = images + size, max(longest_s, came_s - before_s)
+        if came_s - start_s > options.seconds:
+            break
+    found |= {"per_s": images / (now_s() - start_s), "cpu_ms": 1e3 * (cpu_s() - start_cpu_s) / images}
+    return found | {"longest_wait_ms": 1e3 * longest_s}
 
 
-def in_process(checkout: Path, root: str, options: argparse.Namespace) -> dict[str, Any]:
-    settings = ["--device", options.device, "--batch-size", str(options.batch_size), "--before", str(options.before)]
-    command = [sys.executable, __file__, "--root", root, *settings, "--workers", *map(str, options.workers)]
+def in_process(loader: str, pipeline: str, options: argparse.Namespace) -> dict[str, float] | None:
+    """Measure in a new process. Return None if it fails; it has then printed why."""
+    names = ("device", "images", "batch_size", "workers", "seconds")
+    settings = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
+    checkout = options.before.resolve() if loader == "before" else HERE.parent
+    settings += ["--before", str(checkout)] if loader == "before" else []
+    command = [sys.executable, __file__, "--measure", loader, "--pipelines", pipeline, *settings]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=HERE)
-    found: dict[str, Any] = json.loads(done.stdout)
-    if Path(found.pop("from")) != checkout.resolve():
-        raise RuntimeError(f"another version than that of {checkout} was imported")
-    return found
-
-
-def medians_of(rounds: list[dict[str, Any]]) -> dict[str, float]:
-    medians = {
-        name: statistics.median(value for each in rounds for value in each[name][WARM_UP:]) for name in OF_EPOCHS
-    }
-    return {**medians, "all_s": statistics.median(each["all_s"] for each in rounds)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=HERE)
+    return None if done.returncode else json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
     options = arguments()
-    if options.root:
+    if options.measure:
         print(json.dumps(measure(options)))
         return
-    from proxyloader.make_dataset import make_dataset
-
-    checkouts = {"before": options.before.resolve(), "now": HERE.parent}
-    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
-    with tempfile.TemporaryDirectory() as folder:
-        root = str(make_dataset(Path(folder) / "set", images=options.images))
-        for _ in tqdm(range(options.rounds), unit="round", disable=None):
-            for name, checkout in checkouts.items():
-                rounds[name].append(in_process(checkout, root, options))
-                tqdm.write(f"{name}: {json.dumps(rounds[name][-1])}", file=sys.stderr)  # if it is stopped early
-    medians = {
-        name: {str(workers): medians_of([each[str(workers)] for each in found]) for workers in options.workers}
-        for name, found in rounds.items()
+    make_photographs(options.images)
+    loaders = options.loaders or ["torch", *(["before"] if options.before else []), "now"]
+    rounds: dict[str, dict[str, list[dict[str, float]]]] = {
+        name: {each: [] for each in loaders} for name in options.pipelines
     }
-    settings = ("device", "images", "batch_size")
-    append_record(options, *settings, epochs_left_out=WARM_UP, medians=medians, rounds=rounds)
-    print(json.dumps(medians, indent=2))
+    begin_s, longest_s = time.monotonic(), 0.0
+    for number in tqdm(range(options.rounds), unit="round", disable=None):
+        start_s = time.monotonic()
+        if start_s + longest_s > begin_s + 60 * options.minutes:
+            break
+        for pipeline, loader in itertools.product(options.pipelines, loaders[:: -1 if number % 2 else 1]):
+            figures = in_process(loader, pipeline, options)
+            rounds[pipeline][loader] += [figures] if figures else []
+            tqdm.write(f"{pipeline}, {loader}: {json.dumps(figures)}", file=sys.stderr)  # if it is stopped early
+        longest_s = max(longest_s, time.monotonic() - start_s)
+    medians = {
+        pipeline: {
+            loader: {name: round(statistics.median(each[name] for each in made), 3) for name in made[0]}
+            for loader, made in found.items()
+            if made
+        }
+        for pipeline, found in rounds.items()
+    }
+    append_record(options, "device", "images", "batch_size", "workers", "seconds", medians=medians, rounds=rounds)
+    table = Table(
+        "pipeline", "loader", "first batch, s", "first epoch, images/s", "images/s", "CPU ms", "longest wait, ms"
+    )
+    for pipeline, found in medians.items():
+        for loader, (first_s, *others) in ((loader, values.values()) for loader, values in found.items()):
+            cells = (f"{value:,.{digits}f}" for value, digits in zip(others, (0, 0, 3, 0)))
+            table.add_row(pipeline, loader, f"{first_s:.2f}", *cells)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 if __name__ == "__main__":
