@@ -197,13 +197,17 @@ BGR2RGB = 4
 COLOR_FLAGS = {1: (True, True), 1 | 128: (True, False), 256: (False, True), 256 | 128: (False, False)}
 """IMREAD_COLOR and IMREAD_COLOR_RGB of OpenCV, each also with IMREAD_IGNORE_ORIENTATION: ``is_bgr``, ``is_turned``."""
 
+KEYWORDS = frozenset({"colorspace", "min_height", "min_width", "flags", "code"})
+"""Arguments that may be passed by name. An array that they scale down is not remembered, because its size differs."""
+
 
 def _remembering(function: Callable[..., Any], remember: Callable[..., None]) -> Callable[..., Any]:
     @functools.wraps(function)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if type(result) is np.ndarray and result.ndim == 3 and len(args) in (1, 2) and not kwargs and _is_on_gpu():
-            remember(result, *args)
+        is_known = len(args) in (1, 2) and kwargs.keys() <= KEYWORDS
+        if type(result) is np.ndarray and result.ndim == 3 and is_known and _is_on_gpu():
+            remember(result, *args, **kwargs)
         return result
 
     return hooked
@@ -214,7 +218,7 @@ def _is_on_gpu() -> bool:
     return (deferral := active()) is not None and deferral.on_gpu
 
 
-def _remember_rgb(array: Any, data: Any, colorspace: Any = "RGB") -> None:
+def _remember_rgb(array: Any, data: Any, colorspace: Any = "RGB", min_height: int = 0, min_width: int = 0) -> None:
     if str(colorspace).upper() == "RGB":
         _remember(array, EncodedImage.from_jpeg(bytes(data)), False)
 

@@ -44,6 +44,8 @@ def tensors_of(array: Any) -> list[Any]:
 
 READ_ARRAYS: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "simplejpeg": (by_simplejpeg, True),
+    "simplejpeg, by name": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), colorspace="RGB", min_width=161), True),
+    "simplejpeg, scaled": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), min_width=80, min_height=60), False),
     "simplejpeg, grey": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), "GRAY")[..., 0], False),
     "simplejpeg, fast": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), fastdct=True), False),
     "simplejpeg, changed": (lambda p: (a := by_simplejpeg(p), a.__setitem__((9, 9, 1), 7))[0], False),
@@ -51,6 +53,7 @@ READ_ARRAYS: dict[str, tuple[Callable[[Path], Any], bool]] = {
     "simplejpeg, a part": (lambda p: by_simplejpeg(p)[5:], False),
     "simplejpeg, BGR": (lambda p: by_simplejpeg(p)[..., ::-1], False),
     "OpenCV": (lambda p: cv2.cvtColor(cv2.imread(str(p)), cv2.COLOR_BGR2RGB), True),
+    "OpenCV, by name": (lambda p: cv2.cvtColor(cv2.imread(str(p), flags=1), code=4), True),
     "OpenCV, reversed": (lambda p: by_opencv(p, 1 | 128)[:, :, ::-1], True),
     "OpenCV, from memory": (lambda p: cv2.cvtColor(by_opencv(p), cv2.COLOR_BGR2RGB), True),
     "OpenCV, BGR": (by_opencv, False),
