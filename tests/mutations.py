@@ -124,7 +124,7 @@ an image that was changed is handed on as its file
     data/test_lazy_image.py
 # tensors and transforms that are met late
 a list that changes after a recorded call changes what is repeated
-    data/pillow_calls.py:frozen | isinstance(value, (list, np.ndarray, ImageFilter.Filter)) => False
+    data/pillow_calls.py:frozen | list(map(frozen, value)) => value
     kernels/test_pillow_calls.py
 an image pasted through a mask is recorded as a whole
     data/pillow_calls.py:_paste | mask is not None => False

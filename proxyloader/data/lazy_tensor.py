@@ -90,6 +90,9 @@ FACTORY_OPERATORS = frozenset({"empty_like", "zeros_like", "ones_like", "full_li
 }
 """Operations that use only the shape, strides and dtype of a tensor."""
 
+recorders: dict[Any, Callable[..., Any]] = {}
+"""Functions that record an operator as a call on an undecoded image; NotImplemented: it is recorded as an operation."""
+
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
 _set_class = vars(object)["__class__"].__set__
@@ -430,6 +433,8 @@ def _drop_values(value: Any) -> Any:
 
 def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation without computing values; NotImplemented if it needs values."""
+    if operator in recorders and (call := recorders[operator](operator, *args, **kwargs)) is not NotImplemented:
+        return call
     name, tags = str(operator), operator.tags
     packet = name.split(".")[1]
     lazy = [each for each in flatten((args, kwargs)) if isinstance(each, LazyTensor)]

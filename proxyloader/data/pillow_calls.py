@@ -144,7 +144,9 @@ _CONSTANTS = frozenset({int, float, bool, str, tuple, type(None), Image.Resampli
 
 def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
-    if isinstance(value, (list, np.ndarray, ImageFilter.Filter)):
+    if isinstance(value, list):
+        return list(map(frozen, value))
+    if isinstance(value, (np.ndarray, ImageFilter.Filter)):
         return copy.copy(value)
     return value.clone() if isinstance(value, torch.Tensor) else value
 

@@ -31,7 +31,15 @@ from ..transforms.plan import Branch, ImageState, Size, Step
 from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
 from .deferral import active
 from .lazy_image import create_lazy_image
-from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, requires_gradient, share
+from .lazy_tensor import (
+    LazyTensor,
+    create_lazy_output,
+    find_transformed,
+    is_unshared,
+    recorders,
+    requires_gradient,
+    share,
+)
 from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, number, pad_by_pixels, select
 from .placeholders import ProxySample
 from .replaced_code import find, original, replacements, unless_handled
@@ -364,6 +372,13 @@ def permute_channels(image: Input, permutation: Any) -> Note | None:
     return _one(color.ChannelOrder(), image, *map(float, permutation))
 
 
+def index(image: Input, indices: Any) -> Note | None:
+    """Note an index that permutes the channels, such as ``image[..., permutation, :, :]``."""
+    order, *more = indices
+    is_order = type(order) is torch.Tensor and order.shape == (3,) and order.dtype is torch.int64
+    return permute_channels(image, order.tolist()) if is_order and not any(each is not None for each in more) else None
+
+
 def rgb_to_grayscale(image: Input, num_output_channels: Any = 1) -> Note | None:
     if num_output_channels not in (1, 3):
         return None
@@ -428,8 +443,7 @@ def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note |
 
 
 def to_pil_image(image: Input, mode: Any = None) -> Note | None:
-    expected: Literal["RGB", "L"] = "RGB" if image.state.channels == 3 else "L"
-    return _one(given.ToPIL(), image) if image.state.dtype == "uint8" and mode in (None, expected) else None
+    return _one(given.ToPIL(), image) if mode in (None, "RGB" if image.state.channels == 3 else "L") else None
 
 
 OF_BOTH: tuple[Noter, ...] = (
@@ -474,3 +488,5 @@ V2: dict[str, Noter] = {
     "perspective": perspective_v2,
 }
 """Kernels of ``v2.functional``, without their suffix "_image"."""
+
+recorders[torch.ops.aten.index.Tensor] = functools.partial(_apply, index, "v1", True)

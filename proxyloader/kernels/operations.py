@@ -540,7 +540,10 @@ def to_tensor(state: State, step: type_conversion.ToTensor) -> None:
 
 @operation(given.ToPIL)
 def to_pil(state: State, step: given.ToPIL) -> None:
-    state.require_levels(step)
+    state.require_moves(step)
+    if state.scale == 0:
+        raise MissingKernelError(step, "of floats that are levels")
+    state.scale = None  # a level divided by 255 and multiplied again is the same
 
 
 @operation(type_conversion.ToFloat)

@@ -73,10 +73,10 @@ class Matrix(Step):
 
 
 class ToPIL(Step):
-    """``functional.to_pil_image`` of a uint8 tensor."""
+    """``functional.to_pil_image`` of a uint8 tensor, or of one divided by 255."""
 
     def output_state(self, state: ImageState) -> ImageState:
-        return replace(state, kind="pil")
+        return replace(state, kind="pil", dtype="uint8")
 
 
 TURNS: dict[Image.Transpose, tuple[int, Literal["", "horizontal", "vertical"]]] = {

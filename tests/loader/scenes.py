@@ -140,6 +140,8 @@ def ssd(scene: Scene) -> Any:
     for jitter in (v1.ColorJitter(brightness=0.2), v1.ColorJitter(contrast=(0.5, 1.5)), v1.ColorJitter(hue=0.05)):
         image = jitter(image) if torch.rand(1) < 0.5 else image
     if torch.rand(1) < 0.5:
+        image = TF.to_pil_image(TF.to_tensor(image)[..., torch.randperm(3), :, :])
+    if torch.rand(1) < 0.5:
         (width, height), scale = image.size, 1 + float(torch.rand(1))
         left, top = int((scale - 1) * width / 2), int((scale - 1) * height / 3)
         image = TF.pad(image, [left, top, int(width * scale) - width - left, int(height * scale) - height - top], GRAY)

@@ -310,6 +310,7 @@ LATE_USES: list[Callable[[Any], Any]] = [
     lambda i: torch.stack([to_tensor(i.resize((32, 32)).rotate(k)) for k in range(3)]),
     of_tensor(lambda x: TF.normalize(TF.erase(x, 1, 2, 5, 6, 0.5), [0.5] * 3, [0.5] * 3, inplace=True)),
     lambda i: (i.load(), i.info.get("dpi"), i.getbands(), i.tell(), dict(i.getexif()), to_tensor(i))[1:],
+    lambda i: to_tensor(TF.to_pil_image(to_tensor(i)).rotate(9)),
     lambda i: (j := TF.pad(v1.ColorJitter(0.2)(i), 5), j.info, to_tensor(j))[1:],
 ]  # fmt: skip
 PIXEL_USES: list[Callable[[Any], Any]] = [
@@ -321,7 +322,6 @@ PIXEL_USES: list[Callable[[Any], Any]] = [
     lambda i: (i.crop((0, 0, 9, 9)) == i.crop((0, 0, 9, 9)), to_tensor(i)),
     lambda i: (to_tensor(i.convert("HSV")), to_tensor(i.convert("RGBA")), to_tensor(i.quantize(8).convert("RGB"))),
     lambda i: to_tensor(Image.composite(i, ImageChops.offset(i, 5), i.convert("L"))),
-    lambda i: to_tensor(TF.to_pil_image(to_tensor(i)).rotate(9)),
     lambda i: int(np.asarray(i)[0, 0, 0] > 100),
     lambda i: F2.jpeg(F2.to_image(i), 50),
     of_tensor(lambda x: x if x.max() > 0.5 else x * 2),
