@@ -272,13 +272,7 @@ LIMITS: dict[str, tuple[Any, str, str, str, str]] = {
 
 @pytest.mark.parametrize(("limits", "name", "status", "found", "remedy"), LIMITS.values(), ids=LIMITS)
 def test_limits_of_the_system_are_found(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    limits: Any,
-    name: str,
-    status: str,
-    found: str,
-    remedy: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: Any, name: str, status: str, found: str, remedy: str
 ) -> None:
     (tmp_path / "dev/shm").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)

@@ -15,13 +15,7 @@ from torchvision.transforms import v2
 
 from proxyloader.transforms import random_numbers
 from proxyloader.transforms.plan import Version
-from proxyloader.transforms.random_numbers import (
-    BLOCK,
-    NumbersAhead,
-    are_alike_ahead,
-    drawing_ahead,
-    resized_crop_box,
-)
+from proxyloader.transforms.random_numbers import BLOCK, NumbersAhead, are_alike_ahead, drawing_ahead, resized_crop_box
 
 from ..compare import drawn_alike
 from ..plans import draw, translation_of

@@ -20,16 +20,7 @@ from torchvision.transforms import transforms as v1
 from proxyloader.transforms.resize import Target, interpolation_value, nearest_pixels, pillow_resizes_height_first
 
 from .. import compare
-from ..compare import (
-    THIN,
-    as_image,
-    assert_alike,
-    both_versions,
-    images,
-    lossless,
-    many,
-    of_levels,
-)
+from ..compare import THIN, as_image, assert_alike, both_versions, images, lossless, many, of_levels
 from ..plans import plan_for
 
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
