@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import ImageFilter
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import transforms as v1
@@ -31,6 +32,15 @@ pytestmark = pytest.mark.usefixtures("emulated_gpu")
 CROP, NORMALIZE = v1.RandomResizedCrop(48), v1.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 END = [v1.ToTensor(), NORMALIZE]
 
+
+class Blur:
+    """Of one's own, so that the transform is recorded where it stands."""
+
+    def __call__(self, image: Any) -> Any:
+        radius = random.uniform(0.1, 2.0)
+        return image.filter(ImageFilter.GaussianBlur(radius)) if random.random() < 0.5 else image
+
+
 PRESETS: dict[str, Any] = {
     "training": [CROP, v1.RandomHorizontalFlip(), *END],
     "evaluation": [v1.Resize(64), v1.CenterCrop(48), *END],
@@ -39,6 +49,7 @@ PRESETS: dict[str, Any] = {
     "AutoAugment": [CROP, v1.AutoAugment(), *END],
     "AugMix": [CROP, v1.AugMix(), *END],
     "ColorJitter": [CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), *END],
+    "SimCLR": [CROP, v1.ColorJitter(0.8, 0.8, 0.8, 0.2), v1.RandomGrayscale(), Blur(), *END],
     "floats": [v1.ToTensor(), v1.Resize(50), v1.RandomCrop(48)],
     "levels": [CROP, v1.PILToTensor()],
     "grey": [CROP, v1.Grayscale(), v1.ToTensor()],
