@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import UnidentifiedImageError
-from torchvision.datasets.folder import default_loader
+from PIL import ExifTags, Image, UnidentifiedImageError
+from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
 
 from proxyloader import ImageError
 from proxyloader.data import encoded_image
@@ -124,3 +125,58 @@ def test_pillow_reads_a_jpeg_without_an_end_as_far_as_it_needs(tmp_path: Path) -
     path = tmp_path / "a.jpg"
     sparse(JPEG[:1000], 10 << 30)(path)
     assert np.array_equal(np.asarray(EncodedImage.open(path).decoded()), np.asarray(default_loader(str(path))))
+
+
+# --- the odd formats of these tests ----------------------------------------------------------------------------------
+
+HOW_PILLOW_SEES = {
+    "JPEG CMYK": ("cmyk.jpg", "cmyk_without_adobe.jpg", "ycck.jpg"),
+    "JPEG RGB": (
+        *("rgb.jpg", "progressive.jpg", "444.jpg", "422.jpg", "orientation_6.jpg", "thumbnail.jpg"),
+        *("zeros_behind.jpg", "restart_intervals.jpg"),
+    ),
+    "JPEG L": ("grey.jpg",),
+    "MPO RGB": ("two_pictures.jpg",),
+    "GIF P": ("gif.jpg",),
+    "PNG RGB": ("png.jpg", "rgb.png"),
+    "PNG P": ("palette.png", "palette_transparent.png"),
+    "PNG RGBA": ("rgba.png",),
+    "PNG LA": ("grey_alpha.png",),
+    "PNG I": ("grey_16_bit.png",),
+    "PNG 1": ("1_bit.png",),
+    "TIFF RGB": ("rgb.tif",),
+    "WEBP RGB": ("lossy.webp", "lossless.webp"),
+    "BMP RGB": ("rgb.bmp",),
+    "PPM RGB": ("rgb.ppm",),
+    "PPM L": ("grey.pgm",),
+}
+"""Format and mode, and the names of files without ``odd_``."""
+
+
+def test_pillow_and_image_folder_read_an_odd_format_as_what_its_name_says() -> None:
+    found: dict[str, list[str]] = {}
+    for name, encode in ODD_FORMATS.items():
+        with Image.open(io.BytesIO(encode(PHOTO))) as image:
+            seen = f"{image.format} {image.mode.replace('I;16', 'I')}"  # as which Pillow opened it until version 10
+            assert image.size == PHOTO.size
+        found.setdefault(seen, []).append(name.removeprefix("odd_"))
+    assert {seen: tuple(names) for seen, names in found.items()} == HOW_PILLOW_SEES
+    assert all(name.endswith(IMG_EXTENSIONS) for name in ODD_FORMATS)
+
+
+def test_what_is_odd_is_in_the_file() -> None:
+    files = {name: ODD_FORMATS[name](PHOTO) for name in ODD_FORMATS}
+    opened = {name: Image.open(io.BytesIO(data)) for name, data in files.items()}
+    levels = np.asarray(opened["odd_grey_16_bit.png"])
+    assert np.array_equal(levels, np.asarray(PHOTO.convert("L")).astype(np.uint16) * 251)  # which uses both bytes
+    markers = {name: opened[f"odd_{name}.jpg"].info.get("adobe_transform") for name in ("cmyk", "ycck", "rgb")}
+    assert markers == {"cmyk": 0, "ycck": 2, "rgb": 0} and b"Adobe" not in files["odd_cmyk_without_adobe.jpg"]
+    assert all(np.asarray(opened[f"odd_{name}.jpg"].getchannel("K")).mean() > 10 for name in ("cmyk", "ycck"))
+    assert files["odd_thumbnail.jpg"].count(b"\xff\xc0\x00\x11\x08") == 2
+    sampled = {name: opened[f"odd_{name}.jpg"].layer[0][1:3] for name in ("444", "422", "progressive")}
+    assert sampled == {"444": (1, 1), "422": (2, 1), "progressive": (2, 2)}
+    assert [name for name, image in opened.items() if "progressive" in image.info] == ["odd_progressive.jpg"]
+    assert opened["odd_orientation_6.jpg"].getexif()[ExifTags.Base.Orientation] == 6
+    assert files["odd_zeros_behind.jpg"].endswith(b"\xff\xd9" + bytes(64))
+    restarts = files["odd_restart_intervals.jpg"]
+    assert all(marker in restarts for marker in (b"\xff\xdd\x00\x04\x00\x05", b"\xff\xd0", b"\xff\xd1"))
