@@ -39,5 +39,6 @@ def test_what_bounds_a_training_is_found(photos: Path, bound: str, step: Any, ki
     loader = loader_of(photos, kind, proxyloader.DataLoader, **workers)
     found = proxyloader.diagnose(loader, step, seconds=3 * SECONDS)
     assert found.bound == bound and found.figures.alone.keys() == {"proxyloader", "stock"}
-    busy_percent = found.figures.step.gpu_percent
-    assert busy_percent is not None and (busy_percent > 50 or bound != "model")
+    if bound in ("model", "loop"):
+        assert found.figures.step.gpu_percent is not None
+        assert found.figures.step.gpu_percent > 50 or bound == "loop"
