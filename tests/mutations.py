@@ -143,7 +143,7 @@ a tensor that others share is changed alone
     kernels/test_tensor_calls.py
 an array that was changed is handed on as its file
     data/lazy_decoding.py:find_decoded | np.array_equal(decoded, known.pixels) => True
-    kernels/test_decoded_arrays.py
+    kernels/test_tensor_calls.py
 values that are asked for are drawn anew
     data/transformed.py:TransformedImage.materialize | states is None => True
     integration/test_random_programs.py

@@ -212,15 +212,8 @@ def without_images(batch: Any) -> Any:
     heat = torch.zeros(4, 20, 20)
     heat[1, 3, 4] = 1
     heat[2].fill_(3)
-    return (
-        heat,
-        heat * 2,
-        heat[2],
-        heat.max().item(),
-        torch.empty(1, 2, 2).fill_(2),
-        torch.zeros(0, 3, 3),
-        images_of(batch),
-    )
+    others = torch.empty(1, 2, 2).fill_(2), torch.zeros(0, 3, 3), images_of(batch)
+    return heat, heat * 2, heat[2], heat.max().item(), *others
 
 
 def of_another_size(batch: Any) -> Any:

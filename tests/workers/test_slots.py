@@ -140,18 +140,10 @@ def test_arrays_are_preserved_in_a_slot_without_one_and_if_it_is_too_small(
 
 
 TENSORS = [
-    torch.arange(5),
-    torch.ones(2, 3, requires_grad=True),
-    torch.tensor(3.0),
-    torch.zeros(0),
-    torch.ones(3, dtype=torch.bfloat16),
-    torch.ones(300_000),
-    torch.ones(2, dtype=torch.complex64).conj(),
-    torch.arange(12).reshape(3, 4).t(),
-    torch.tensor([True, False]),
-    torch.rand(3, 5)[:1, 4],
-    torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)),
-    torch.rand(3, 5)[:0, 4],
+    *(torch.arange(5), torch.ones(2, 3, requires_grad=True), torch.tensor(3.0), torch.zeros(0)),
+    *(torch.ones(3, dtype=torch.bfloat16), torch.ones(300_000), torch.ones(2, dtype=torch.complex64).conj()),
+    *(torch.arange(12).reshape(3, 4).t(), torch.tensor([True, False]), torch.rand(3, 5)[:1, 4]),
+    *(torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)), torch.rand(3, 5)[:0, 4]),
 ]
 
 
