@@ -180,11 +180,9 @@ class TestMakeDataset:
 class TestAsAProcess:
     def test_ctrl_c_ends_it_and_its_children_silently(self, tmp_path: Path) -> None:
         argv = ("make-dataset", str(tmp_path), "--images", "100000", "--size", "48x36", "--processes", "2")
-        command, pipes = (
-            [sys.executable, "-m", "proxyloader", *argv],
-            dict.fromkeys(("stdout", "stderr"), subprocess.PIPE),
-        )
-        process = subprocess.Popen(command, env=ENVIRONMENT, text=True, start_new_session=True, **pipes)
+        command, pipe = [sys.executable, "-m", "proxyloader", *argv], subprocess.PIPE
+        how: dict[str, Any] = dict(env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        process = subprocess.Popen(command, **how)
         # By then both children are at work: one that is interrupted while it imports says so.
         await_true(lambda: len(list(tmp_path.glob("*/*.jpg"))) >= 1000)
         children = psutil.Process(process.pid).children(recursive=True)
