@@ -72,10 +72,10 @@ the rows of a nearest resize are counted as its columns
     transforms/test_resize.py
 brightness is contrast in what is automatic
     transforms/auto_augment.py:_branches | color.Brightness(*how) => color.Contrast(*how)
-    transforms/test_auto_augment.py
+    transforms/test_container.py
 a chain of operations loses its last one
     transforms/auto_augment.py:automatic | chains[0] if chains => chains[0][:-1] if chains
-    transforms/test_auto_augment.py
+    transforms/test_container.py
 a transform acts with one minus its probability
     transforms/registry.py:at_random | bernoulli(p, closed) => not bernoulli(p, closed)
     transforms/test_container.py

@@ -111,18 +111,20 @@ def test_a_transform_for_each_image_costs_one_run_a_batch(folder: ImageFolder, w
         assert len(loader._servers.queues) == 1
 
 
-@pytest.mark.parametrize("change", ["dtype", "memory_format"])
-def test_persistent_workers_follow_a_change_of_format(folder: ImageFolder, change: str) -> None:
+def test_persistent_workers_follow_a_change_of_format(folder: ImageFolder) -> None:
     folder.transform = compose(PRESETS["training"])
-    values = {"dtype": [torch.float16, None], "memory_format": [torch.channels_last, torch.contiguous_format]}[change]
-    loader = DataLoader(folder, 16, num_workers=2, persistent_workers=True, **{change: values[0]})
-    for value in (*values, values[0]):
-        setattr(loader, change, value)
+    loader = DataLoader(folder, 16, num_workers=2, persistent_workers=True)
+    half, last, dense = torch.float16, torch.channels_last, torch.contiguous_format
+    for loader.dtype, loader.memory_format in (
+        (half, dense),
+        (None, dense),
+        (half, dense),
+        (half, last),
+        (half, dense),
+    ):
         for images, _ in loader:
-            if change == "dtype":
-                assert images.dtype == (value or torch.float32)
-            else:
-                assert images.is_contiguous(memory_format=value)
+            assert images.dtype == (loader.dtype or torch.float32)
+            assert images.is_contiguous(memory_format=loader.memory_format)
 
 
 def test_floats_are_not_stored_as_uint8_behind_many_transforms(folder: ImageFolder) -> None:
