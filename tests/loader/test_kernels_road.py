@@ -115,13 +115,8 @@ def test_persistent_workers_follow_a_change_of_format(folder: ImageFolder) -> No
     folder.transform = compose(PRESETS["training"])
     loader = DataLoader(folder, 16, num_workers=2, persistent_workers=True)
     half, last, dense = torch.float16, torch.channels_last, torch.contiguous_format
-    for loader.dtype, loader.memory_format in (
-        (half, dense),
-        (None, dense),
-        (half, dense),
-        (half, last),
-        (half, dense),
-    ):
+    formats = (half, dense), (None, dense), (half, dense), (half, last), (half, dense)
+    for loader.dtype, loader.memory_format in formats:
         for images, _ in loader:
             assert images.dtype == (loader.dtype or torch.float32)
             assert images.is_contiguous(memory_format=loader.memory_format)

@@ -140,13 +140,7 @@ Image.Image.save = until_png
     ids=["import hangs", "import crashes", "import exits", "half an answer", "decoder crashes", "decoder hangs"],
 )
 def test_a_child_that_crashes_or_hangs_keeps_its_answers(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    question: str,
-    code: str,
-    limit_s: float,
-    answers: int,
-    failure: str,
+    monkeypatch: Any, tmp_path: Path, question: str, code: str, limit_s: float, answers: int, failure: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
