@@ -186,12 +186,7 @@ class Outputs:
 
 
 def run(
-    transform: Callable[[Any], Any],
-    device: str,
-    files: Images | None = None,
-    *,
-    seed: int = 0,
-    times: int = 1,
+    transform: Callable[[Any], Any], device: str, files: Images | None = None, *, seed: int = 0, times: int = 1
 ) -> Outputs:
     """Run both, and hold what must always agree: shapes, dtypes, and the states that the generators are left in.
 

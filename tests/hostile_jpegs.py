@@ -163,6 +163,10 @@ BANDS = tuple(Scan((component,), band, band) for band in range(1, 64) for compon
 HALVES = tuple(Scan((component,), *band) for band in [(1, 5), (6, 63)] for component in range(3))
 
 
+WIDE = (*[4] * 60, *[300] * 4)
+"""A quantisation table that takes 16 bits."""
+
+
 def progressive(*scans: Scan, **options: Any) -> Change:
     return written(frame=FRAME_PROGRESSIVE, scans=scans, **options)
 
@@ -308,11 +312,9 @@ SOUND: dict[str, Change] = {
     "restart markers": written(restart_blocks=2),
     "a restart marker behind every block": written(restart_blocks=1),
     "a restart interval longer than the picture": written(restart_blocks=60_000),
-    "wide quantisation table in an extended frame": written(frame=0xC1, quantisation=[4] * 60 + [300] * 4),
-    "wide quantisation table in a baseline frame": written(quantisation=[4] * 60 + [300] * 4),
-    "wide quantisation table in a progressive frame": progressive(
-        DC_FIRST, DC_LAST, *HALVES, quantisation=[4] * 60 + [300] * 4
-    ),
+    "wide quantisation table in an extended frame": written(frame=0xC1, quantisation=WIDE),
+    "wide quantisation table in a baseline frame": written(quantisation=WIDE),
+    "wide quantisation table in a progressive frame": progressive(DC_FIRST, DC_LAST, *HALVES, quantisation=WIDE),
     "progressive, 6 scans": progressive(DC_FIRST, DC_LAST, *HALVES),
     "progressive, 191 scans": progressive(DC_FIRST, DC_LAST, *BANDS),
     "progressive, 4:1:1, restart markers": progressive(
@@ -365,6 +367,12 @@ SOUND: dict[str, Change] = {
     "a JPEG in a PNG's name": lambda data: data,
 }
 """What a decoder that follows the standard shows as Pillow does, to rounding."""
+
+OTHER_FRAMES = {
+    "progressive": 0xC2, "lossless": 0xC3, "differential": 0xC5, "hierarchical progressive": 0xC6,
+    "hierarchical lossless": 0xC7, "reserved": 0xC8, "arithmetic": 0xC9, "progressive arithmetic": 0xCA,
+    "lossless arithmetic": 0xCB, "hierarchical arithmetic": 0xCD, "JPEG-LS": 0xF7,
+}  # fmt: skip
 
 DAMAGED: dict[str, Change] = {
     "3x1 with chroma 2x1, a fraction": sampled((3, 1), (2, 1), (1, 1)),
@@ -456,22 +464,7 @@ DAMAGED: dict[str, Change] = {
     "8 bits declared as 12": with_byte(FRAME, 0, 12),
     "8 bits declared as 16": with_byte(FRAME, 0, 16),
     "8 bits declared as 12, progressive": chain(with_byte(FRAME, 0, 12), with_marker(FRAME, FRAME_PROGRESSIVE)),
-    **{
-        f"baseline declared as {name}": with_marker(FRAME, marker)
-        for name, marker in {
-            "progressive": 0xC2,
-            "lossless": 0xC3,
-            "differential": 0xC5,
-            "hierarchical progressive": 0xC6,
-            "hierarchical lossless": 0xC7,
-            "reserved": 0xC8,
-            "arithmetic": 0xC9,
-            "progressive arithmetic": 0xCA,
-            "lossless arithmetic": 0xCB,
-            "hierarchical arithmetic": 0xCD,
-            "JPEG-LS": 0xF7,
-        }.items()
-    },
+    **{f"baseline declared as {name}": with_marker(FRAME, marker) for name, marker in OTHER_FRAMES.items()},
     "progressive declared as baseline": lambda data: progressive(DC_FIRST, DC_LAST, *HALVES)(data).replace(
         b"\xff\xc2\0\x11", b"\xff\xc0\0\x11"
     ),

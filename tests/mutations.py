@@ -72,10 +72,10 @@ the rows of a nearest resize are counted as its columns
     transforms/test_resize.py
 brightness is contrast in what is automatic
     transforms/auto_augment.py:_branches | color.Brightness(*how) => color.Contrast(*how)
-    transforms/test_auto_augment.py
+    transforms/test_container.py
 a chain of operations loses its last one
     transforms/auto_augment.py:automatic | chains[0] if chains => chains[0][:-1] if chains
-    transforms/test_auto_augment.py
+    transforms/test_container.py
 a transform acts with one minus its probability
     transforms/registry.py:at_random | bernoulli(p, closed) => not bernoulli(p, closed)
     transforms/test_container.py
@@ -143,7 +143,7 @@ a tensor that others share is changed alone
     kernels/test_tensor_calls.py
 an array that was changed is handed on as its file
     data/lazy_decoding.py:find_decoded | np.array_equal(decoded, known.pixels) => True
-    kernels/test_decoded_arrays.py
+    kernels/test_tensor_calls.py
 values that are asked for are drawn anew
     data/transformed.py:TransformedImage.materialize | states is None => True
     integration/test_random_programs.py
@@ -241,19 +241,19 @@ Ctrl-C while DALI is imported leaves a part of it, with which no loader works
 # the way of a batch
 what a dataset keeps of a batch stays in the memory of the next one
     data/batch_memory.py:BatchMemory.end | count > baseline + 2 => count > 99
-    workers/test_batch_memory.py integration/test_kept_images.py
+    workers/test_slots.py integration/test_kept_images.py
 a child that a dataset forks reads files into the batch of its parent
     data/batch_memory.py: | after_in_child=batch_memory.stop => after_in_child=int
     integration/test_kept_images.py
 files of one size are taken to follow each other where they were read
     workers/packing.py:_pack_input | if one_shape: => if one_shape and arrays[0].ndim > 1:
-    workers/test_batch_memory.py
+    workers/test_slots.py
 a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>
     integration/test_kept_images.py
 behind a small first batch the engines decode a few images of each batch, and CUDA the others
     dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
-    dali/test_plan_server.py
+    dali/test_build.py
 the images of a batch are turned round, and its labels are not
     workers/packing.py:_ContentPickler._assign_batch | .add(calls, files) => .add(calls[::-1], files[::-1])
     integration/test_same_batches.py integration/test_faults_structure.py
@@ -271,7 +271,7 @@ a slot is lost with a batch that nobody asks for any more
     workers/test_request_sampler.py
 a slot is written to while DALI still reads it
     workers/arena.py:Arena.release | and (reader is None or reader.inputs_released()) =>
-    workers/test_arena.py integration
+    workers/test_slots.py integration
 the user's collate_fn draws other numbers each time
     loader/assembly.py:BatchAssembler._collate | fetcher.seed_batch(batch.request) => pass
     integration/test_mixing.py integration/test_reproduction.py

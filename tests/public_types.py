@@ -7,16 +7,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from typing_extensions import assert_type
 
-from proxyloader import (
-    DataLoader,
-    LastBatchPolicy,
-    LoaderStats,
-    ProxyServer,
-    ShardedSampler,
-    World,
-    explain,
-    wrap,
-)
+from proxyloader import DataLoader, LastBatchPolicy, LoaderStats, ProxyServer, ShardedSampler, World, explain, wrap
 from proxyloader.data.bad_samples import UnreadableSamples
 from proxyloader.tools.explain import Explanation
 

@@ -28,7 +28,7 @@ from proxyloader import (
 )
 
 from .imports import PACKAGE
-from .outcomes import outcomes, raises
+from .outcomes import outcomes
 
 PUBLIC = [getattr(proxyloader, name) for name in proxyloader.__all__]
 CLASSES = {each.__name__: each for each in PUBLIC if isinstance(each, type) and issubclass(each, ProxyLoaderError)}
@@ -125,8 +125,3 @@ def test_code_and_fields_come_out_of_a_worker(workers: int, start: str | None, t
     assert (unreadable.code, unreadable.index, unreadable.path, unreadable.errno) == ("unreadable", 1, missing, 2)
     assert unreadable.reason == "cannot be read: No such file or directory"
     assert (machine.code, machine.index, machine.path, machine.errno) == ("machine", 2, "x.jpg", EMFILE)
-
-
-def test_the_helper_of_the_tests_looks_at_the_fields() -> None:
-    with pytest.raises(AssertionError, match="wrong-input"), raises(InputError, code="wrong-kind"):
-        raise InputError("x")

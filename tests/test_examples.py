@@ -112,15 +112,8 @@ def folder_of_runs() -> Iterator[Path]:
 def data(folder_of_runs: Path) -> Path:
     """64 and 24 small photographs of 4 classes, in train/ and val/."""
     for part, images, seed in (("train", 64, 0), ("val", 24, 1)):
-        make_dataset(
-            folder_of_runs / "data" / part,
-            images=images,
-            size=(96, 72),
-            classes=4,
-            seed=seed,
-            processes=1,
-            progress=False,
-        )
+        how: dict[str, Any] = {"size": (96, 72), "classes": 4, "processes": 1, "progress": False}
+        make_dataset(folder_of_runs / "data" / part, images=images, seed=seed, **how)
     return folder_of_runs / "data"
 
 

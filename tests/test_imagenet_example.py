@@ -8,7 +8,6 @@ import runpy
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from proxyloader.make_dataset import make_dataset
 
 from . import scripts
 from .limits import WAIT_S
-from .scripts import WITH_THE_PROJECT
 from .test_examples import ending
 from .tiers import by_default
 
@@ -35,28 +33,16 @@ SMALL = ["--arch", "resnet18", "--size", "32", "--workers", "1", "--lr", "0.1", 
 TINY = [*SMALL, "--arch", "mobilenet_v3_small", "--workers", "0", "--batch-size", "16", "--ema-decay", "0.9"]
 
 Log = list[dict[str, float]]
-
-
 Done = subprocess.CompletedProcess[str]
 
 
-def environment_on(device: str) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
-
-
-def torchrun(*options: Any, ranks: int = 1, device: str = "cpu") -> Done:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    command, environment = [*launcher, str(SCRIPT), *map(str, options)], WITH_THE_PROJECT | environment_on(device)
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TRAINED_S)
-
-
-def run(*options: Any, ranks: int = 1, device: str = "cpu", **environment: str) -> Done:
+def run(*options: Any, ranks: int = 1, device: str = "cpu") -> Done:
     """Its processes are told of each other as torchrun tells them, and start without its imports.
 
     Returns:
         What the first one says, and what all write to stderr; the first status that is not 0.
     """
-    environment = environment_on(device) | environment
+    environment = {"OMP_NUM_THREADS": "1"} | ({"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {})
     if ranks == 1:
         return scripts.run(SCRIPT, *options, timeout_s=TRAINED_S, environment=environment)
     done = scripts.run_ranks(SCRIPT, *options, ranks=ranks, timeout_s=TRAINED_S, environment=environment)
@@ -64,8 +50,8 @@ def run(*options: Any, ranks: int = 1, device: str = "cpu", **environment: str) 
     return subprocess.CompletedProcess(options, status, done[0].stdout, "".join(each.stderr for each in done))
 
 
-def trained(data: Path, out: Path, *options: Any, by: Callable[..., Done] = run, **how: Any) -> Log:
-    done = by(data, *SMALL, "--out", out, *options, **how)
+def trained(data: Path, out: Path, *options: Any, **how: Any) -> Log:
+    done = run(data, *SMALL, "--out", out, *options, **how)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
@@ -91,7 +77,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_processes_see_each_image_once_in_an_epoch_and_learn(learnable: Path, tmp_path: Path, backend: str) -> None:
     options = ["--data-backend", backend, "--batch-size", 16, "--epochs", EPOCHS]
-    log = trained(learnable, tmp_path, *options, by=torchrun, ranks=2)
+    log = trained(learnable, tmp_path, *options, ranks=2)
     assert [line["epoch"] for line in log] == list(range(1, EPOCHS + 1))
     assert {line["images"] for line in log} == {IMAGES} and {line["val_images"] for line in log} == {VAL_IMAGES}
     assert log[-1]["loss"] < log[0]["loss"] - 0.5
@@ -220,19 +206,15 @@ def test_a_damaged_checkpoint_and_one_of_another_script_are_named(
         torch.save({"model": {}, "epoch": 1}, tmp_path / "last.pt")
     said = ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
     assert f"{tmp_path}/last.pt is not an intact checkpoint of this script" in said
-    assert (
-        "Start a new run without --resume" in said
-        and "best.pt" not in said
-        and ("(KeyError)" in said) == (kept is None)
-    )
+    assert "Start a new run without --resume" in said and "best.pt" not in said
+    assert ("(KeyError)" in said) == (kept is None)
     (tmp_path / "best.pt").touch()
     assert "Replace it with best.pt" in ending(SCRIPT, small, *TINY, "--out", tmp_path, "--resume")
 
 
 def test_the_checkpoint_of_a_run_before_is_left_alone(small: Path, stopped: Path) -> None:
-    assert f"{stopped}/last.pt belongs to an earlier run. Pass --resume" in ending(
-        SCRIPT, small, *TINY, "--out", stopped
-    )
+    said = ending(SCRIPT, small, *TINY, "--out", stopped)
+    assert f"{stopped}/last.pt belongs to an earlier run. Pass --resume" in said
 
 
 def test_train_and_val_hold_the_same_classes(small: Path, tmp_path: Path) -> None:

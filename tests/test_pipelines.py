@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from nvidia.dali import Pipeline, fn, ops, tfrecord, types
+from nvidia.dali import Pipeline, fn, ops, types
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torchvision import transforms
@@ -17,7 +17,6 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader, PipelineError, ProxyServer, pipelines
 
 from .outcomes import raises
-from .record_writers import write_caffe, write_tfrecord
 from .tiers import has_gpu
 
 BATCH = 6
@@ -241,23 +240,3 @@ def test_the_graph_for_a_gpu_can_be_drawn_without_one(photos: Path, graph: Any, 
         drawn[device] = [node.device for node in graph(**arguments, **how("cuda"))._graph_out]
     assert set(drawn["cpu"]) == {"cpu"} and len(drawn["cpu"]) == (2 if source == "files" else 1)
     assert drawn[None] == drawn["gpu"] == drawn["mixed"] == ["gpu"] * len(drawn["cpu"])
-
-
-def test_lmdb_and_tfrecord_give_what_the_files_give(folder: ImageFolder, tmp_path: Path, device: str) -> None:
-    write_caffe(tmp_path / "lmdb", folder.samples)
-    write_tfrecord(tmp_path / "a.tfrecord", folder.samples)
-    string = tfrecord.FixedLenFeature([], tfrecord.string, "")
-    number = tfrecord.FixedLenFeature([1], tfrecord.int64, -1)
-
-    def of_tfrecord() -> tuple[Any, Any]:
-        features = {"image/encoded": string, "image/class/label": number}
-        paths = dict(path=str(tmp_path / "a.tfrecord"), index_path=str(tmp_path / "a.idx"))
-        read = fn.readers.tfrecord(features=features, **paths)
-        return read["image/encoded"], read["image/class/label"]
-
-    sources: list[Any] = [of_tfrecord, lambda: fn.readers.caffe(path=str(tmp_path / "lmdb"))]
-    size = dict(resize=32, size=32)
-    expected = outputs_of(pipelines.validation(file_root=folder.root, **size, **how(device)))
-    for source in sources:
-        for run, same in zip(outputs_of(pipelines.validation(source, **size, **how(device))), expected):
-            assert all(np.array_equal(a, b) for a, b in zip(run, same))

@@ -118,33 +118,56 @@ def assert_same_form(ours: Any, theirs: Any) -> None:
 OTHER = torch.linspace(0.1, 1.4, 240).reshape(3, 8, 10)
 MASK = OTHER > 0.7
 
+PURE: dict[str, Callable[[Any, Any, int], Any]] = {
+    **{name: lambda x, y, n, call=call: call(x) for name, call in {"neg": torch.neg, "clone": torch.clone}.items()},
+    "add": lambda x, y, n: x + y,
+    "mul": lambda x, y, n: x * (n + 0.5),
+    "from": lambda x, y, n: n - x,
+    "maximum": lambda x, y, n: torch.maximum(x, y),
+    "compared": lambda x, y, n: x > n / 4,
+    "where": lambda x, y, n: torch.where(x > y, x, y),
+    "cast": lambda x, y, n: x.to([torch.float32, torch.float64, torch.float16, torch.int64][n % 4]),
+    "channel": lambda x, y, n: x[n % len(x)],
+    "window": lambda x, y, n: x[..., n % 3 :],
+    "steps": lambda x, y, n: x[:: n % 2 + 1],
+    "new axis": lambda x, y, n: x.unsqueeze(n % (x.ndim + 1)),
+    "indices": lambda x, y, n: x[[0, -1, n % len(x)]],
+    "flip": lambda x, y, n: x.flip(n % x.ndim),
+    "transpose": lambda x, y, n: x.transpose(0, n % x.ndim),
+    "permute": lambda x, y, n: x.permute(*range(x.ndim)[1:], 0),
+    "unbind": lambda x, y, n: x.unbind(0)[-1],
+    "detach": lambda x, y, n: x.detach(),
+    "reshape": lambda x, y, n: x.reshape(-1),
+    "view": lambda x, y, n: x.view(len(x), -1),
+    "expand": lambda x, y, n: x[None].expand(2, *x.shape),
+    "contiguous": lambda x, y, n: x.contiguous(),
+    "chunk": lambda x, y, n: x.chunk(2)[-1],
+    "cat": lambda x, y, n: torch.cat([x, y]),
+    "stack": lambda x, y, n: torch.stack([x, y], n % 2),
+    "sum": lambda x, y, n: x.sum(n % x.ndim),
+    "mean": lambda x, y, n: x.mean(),
+    "max": lambda x, y, n: x.max(n % x.ndim)[n % 2],
+    "sort": lambda x, y, n: x.sort(n % x.ndim)[0],
+}
+"""Operations that need no values, of a tensor, another one and a number."""
+
 RECORDED: dict[str, Callable[[Any], Any]] = {
-    "from": lambda x: 1 - x,
+    **{f"{name}, of a program": lambda x, do=do: do(x, OTHER, 2) for name, do in PURE.items()},
     "by a tensor": lambda x: x * OTHER + OTHER,
     "by a channel's": lambda x: x * torch.tensor([0.2, 0.4, 0.9]).reshape(3, 1, 1),
     "by numpy's number": lambda x: x * np.float64(0.3),
     "addcmul": lambda x: torch.addcmul(x, OTHER, OTHER, value=0.1),
     "compared twice": lambda x: (x > 0.2) & (x < 0.6) | MASK,
     "where": lambda x: torch.where(x > 0.5, x, OTHER),
-    "a channel": lambda x: x[0],
     "a window": lambda x: x[:, 2:5, 3:],
-    "a list of channels": lambda x: x[[2, 0, 1]],
-    "permute": lambda x: x.permute(1, 2, 0),
     "reshape with a copy": lambda x: x.permute(1, 2, 0).reshape(-1, 3),
-    "view": lambda x: x.view(3, 80),
     "expand": lambda x: x[:1].expand(3, -1, -1),
     "unfold": lambda x: x.unfold(2, 4, 3),
-    "contiguous": lambda x: x.permute(1, 2, 0).contiguous(),
     "channels_last": lambda x: x[None].to(memory_format=torch.channels_last),
-    "clone": torch.clone,
-    "chunk": lambda x: x.chunk(2),
     "iterated": list,
     "cat": lambda x: torch.cat([x, OTHER, x[:1]]),
-    "stack": lambda x: torch.stack([x, OTHER]),
     "pad": lambda x: F.pad(x, (1, 2, 3, 0), value=0.7),
     "mean of axes": lambda x: x.mean((1, 2), keepdim=True),
-    "max of an axis": lambda x: x.max(1),
-    "sort": lambda x: x.sort(2),
     "to bytes": lambda x: (x * 255).to(torch.uint8),
     "bfloat16": lambda x: x.to("cpu", torch.bfloat16),
     "scatter": lambda x: x.scatter(0, torch.zeros(1, 8, 10, dtype=torch.long), 0.5),
@@ -171,6 +194,9 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a mask of its own": lambda x: x.__setitem__(x > 0.5, 7),
     "an ellipsis": lambda x: x.__setitem__((..., 4), 1.5),
     "all": lambda x: x.__setitem__(slice(None), OTHER),
+    "data": lambda x: setattr(x, "data", 2 * x),
+    "data of zeros": lambda x: setattr(x, "data", torch.zeros_like(x)),
+    "data of data": lambda x: setattr(x, "data", x.data.clamp(0.4, 0.6)),
 }
 
 
@@ -208,6 +234,8 @@ WITH_VALUES: dict[str, Callable[[Any], Any]] = {
     "interpolate": lambda x: F.interpolate(x[None], size=(4, 5), mode="bilinear"),
     "pool": lambda x: F.avg_pool2d(x, 2),
     "fft": lambda x: torch.fft.rfft(x).abs(),
+    "conjugate": lambda x: torch.fft.ifft2(torch.fft.fft2(x) * torch.fft.fft2(x).conj()).real,
+    "sparse": lambda x: (x > 0.5).to_sparse().indices(),
     "to PIL": lambda x: v1_functional.to_pil_image(x).tobytes(),
     "tv_tensors": lambda x: tv_tensors.Image(x).as_subclass(torch.Tensor),
     "as_tensor": lambda x: torch.as_tensor(x, dtype=torch.float64),
@@ -255,37 +283,18 @@ def test_arguments_that_change_later_keep_their_recorded_values() -> None:
     assert_replayed(*on_each(used_and_changed))
 
 
-def in_many_steps(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(300):
-        x = x * 1.001 + 0.0001
-    return x
+LONG_CHAINS: dict[str, tuple[int, Callable[[Any, int], Any]]] = {
+    "many steps": (300, lambda x, _: x * 1.001 + 0.0001),
+    "of itself": (45, lambda x, _: x + x),  # a search that goes twice through what is used twice would never end
+    "assigned": (300, lambda x, k: (x.__setitem__((0, k % 8, k % 10), k), x)[1]),
+}
 
 
-def of_itself(x: torch.Tensor) -> torch.Tensor:
-    for _ in range(45):  # a search that goes twice through what is used twice would never end
-        x = x + x
-    return x
-
-
-def assigned_often(x: torch.Tensor) -> torch.Tensor:
-    for k in range(300):
-        x[0, k % 8, k % 10] = k
-    return x
-
-
-@pytest.mark.parametrize("steps", [in_many_steps, of_itself, assigned_often])
-def test_long_chains_of_operations_are_replayed(steps: Callable[[torch.Tensor], torch.Tensor]) -> None:
+@pytest.mark.parametrize(("count", "step"), LONG_CHAINS.values(), ids=LONG_CHAINS)
+def test_long_chains_of_operations_are_replayed(count: int, step: Callable[[Any, int], Any]) -> None:
     late, real = both()
-    made = [steps(each) for each in late]
-    assert_same(replayed(made), [steps(each) for each in real])
-
-
-@pytest.mark.parametrize("of", [torch.zeros_like, lambda x: 2 * x, lambda x: x.data.clamp(0.4, 0.6)])
-def test_assigning_to_data_replaces_the_values(of: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    (late, *_), (real, *_) = both()
-    for each in (late, real):
-        each.data = of(each)
-    assert_replayed(late, real)
+    made, expected = ([functools.reduce(step, range(count), each) for each in images] for images in (late, real))
+    assert_same(replayed(made), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
@@ -544,35 +553,7 @@ def assigned(x: torch.Tensor, y: Any, n: int) -> torch.Tensor:
 
 
 PROGRAM: dict[str, Callable[[Any, Any, int], Any]] = {
-    **{name: lambda x, y, n, call=call: call(x) for name, call in {"neg": torch.neg, "clone": torch.clone}.items()},
-    "add": lambda x, y, n: x + y,
-    "mul": lambda x, y, n: x * (n + 0.5),
-    "from": lambda x, y, n: n - x,
-    "maximum": lambda x, y, n: torch.maximum(x, y),
-    "compared": lambda x, y, n: x > n / 4,
-    "where": lambda x, y, n: torch.where(x > y, x, y),
-    "cast": lambda x, y, n: x.to([torch.float32, torch.float64, torch.float16, torch.int64][n % 4]),
-    "channel": lambda x, y, n: x[n % len(x)],
-    "window": lambda x, y, n: x[..., n % 3 :],
-    "steps": lambda x, y, n: x[:: n % 2 + 1],
-    "new axis": lambda x, y, n: x.unsqueeze(n % (x.ndim + 1)),
-    "indices": lambda x, y, n: x[[0, -1, n % len(x)]],
-    "flip": lambda x, y, n: x.flip(n % x.ndim),
-    "transpose": lambda x, y, n: x.transpose(0, n % x.ndim),
-    "permute": lambda x, y, n: x.permute(*range(x.ndim)[1:], 0),
-    "unbind": lambda x, y, n: x.unbind(0)[-1],
-    "detach": lambda x, y, n: x.detach(),
-    "reshape": lambda x, y, n: x.reshape(-1),
-    "view": lambda x, y, n: x.view(len(x), -1),
-    "expand": lambda x, y, n: x[None].expand(2, *x.shape),
-    "contiguous": lambda x, y, n: x.contiguous(),
-    "chunk": lambda x, y, n: x.chunk(2)[-1],
-    "cat": lambda x, y, n: torch.cat([x, y]),
-    "stack": lambda x, y, n: torch.stack([x, y], n % 2),
-    "sum": lambda x, y, n: x.sum(n % x.ndim),
-    "mean": lambda x, y, n: x.mean(),
-    "max": lambda x, y, n: x.max(n % x.ndim)[n % 2],
-    "sort": lambda x, y, n: x.sort(n % x.ndim)[0],
+    **PURE,
     "mask": lambda x, y, n: x[x > n / 4],
     "noise": lambda x, y, n: x + torch.rand_like(x.float()),
     "dropout": lambda x, y, n: F.dropout(x, 0.5),
@@ -646,14 +627,3 @@ def test_assigning_another_dtype_by_a_list_is_refused_as_by_torch(index: Any) ->
         image[0] = image[1].float()  # which torch converts
         with pytest.raises(RuntimeError, match="requires the source and destination dtypes match"):
             image[index] = image[0, 0, :1].float()
-
-
-def test_conjugate_and_sparse_tensors_are_real() -> None:
-    """Neither a lazy conjugate nor a sparse layout survives in a record, so both ask for values."""
-    for late, real in zip(*both(), strict=True):
-        spectra = [torch.fft.fft2(image) for image in (late, real)]
-        correlated, expected = (torch.fft.ifft2(spectrum * spectrum.conj()).real for spectrum in spectra)
-        assert torch.equal(torch.as_tensor(correlated), expected)
-        sparse = (late > 0.5).to_sparse()
-        assert sparse.is_sparse
-        assert torch.equal(sparse.to_dense(), real > 0.5)

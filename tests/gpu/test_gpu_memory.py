@@ -184,33 +184,6 @@ def test_graphs_are_captured_beside_the_loader_where_each_thread_answers_for_its
     assert seen == IMAGES
 
 
-def test_a_graph_captured_before_the_loop_is_replayed_on_every_batch(dataset: Spelled) -> None:
-    static, graph = torch.zeros(BATCH, 3, 512, 512, device="cuda"), torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        output = static.sum((1, 2, 3))
-    for batch in DataLoader(dataset, BATCH, num_workers=2):
-        static.copy_(batch[0])
-        graph.replay()
-        torch.testing.assert_close(output, batch[0].sum((1, 2, 3)))
-        right(batch)
-
-
-def test_a_checksum_of_batches_used_late_on_several_streams_is_that_of_batches_used_at_once(dataset: Spelled) -> None:
-    streams = [torch.cuda.Stream() for _ in range(3)]
-    held: list[tuple[Any, torch.Tensor, torch.cuda.Stream]] = []
-    for at, batch in enumerate(DataLoader(dataset, BATCH, num_workers=3, prefetch=4)):
-        stream = streams[at % 3]
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(10_000_000)
-            held.append((batch, batch[0].sum(), stream))
-        batch[0].record_stream(stream)
-    for batch, total, stream in held:
-        stream.synchronize()
-        assert torch.equal(total, batch[0].sum())
-        right(batch)
-
-
 def test_workers_and_children_are_forked_after_cuda_was_started(dataset: Spelled) -> None:
     torch.ones(1, device="cuda")
     loader = DataLoader(dataset, BATCH, num_workers=2, multiprocessing_context="fork")

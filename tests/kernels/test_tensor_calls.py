@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import itertools
 import logging
 import pickle
@@ -12,8 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import PIL
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 from PIL.ExifTags import Base
@@ -27,14 +30,16 @@ from torchvision.transforms.functional import hflip, pil_to_tensor, to_tensor
 from torchvision.transforms.v2 import functional as F2
 from torchvision.transforms.v2.functional import horizontal_flip, horizontal_flip_image, to_image
 
-from proxyloader.data.lazy_tensor import get_values, is_materialized, materialize
+from proxyloader.data.lazy_image import get_transformed
+from proxyloader.data.lazy_tensor import LazyTensor, get_values, is_materialized, materialize
 from proxyloader.data.transformed import pixel_uses
 from proxyloader.make_dataset import photograph
 
+from ..compare import generator_states, seed_all
 from ..odd_formats import encoded
 from ..undecoded import image_calls_in, opened_late
-from .test_operations import seed_all
-from .test_pillow_calls import QUAD, assert_exact, in_kernels, of, opened, states
+from .test_operations import run_programs
+from .test_pillow_calls import QUAD, assert_exact, of, opened
 
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
@@ -153,7 +158,7 @@ def assert_recorded(late: Any, stock: Any) -> None:
         return
     assert type(late) == type(stock) and not is_materialized(late)  # noqa: E721
     (transformed,) = image_calls_in(late)
-    found = in_kernels(transformed)
+    (found,) = run_programs([transformed])
     if stock.is_floating_point():
         assert (found - stock).abs().max() <= 1e-6 * stock.abs().max()
     else:  # torch sums convolutions in an order of its own
@@ -201,7 +206,9 @@ def test_result_is_torchvisions(change: Callable[[Any, Any], Any], F: Any, start
         with context:
             seed_all(0)
             result = change(F, STARTS[start]())
-            found.append((materialize(result) if isinstance(result, torch.Tensor) else pil_to_tensor(result), states()))
+            found.append(
+                (materialize(result) if isinstance(result, torch.Tensor) else pil_to_tensor(result), generator_states())
+            )
     (stock, before), (late, after) = found
     late = materialize(late)
     assert torch.equal(late, stock) and late.dtype == stock.dtype and before == after
@@ -282,7 +289,7 @@ def test_pipeline(name: str) -> None:
                 before = pixel_uses.count
                 image = of(opened("RGB"), *PIPELINES[name])
                 assert pixel_uses.count == before
-                found.append((image, states()))
+                found.append((image, generator_states()))
         (stock, state), (late, our_state) = found
         assert state == our_state
         if name == "replayed in between":
@@ -315,7 +322,7 @@ def test_joint_transform_of_image_boxes_and_mask(start: Any, steps: list[Any], c
             "labels": torch.tensor([1]),
             "mask": tv_tensors.Mask(torch.arange(123 * 161).reshape(1, 123, 161) % 7),
         }
-        return *v2.Compose(steps)(image, target), states()
+        return *v2.Compose(steps)(image, target), generator_states()
 
     stock = sample()
     with opened_late():
@@ -353,19 +360,6 @@ def test_functions_can_be_scripted(function: Any) -> None:
         scripted, image = torch.jit.script(function), torch.rand(3, 9, 9)
         if function is TF.hflip:
             assert torch.equal(scripted(image), image.flip(-1))
-
-
-def test_hooks_are_undone() -> None:
-    kernels = F2._utils._KERNEL_REGISTRY[F2.horizontal_flip]  # type: ignore[attr-defined]
-
-    def hooked() -> list[Any]:
-        return [hflip.__code__, horizontal_flip_image.__code__, kernels[tv_tensors.Image], TF.to_pil_image.__code__]
-
-    before = hooked()
-    with opened_late():
-        assert not any(now is then for now, then in zip(hooked()[1:], before[1:]))
-    assert all(now is then for now, then in zip(hooked(), before, strict=True))
-    assert not hasattr(horizontal_flip_image, "__original_fn")
 
 
 def test_missing_names_are_left_to_torchvision(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
@@ -423,3 +417,72 @@ def test_torchcodec_decodes_what_is_no_rgb() -> None:
                 decoders.decode_image(photo_turned_by(1), **wrong)
         with pytest.raises(TypeError):
             decoders.decode_jpeg(3)
+
+
+# --- images of arrays that simplejpeg and OpenCV decode: recorded if the arrays are unchanged ------------------------
+
+cv2: Any = importlib.import_module("cv2") if importlib.util.find_spec("cv2") else None
+
+
+def by_simplejpeg(path: Path) -> Any:
+    return simplejpeg.decode_jpeg(path.read_bytes())
+
+
+def by_opencv(path: Path, *flags: int) -> Any:
+    return cv2.imdecode(np.frombuffer(path.read_bytes(), np.uint8), *flags or (1,))
+
+
+def tensors_of(array: Any) -> list[Any]:
+    """torchvision rejects reversed arrays."""
+    return [to_image(array), to_tensor(array)] if min(array.strides) > 0 else []
+
+
+READ_ARRAYS: dict[str, tuple[Callable[[Path], Any], bool]] = {
+    "simplejpeg": (by_simplejpeg, True),
+    "simplejpeg, by name": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), colorspace="RGB", min_width=161), True),
+    "simplejpeg, scaled": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), min_width=80, min_height=60), False),
+    "simplejpeg, grey": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), "GRAY")[..., 0], False),
+    "simplejpeg, fast": (lambda p: simplejpeg.decode_jpeg(p.read_bytes(), fastdct=True), False),
+    "simplejpeg, changed": (lambda p: (a := by_simplejpeg(p), a.__setitem__((9, 9, 1), 7))[0], False),
+    "simplejpeg, mirrored": (lambda p: by_simplejpeg(p)[:, ::-1], False),
+    "simplejpeg, a part": (lambda p: by_simplejpeg(p)[5:], False),
+    "simplejpeg, BGR": (lambda p: by_simplejpeg(p)[..., ::-1], False),
+    "OpenCV": (lambda p: cv2.cvtColor(cv2.imread(str(p)), cv2.COLOR_BGR2RGB), True),
+    "OpenCV, by name": (lambda p: cv2.cvtColor(cv2.imread(str(p), flags=1), code=4), True),
+    "OpenCV, reversed": (lambda p: by_opencv(p, 1 | 128)[:, :, ::-1], True),
+    "OpenCV, from memory": (lambda p: cv2.cvtColor(by_opencv(p), cv2.COLOR_BGR2RGB), True),
+    "OpenCV, BGR": (by_opencv, False),
+    "OpenCV, grey": (lambda p: by_opencv(p, 0), False),
+    "OpenCV, changed": (lambda p: (a := by_opencv(p), cv2.line(a, (0, 0), (9, 9), 7), cv2.cvtColor(a, 4))[2], False),
+    "OpenCV, resized": (lambda p: cv2.resize(cv2.cvtColor(by_opencv(p), 4), (50, 60)), False),
+    "none": (lambda p: np.array(Image.open(p)), False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+@pytest.mark.parametrize("name", READ_ARRAYS)
+def test_image_of_an_array_that_a_decoder_made(name: str, orientation: int, tmp_path: Path) -> None:
+    exif, path = Image.Exif(), tmp_path / "a.jpg"
+    exif[Base.Orientation] = orientation
+    path.write_bytes(encoded(photograph(3, size=(161, 123)), "JPEG", exif=exif))
+    read, is_recorded = READ_ARRAYS[name]
+    if "OpenCV" in name:
+        pytest.importorskip("cv2")
+    stock, tensors = Image.fromarray(read(path)).resize((50, 60)), tensors_of(read(path))
+    with opened_late():
+        array = read(path)
+        assert type(array) is np.ndarray
+        image, late_tensors = Image.fromarray(array), tensors_of(array)
+        late = image.resize((50, 60))
+        if is_recorded and (orientation == 1 or "OpenCV" not in name or "reversed" in name):
+            if array.flags.writeable:
+                array[:] = 0
+            assert image.info == {} and image.readonly == 0
+            assert_exact(late, stock)
+            for tensor, expected in zip(late_tensors, tensors, strict=True):
+                assert type(tensor) == type(expected) and tensor.stride() == expected.stride()  # noqa: E721
+                assert_exact(TF.hflip(tensor), TF.hflip(expected))
+        else:
+            assert get_transformed(late) is None and late.tobytes() == stock.tobytes()
+            assert all(map(torch.equal, late_tensors, tensors))
+            assert not any(isinstance(each, LazyTensor) for each in late_tensors)

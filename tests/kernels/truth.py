@@ -14,6 +14,7 @@ import torchvision.transforms.functional as F
 import torchvision.transforms.v2.functional as F2
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
+from timm.data import auto_augment as timm
 from torch.nn.functional import interpolate
 from torchvision.transforms import _functional_tensor as FT
 from torchvision.transforms.v2.functional import _geometry as GT
@@ -86,12 +87,6 @@ def contrast_of_grey(rng: Random, image: Pixels) -> Done:
     factor = rng.choice(FACTORS)
     result = on_tensor(image[..., :1], lambda t: F2.adjust_contrast(t, factor))
     return Done("TENSOR_CONTRAST", result.repeat(3, 2), [factor, 0, 1])
-
-
-def solarize_add(rng: Random, image: Pixels) -> Done:  # of timm
-    add = rng.choice([0, 50, 110])
-    levels = [min(255, level + add) if level < 128 else level for level in range(256)]
-    return Done("SOLARIZE_ADD", on_pil(image, lambda i: i.point(levels * 3)), [add])
 
 
 def hue(rng: Random, image: Pixels) -> Done:
@@ -317,7 +312,7 @@ EXACT: dict[str, Draw] = {
     "SHARPNESS": of_pil("SHARPNESS", F.adjust_sharpness, FACTORS_OF_PIL),
     "POSTERIZE": of_pil("POSTERIZE", F.posterize, range(1, 9)),
     "SOLARIZE": of_pil("SOLARIZE", F.solarize, [0, 1, 85.3, 128, 200.5, 255, 256]),
-    "SOLARIZE_ADD": solarize_add,
+    "SOLARIZE_ADD": of_pil("SOLARIZE_ADD", timm.solarize_add, [0, 50, 110]),
     "INVERT": of_pil("INVERT", lambda i, _: F.invert(i)),
     "AUTOCONTRAST": of_pil("AUTOCONTRAST", lambda i, _: F.autocontrast(i)),
     "EQUALIZE": of_pil("EQUALIZE", lambda i, _: F.equalize(i)),

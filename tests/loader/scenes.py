@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -102,10 +103,6 @@ def finished(image: Any, target: Any) -> Any:
     return TF.normalize(TF.convert_image_dtype(TF.pil_to_tensor(image), torch.float), MEAN, STD), target
 
 
-def flip_by_hand(scene: Scene) -> Any:
-    return finished(*flip(scene.image, scene.target))
-
-
 def large_scale_jitter(scene: Scene) -> Any:
     image, target = scene.image, {**scene.target, "masks": scene.masks}
     scale = random.uniform(0.3, 2.0) * min(96 / image.width, 96 / image.height)
@@ -149,6 +146,16 @@ def ssd(scene: Scene) -> Any:
     return finished(*flip(image, target))
 
 
+def functions_of_tensors(scene: Scene) -> Any:
+    image = F2.to_image(scene.image)
+    image = F2.resized_crop(image, *v1.RandomResizedCrop.get_params(image, [0.1, 1.0], [0.75, 1.33]), [48, 48])
+    image = F2.adjust_brightness(F2.rotate(image, random.choice([0, 90, 180])), random.uniform(0.5, 1.5))
+    image = F2.normalize(F2.to_dtype(image, torch.float32, scale=True), MEAN, STD, inplace=True)
+    other = TF.crop(TF.pad(TF.pil_to_tensor(scene.image), [8]), random.randrange(60), random.randrange(60), 48, 48)
+    other = TF.vflip(other) if random.random() < 0.5 else TF.solarize(other, random.randrange(256))
+    return image, TF.normalize(TF.convert_image_dtype(other), MEAN, STD)
+
+
 def letterbox(scene: Scene) -> Any:
     """Without functions of torchvision, and with colors and boxes as a YOLO has them."""
     image, boxes = scene.image, scene.boxes
@@ -162,6 +169,31 @@ def letterbox(scene: Scene) -> Any:
     if np.random.rand() < 0.5:
         canvas, boxes = ImageOps.mirror(canvas), torch.tensor([1.0, 0, 1, 0]) - boxes[:, [2, 1, 0, 3]]
     return TF.to_tensor(canvas), torch.cat([scene.target["labels"][:, None], boxes.abs()], 1)
+
+
+def augmented_by_hand(scene: Scene) -> Any:
+    image = ImageOps.fit(scene.image, (48, 48), centering=(random.random(), random.random()))
+    for _ in range(random.randrange(4)):
+        image = random.choice([ImageOps.mirror, ImageOps.equalize, ImageOps.invert, lambda i: i.rotate(9)])(image)
+    for enhancer in random.sample([ImageEnhance.Contrast, ImageEnhance.Color, ImageEnhance.Sharpness], 2):
+        image = enhancer(image).enhance(random.uniform(0.5, 1.5))
+    gamma = random.uniform(0.7, 1.4)
+    return TF.to_tensor(image.point([round(255 * (level / 255) ** gamma) for level in range(256)] * 3)), scene.number
+
+
+DECODERS = "cv2", "simplejpeg", "torchcodec.decoders"
+
+
+def by_other_decoders(scene: Scene) -> Any:
+    cv2, simplejpeg, decoders = (sys.modules[name] for name in DECODERS)
+    content = scene.path.read_bytes()
+    if scene.number % 3 == 0:
+        image = Image.fromarray(simplejpeg.decode_jpeg(content))
+    elif scene.number % 3 == 1:
+        image = Image.fromarray(cv2.cvtColor(cv2.imread(str(scene.path)), cv2.COLOR_BGR2RGB))
+    else:
+        image = TF.to_pil_image(decoders.decode_image(content))
+    return TF.to_tensor(ImageOps.equalize(image.resize((48, 40)))), scene.number
 
 
 # --- images and label maps --------------------------------------------------------------------------------------------
@@ -218,6 +250,10 @@ FLIP, CENTER = v2.RandomHorizontalFlip(), v2.CenterCrop(64)
 SHORTEST = v2.RandomShortestSize([64, 80, 96], max_size=120)
 FILLS: Any = {Image.Image: GRAY, tv_tensors.Image: GRAY, "others": 0}
 ZOOM_OUT, MASK_FILL = v2.RandomZoomOut(FILLS), {tv_tensors.Mask: 255, "others": 0}
+WITHOUT_RULES = v2.Compose([
+    v2.ToImage(), v2.Lambda(F2.vflip), v2.RandomPhotometricDistort(), v2.Pad(3, padding_mode="edge"), v2.RandomCrop(48),
+    END[1], v2.Normalize(MEAN, STD), v2.ToPureTensor(),
+])  # fmt: skip
 WARP = v2.RandomAffine(20, (0.1, 0.1), (0.8, 1.2), interpolation=Mode.BILINEAR)
 
 
@@ -302,8 +338,9 @@ def by_numpy(scene: Scene) -> Any:
 
 
 PIPELINES: dict[str, Callable[[Scene], Any]] = {
-    "flip by hand": flip_by_hand, "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "SSD by hand": ssd,
-    "letterbox": letterbox, "segmentation reference": segmentation_reference, "mixed up": mixed_up, "NumPy": by_numpy,
+    "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "SSD by hand": ssd, "letterbox": letterbox,
+    "augmented by hand": augmented_by_hand, "functions of tensors": functions_of_tensors,
+    "segmentation reference": segmentation_reference, "mixed up": mixed_up, "NumPy": by_numpy,
     "segmentation by functions": segmentation_by_functions, "segmentation by Pillow": segmentation_by_pillow,
     "mosaic": mosaic, "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
     "boxes and masks": joint_v2(v2.RandomResizedCrop((72, 72)), v2.ColorJitter(0.2, 0.2), *END, *SANE, masks=True),
@@ -311,6 +348,7 @@ PIPELINES: dict[str, Callable[[Scene], Any]] = {
     "SSD": joint_v2(v2.RandomPhotometricDistort(), ZOOM_OUT, v2.RandomIoUCrop(), FLIP, *END, *SANE),
     "SSD of tensors": joint_v2(
         v2.ToImage(), v2.RandomPhotometricDistort(), ZOOM_OUT, v2.RandomIoUCrop(), FLIP, END[1], *SANE),
+    "without rules": lambda scene: (WITHOUT_RULES(scene.image), scene.number),
     "SSDlite": joint_v2(v2.RandomIoUCrop(), v2.RandomVerticalFlip(), *END, v2.SanitizeBoundingBoxes(), format="XYWH"),
     "large-scale jitter": joint_v2(
         v2.ScaleJitter((96, 96)), v2.RandomCrop(96, pad_if_needed=True, fill=114), FLIP, *END, *SANE, masks=True),

@@ -129,13 +129,7 @@ NO_KERNELS = "without CUDA kernels, torchvision runs it"
     ids=["a transform", "grey", "float64"],
 )
 def test_another_reason_is_named_and_no_line_of_the_users(
-    dtype: torch.dtype,
-    mode: str,
-    first: Any,
-    why: str,
-    num_workers: int,
-    photos: Path,
-    caplog: pytest.LogCaptureFixture,
+    dtype: torch.dtype, mode: str, first: Any, why: str, num_workers: int, photos: Path, caplog: Any
 ) -> None:
     transform = transforms.Compose([*first, TRAIN])
     try:

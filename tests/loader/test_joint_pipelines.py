@@ -20,7 +20,6 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
-from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as TF
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
@@ -30,9 +29,7 @@ from torchvision.transforms.v2 import functional as F2
 from proxyloader import DataLoader
 
 from ..kernels.emulation import emulated_gpu
-from ..reference_presets import PRESETS
-from .scenes import CENTER, FLIP, PIPELINES, SHORTEST, ZOOM_OUT, Scene, voc
-from .test_kernels_road import assert_same_batches as assert_same_images
+from .scenes import CENTER, DECODERS, FLIP, PIPELINES, SHORTEST, ZOOM_OUT, Scene, by_other_decoders, voc
 
 __all__ = ["emulated_gpu"]
 
@@ -47,7 +44,7 @@ USE_PIXELS = {
 }
 """Why images are decoded in the workers."""
 
-IMAGES = {"mixed up": 2, "copied and pasted": 2}
+IMAGES = {"mixed up": 2, "copied and pasted": 2, "functions of tensors": 2}
 """Number of images of a sample, unless it is one."""
 
 
@@ -90,13 +87,15 @@ def assert_equal(ours: Any, theirs: Any, bound: float = 0.0) -> None:
         )
 
 
-def assert_same_batches(dataset: Any, collate_fn: Any = together, bound: float = 0.0, batch_size: int = 4) -> Any:
+def assert_same_batches(
+    dataset: Any, collate_fn: Any = together, bound: float = 0.0, batch_size: int = 4, workers: int = 2
+) -> Any:
     """An epoch under the same seed is that of the stock loader. Return the other loader."""
     found = []
     for loader_class in (StockLoader, DataLoader):
         for seed in (torch.manual_seed, random.seed, np.random.seed):
             seed(3)  # type: ignore[operator]
-        loader = loader_class(dataset, batch_size, shuffle=True, num_workers=2, collate_fn=collate_fn)
+        loader = loader_class(dataset, batch_size, shuffle=True, num_workers=workers, collate_fn=collate_fn)
         found.append(list(loader))
     assert_equal(found[1], found[0], bound)
     return loader
@@ -110,10 +109,12 @@ def assert_late(loader: Any, images: int) -> None:
 
 
 @for_gpu
+@pytest.mark.parametrize("workers", [2, 0])
 @pytest.mark.parametrize("name", PIPELINES)
-def test_pipeline(scenes: list[Scene], name: str) -> None:
+def test_pipeline(scenes: list[Scene], name: str, workers: int) -> None:
     # The kernel sums a blur in another order than torch's convolution, so a few levels differ by 1.
-    loader = assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=1e-5 * (name == "blurred label map"))
+    bound = 1e-5 * (name == "blurred label map")
+    loader = assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=bound, workers=workers)
     if name not in USE_PIXELS:
         assert_late(loader, len(scenes) * IMAGES.get(name, 1))
 
@@ -123,6 +124,14 @@ def test_pipeline(scenes: list[Scene], name: str) -> None:
 )
 def test_pipeline_without_a_gpu(scenes: list[Scene], name: str) -> None:
     assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=0.02)
+
+
+@for_gpu
+@pytest.mark.parametrize("workers", [2, 0])
+def test_other_decoders(scenes: list[Scene], workers: int) -> None:
+    for name in DECODERS:
+        pytest.importorskip(name)
+    assert_late(assert_same_batches(Scenes(scenes, by_other_decoders), workers=workers), len(scenes))
 
 
 @for_gpu
@@ -207,15 +216,8 @@ def without_images(batch: Any) -> Any:
     heat = torch.zeros(4, 20, 20)
     heat[1, 3, 4] = 1
     heat[2].fill_(3)
-    return (
-        heat,
-        heat * 2,
-        heat[2],
-        heat.max().item(),
-        torch.empty(1, 2, 2).fill_(2),
-        torch.zeros(0, 3, 3),
-        images_of(batch),
-    )
+    others = torch.empty(1, 2, 2).fill_(2), torch.zeros(0, 3, 3), images_of(batch)
+    return heat, heat * 2, heat[2], heat.max().item(), *others
 
 
 def of_another_size(batch: Any) -> Any:
@@ -350,20 +352,3 @@ def test_calls_by_hand(scenes: list[Scene], uses: Any) -> None:
     loader = assert_same_batches(Uses(scenes[0].path, uses), list, batch_size=1)
     if uses is LATE_USES:
         assert not loader.stats().images_by_workers, loader.backend
-
-
-# --- a script whose loader is exchanged -------------------------------------------------------------------------------
-
-TIMM = ["rand-m7-n3-mstd0.5-inc1", "original", "originalr", "v0r-mstd0.5", "3a", "augmix-m3-w3"]
-"""Policies of ``create_transform``."""
-
-
-@pytest.mark.exhaustive  # epochs of some are in test_kernels_road.py
-@for_gpu
-@pytest.mark.parametrize("name", [*map(str, PRESETS), *TIMM])
-def test_epochs_of_references(folder: ImageFolder, name: str) -> None:
-    folder.transform = next((preset for preset in PRESETS if str(preset) == name), None)
-    if folder.transform is None:
-        data = pytest.importorskip("timm.data")
-        folder.transform = data.create_transform(48, True, auto_augment=name, re_mode="pixel", use_prefetcher=False)
-    assert_late(assert_same_images(folder, num_workers=2), 2 * len(folder))

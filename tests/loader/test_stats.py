@@ -1,29 +1,36 @@
-"""``loader.stats()``: what a loader has given, for each way that it loads, and in the formats of others."""
+"""Numbers of a loader, in the formats of others; the warning of a loop that waits; rows of torch's profiler."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
+import logging
 import pickle
 import re
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch.autograd import profiler
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, LoaderStats, ProxyServer
-from proxyloader.loader.stats import METRICS, WINDOW_BATCHES, StatsRecorder, Step
+from proxyloader.loader import stats as module
+from proxyloader.loader.stats import METRICS, STARVED_STEPS, WINDOW_BATCHES, StatsRecorder, Step, profile_row
 from proxyloader.workers.messages import PackedBatch
 
-from ..faults import in_thread
+from ..faults import Spelled, in_thread
 from ..integration.roads import picture_folder, picture_pipeline, read_bytes
+from ..numbered import spell_dataset
 from .test_backend import of_arrays
 
 TRANSFORM = transforms.Compose([transforms.CenterCrop(32), transforms.ToTensor()])
@@ -197,3 +204,159 @@ def test_prometheus_reads_it(labels: dict[str, str], written: str | None) -> Non
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         assert {sample.name.removeprefix("proxyloader_"): sample.value for sample in samples} == values
         assert all(sample.labels == labels for sample in samples)
+
+
+# --- a loop that waits -----------------------------------------------------------------------------------------------
+
+STARVED = Step(loop_s=0.002, wait_s=0.02, worker_wait_s=0.019, images=8)
+FED = Step(loop_s=0.02, wait_s=0.002, worker_wait_s=0.001, images=8)
+IDLE = Step(loop_s=0.0001, wait_s=0.02, worker_wait_s=0.02, images=8)
+
+
+def warnings_of(
+    caplog: pytest.LogCaptureFixture, steps: list[Step], num_workers: int = 1, workers_make_images: bool = False
+) -> list[str]:
+    caplog.clear()
+    recorder = StatsRecorder("Photographs, 48 samples", num_workers)
+    for step in [Step(loop_s=0.01, wait_s=60.0, worker_wait_s=0.0, images=8), *steps]:  # the start of the first epoch
+        recorder.add_step(step, worker_images=step.images * workers_make_images)
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("steps", "count"),
+    [
+        ([STARVED] * (STARVED_STEPS - 1), 0),
+        ([STARVED] * STARVED_STEPS, 1),
+        ([STARVED] * 5 * STARVED_STEPS, 1),
+        ([STARVED] * (STARVED_STEPS - 1) + [FED] + [STARVED] * (STARVED_STEPS - 1), 0),
+        ([STARVED] * (STARVED_STEPS - 1) + [FED] + [STARVED] * STARVED_STEPS, 1),
+        ([STARVED] * (STARVED_STEPS - 1) + [IDLE, STARVED], 1),
+        ([IDLE] * 5 * STARVED_STEPS, 0),
+        ([FED] * 5 * STARVED_STEPS, 0),
+    ],
+)
+def test_one_warning_comes_after_so_many_steps_in_a_row(
+    steps: list[Step], count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert len(warnings_of(caplog, steps)) == count
+
+
+def test_it_says_how_long_the_loop_waits_and_does_not_count_new_workers(caplog: pytest.LogCaptureFixture) -> None:
+    (warning,) = warnings_of(caplog, [FED, *[STARVED] * STARVED_STEPS])
+    assert warning.startswith(
+        "Photographs, 48 samples: over 100 steps, the training loop waited 20 ms per step for data and worked 2 ms. "
+    )
+    start = Step(loop_s=0.0001, wait_s=2.0, worker_wait_s=2.0, images=8)
+    assert not warnings_of(caplog, [start, FED, FED] * STARVED_STEPS, num_workers=4)
+
+
+def test_workers_that_give_their_batches_together_are_looked_at_together(caplog: pytest.LogCaptureFixture) -> None:
+    at_once = Step(loop_s=0.002, wait_s=0.0001, worker_wait_s=0.0001, images=8)
+    bursts = [STARVED, at_once, at_once, at_once] * STARVED_STEPS
+    assert len(warnings_of(caplog, bursts, num_workers=4)) == 1
+    assert len(warnings_of(caplog, bursts, num_workers=1)) == 0
+    ahead_at_an_epochs_start = [IDLE._replace(wait_s=0.1), at_once, at_once, at_once] + [STARVED] * 12
+    assert len(warnings_of(caplog, ahead_at_an_epochs_start * 10, num_workers=4)) == 1
+    one_stall = [at_once] * STARVED_STEPS + [STARVED._replace(wait_s=10.0)] + [at_once] * STARVED_STEPS
+    assert len(warnings_of(caplog, one_stall, num_workers=4)) == 0
+
+
+FOR_DALI = STARVED._replace(worker_wait_s=0.001, bytes_read=8 * 120_000)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "step", "workers_make_images", "says"),
+    [
+        (0, STARVED, False, "With num_workers=0, nothing is loaded in the meantime. Set num_workers=4"),
+        (0, FOR_DALI, True, "With num_workers=0, nothing is loaded in the meantime. Set num_workers=4"),
+        (2, FOR_DALI, False, "DALI is the bottleneck, at 364 images/s of 120 kB on average. Try a larger prefetch"),
+        (2, FOR_DALI._replace(bytes_read=0), False, "DALI is the bottleneck, at 364 images/s. Try a larger prefetch"),
+        (2, STARVED, True, "The workers decode and transform the images; print(loader.backend) shows why"),
+        (2, STARVED, False, "The workers are the bottleneck, and 2 of 4 cores are free. Increase num_workers"),
+        (4, STARVED, False, "The workers are the bottleneck, and use all cores. Read from a faster disk"),
+    ],
+)
+def test_it_names_what_is_behind_with_one_way_out(
+    num_workers: int, step: Step, workers_make_images: bool, says: str, caplog: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "cores_of_process", lambda: 4)
+    (warning,) = warnings_of(caplog, [step] * STARVED_STEPS, num_workers, workers_make_images)
+    assert says in warning
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"num_workers": 0}, "With num_workers=0"),
+        ({"num_workers": 1}, "The workers are the bottleneck"),
+        ({"num_workers": 1, "translate": False}, "The workers decode and transform the images"),
+    ],
+)
+def test_a_loop_that_starves_is_told_once(
+    options: Any, says: str, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(module, "STARVED_STEPS", 3)  # of those of an epoch, as on a busy machine a step may take longer
+    # Reading takes several times what DALI takes for a batch on a busy machine.
+    dataset = Spelled(spell_dataset(tmp_path / "set", 16), lambda index: time.sleep(0.03))
+    loader = DataLoader(dataset, 4, device=device, **options)
+    for _ in range(3):
+        for _ in loader:
+            time.sleep(0.002)
+    (record,) = [each for each in caplog.records if "the training loop waited" in each.getMessage()]
+    assert says in record.getMessage() and record.levelno == logging.WARNING
+
+
+def test_a_loop_that_is_fed_is_told_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "STARVED_STEPS", 2)
+    for _ in DataLoader(TensorDataset(torch.arange(40)), 4):
+        time.sleep(0.02)
+    assert not caplog.records
+
+
+# --- torch's profiler ------------------------------------------------------------------------------------------------
+
+# Torch 2.11 says so of each profile that is told no schedule, though it has a single cycle.
+PROFILED = pytest.mark.filterwarnings("ignore:.*clears events at the end of each cycle:UserWarning")
+
+
+def rows_of(loader: Iterable[Any]) -> Counter[str]:
+    """How often each row of a loader is in the profile of a loop."""
+    with profile(activities=[ProfilerActivity.CPU]) as of_loop:
+        for _ in loader:
+            pass
+    names = [event.name for event in of_loop.events() or ()]
+    return Counter(name for name in names if name.startswith(("enumerate(DataLoader)", "proxyloader.")))
+
+
+@PROFILED
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_the_row_of_next_is_torchs_and_its_parts_have_rows_too(num_workers: int, photos: Path, device: str) -> None:
+    dataset = ImageFolder(str(photos), TRANSFORM)
+    stock = rows_of(StockLoader(dataset, 16, num_workers=num_workers))
+    ours = rows_of(DataLoader(dataset, 16, num_workers=num_workers, device=device))
+    assert {name: count for name, count in ours.items() if not name.startswith("proxyloader.")} == stock
+    assert ours["proxyloader.take_from_workers"] == 4
+    assert ours["proxyloader.submit_to_dali"] == 3  # one batch has nothing for DALI
+    assert ours["proxyloader.wait_for_dali"] >= 3
+
+
+@PROFILED
+def test_a_loader_that_torch_loads_has_torchs_row_and_unprofiled_nothing_is_recorded(photos: Path) -> None:
+    dataset = TensorDataset(torch.arange(6))
+    stock, ours = (rows_of(kind(dataset, 2)) for kind in (StockLoader, DataLoader))
+    assert ours == stock
+    assert not isinstance(profile_row("proxyloader.anything"), profiler.record_function)
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert isinstance(profile_row("proxyloader.anything"), profiler.record_function)
+    assert not isinstance(profile_row("proxyloader.anything"), profiler.record_function)
+
+
+@pytest.mark.gpu
+def test_under_emit_nvtx_a_loader_has_ranges_and_gives_the_same_batches(photos: Path) -> None:
+    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 16, num_workers=1)
+    expected = list(loader)
+    with profiler.emit_nvtx():
+        assert isinstance(profile_row("proxyloader.anything"), profiler.record_function)
+        found = list(loader)
+    assert [torch.equal(ours, theirs) for (ours, _), (theirs, _) in zip(found, expected, strict=True)] == [True] * 3

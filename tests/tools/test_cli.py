@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -179,14 +180,9 @@ class TestMakeDataset:
 class TestAsAProcess:
     def test_ctrl_c_ends_it_and_its_children_silently(self, tmp_path: Path) -> None:
         argv = ("make-dataset", str(tmp_path), "--images", "100000", "--size", "48x36", "--processes", "2")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "proxyloader", *argv],
-            env=ENVIRONMENT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        command, pipe = [sys.executable, "-m", "proxyloader", *argv], subprocess.PIPE
+        how: dict[str, Any] = dict(env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+        process = subprocess.Popen(command, **how)
         # By then both children are at work: one that is interrupted while it imports says so.
         await_true(lambda: len(list(tmp_path.glob("*/*.jpg"))) >= 1000)
         children = psutil.Process(process.pid).children(recursive=True)

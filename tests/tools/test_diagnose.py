@@ -105,33 +105,29 @@ def figures(step_ms: float, stock_ms: float, ours_ms: float, **more: Any) -> Fig
     return dataclasses.replace(measured, **more)
 
 
-LONG_STEPS: dict[str, tuple[dict[str, Any], str]] = {
-    "asleep": ({"step": phase(200), "both": phase(200)}, "model"),
-    "Python": ({"step": phase(200, thread=0.95, cpu_s=0.19)}, "loop"),
-    "beside a busy GPU": ({"step": phase(200, thread=0.95, cpu_s=0.19, gpu_percent=95.0)}, "model"),
-    "many threads": ({"step": phase(200, thread=0.95, cpu_s=0.9)}, "model"),
-    "one core for all": ({"step": phase(90, cpu_s=0.17), "both": phase(220), "cores": 1}, "cores"),
+def slow(waiting: float | None, **more: Any) -> Figures:
+    found = figures(10, 500, 100, waiting=waiting)
+    return dataclasses.replace(found, alone={**found.alone, "proxyloader": phase(100, **more)})
+
+
+BOUNDS: dict[str, tuple[Figures, str]] = {
+    "a step asleep": (figures(100, 100, 20, step=phase(200), both=phase(200)), "model"),
+    "a step of Python": (figures(100, 100, 20, step=phase(200, thread=0.95, cpu_s=0.19)), "loop"),
+    "beside a busy GPU": (figures(100, 100, 20, step=phase(200, thread=0.95, cpu_s=0.19, gpu_percent=95.0)), "model"),
+    "many threads": (figures(100, 100, 20, step=phase(200, thread=0.95, cpu_s=0.9)), "model"),
+    "one core for all": (figures(100, 100, 20, step=phase(90, cpu_s=0.17), both=phase(220), cores=1), "cores"),
+    "a loader that waits": (slow(0.9), "disk"),
+    "from memory": (slow(0.1), "input"),
+    "unknown": (slow(None), "input"),
+    "busy workers": (slow(0.9, workers=7.0), "input"),
+    "a busy GPU": (slow(0.9, gpu_percent=99.0), "input"),
+    "a busy thread": (slow(0.9, thread=0.9), "input"),
 }
 
-SLOW_LOADERS: dict[str, tuple[Phase, float | None, str]] = {
-    "waits": (phase(100), 0.9, "disk"),
-    "from memory": (phase(100), 0.1, "input"),
-    "unknown": (phase(100), None, "input"),
-    "busy workers": (phase(100, workers=7.0), 0.9, "input"),
-    "busy GPU": (phase(100, gpu_percent=99.0), 0.9, "input"),
-    "busy thread": (phase(100, thread=0.9), 0.9, "input"),
-}
 
-
-@pytest.mark.parametrize(("changed", "bound"), LONG_STEPS.values(), ids=LONG_STEPS)
-def test_a_long_step_is_told_apart_by_what_it_uses(changed: dict[str, Any], bound: str) -> None:
-    assert interpret(figures(100, 100, 20, **changed)).bound == bound
-
-
-@pytest.mark.parametrize(("loader", "waiting", "bound"), SLOW_LOADERS.values(), ids=SLOW_LOADERS)
-def test_a_slow_loader_is_told_apart_from_a_slow_disk(loader: Phase, waiting: float | None, bound: str) -> None:
-    slow = figures(10, 500, 100, waiting=waiting)
-    assert interpret(dataclasses.replace(slow, alone={**slow.alone, "proxyloader": loader})).bound == bound
+@pytest.mark.parametrize(("measured", "bound"), BOUNDS.values(), ids=BOUNDS)
+def test_steps_and_loaders_are_told_apart_by_what_they_use(measured: Figures, bound: str) -> None:
+    assert interpret(measured).bound == bound
 
 
 def test_both_ends_of_the_steps_that_become_faster_are_named() -> None:

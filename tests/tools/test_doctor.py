@@ -140,13 +140,7 @@ Image.Image.save = until_png
     ids=["import hangs", "import crashes", "import exits", "half an answer", "decoder crashes", "decoder hangs"],
 )
 def test_a_child_that_crashes_or_hangs_keeps_its_answers(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    question: str,
-    code: str,
-    limit_s: float,
-    answers: int,
-    failure: str,
+    monkeypatch: Any, tmp_path: Path, question: str, code: str, limit_s: float, answers: int, failure: str
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
@@ -201,6 +195,10 @@ def found_on(
         return {each.name: each for each in run_checks(answers.__getitem__, Path(root))}
 
 
+QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+ENOUGH: dict[str, Any] = {"env": {}, "quota": "max 100000", "files": 1024, "shm_mb": (8192, 8192)}
+"""The environment and the limits of a machine that is not limited."""
+
 ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "all fits": ({}, "torch", "ok", "2.14.1; built for CUDA 13.0", ""),
     "NVIDIA's own torch": ({"torch": "2.6.0a0+nv"}, "torch", "ok", "2.6.0a0+nv", ""),
@@ -223,41 +221,11 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "no engines": ({"pictures": BY_CUDA, "engines": "no JPEG engines"}, ENGINES, "ok", "CUDA", ""),
     "wrong on a GPU": ({"pictures": {**PICTURE, "levels_off": 200}}, CUDA, "fail", "200", "cpu"),
     "no decoder": ({"pictures": NO_WEBP}, ON_CPU, "warn", "WebP: y", "Pillow"),
-    "no /dev/shm": ({"root": "/nowhere"}, "/dev/shm", "warn", "0 of 0 MB free", "--shm-size"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("facts", "name", "status", "found", "remedy"), ROWS.values(), ids=ROWS)
-def test_what_does_not_fit_is_found(
-    monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], name: str, status: str, found: str, remedy: str
-) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    findings = found_on(**facts)
-    finding = findings[name]
-    assert finding.status == status and found in finding.found and remedy in finding.remedy
-    is_usable = "GPU 0" in findings and findings["GPU 0"].status != "fail"
-    assert {ENGINES, CUDA} & findings.keys() == ({ENGINES, CUDA} if is_usable else set())
-
-
-@pytest.mark.parametrize(
-    ("variable", "value", "status", "found"),
-    [
-        ("CUDA_VISIBLE_DEVICES", "", "warn", "hidden by CUDA_VISIBLE_DEVICES=''"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "7", "warn", "7: the decoder and the model wait"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "many", "warn", "many: the decoder and the model wait"),
-        ("CUDA_DEVICE_MAX_CONNECTIONS", "8", "ok", "8"),
-    ],
-)
-def test_variables_that_slow_down_loading_are_warnings(
-    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, status: str, found: str
-) -> None:
-    monkeypatch.setenv(variable, value)
-    is_hidden = variable == "CUDA_VISIBLE_DEVICES"
-    finding = found_on(gpu=None if is_hidden else SEEN)["GPU" if is_hidden else variable]
-    assert finding.status == status and finding.found.startswith(found)
-
-
-LIMITS: dict[str, tuple[Any, str, str, str, str]] = {
+    "a hidden GPU": ({"env": {"CUDA_VISIBLE_DEVICES": ""}, "gpu": None}, "GPU", "warn",
+                     "hidden by CUDA_VISIBLE_DEVICES=''", ""),
+    **{f"{queues} queues": ({"env": {QUEUES: queues}}, QUEUES, "warn", f"{queues}: the decoder and the model wait", "")
+       for queues in ("7", "many")},
+    "8 queues": ({"env": {QUEUES: "8"}}, QUEUES, "ok", "8", ""),
     "a quota": ({"quota": "50000 100000"}, "cores", "warn", "cgroup quota of 0.5", "num_workers=1"),
     "no quota": ({"quota": "max 100000"}, "cores", "ok", "usable", ""),
     "a large quota": ({"quota": "100000000 100000"}, "cores", "ok", "usable", ""),
@@ -267,29 +235,32 @@ LIMITS: dict[str, tuple[Any, str, str, str, str]] = {
     "a small /dev/shm": ({"shm_mb": (2047, 2047)}, "/dev/shm", "warn", "2,047 of 2,047 MB free", "--shm-size"),
     "a full /dev/shm": ({"shm_mb": (8192, 2047)}, "/dev/shm", "warn", "2,047 of 8,192 MB free", "delete"),
     "enough of /dev/shm": ({"shm_mb": (2048, 2048)}, "/dev/shm", "ok", "2,048 of 2,048 MB free", ""),
-}
+    "no /dev/shm": ({"root": "/nowhere"}, "/dev/shm", "warn", "0 of 0 MB free", "--shm-size"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("limits", "name", "status", "found", "remedy"), LIMITS.values(), ids=LIMITS)
-def test_limits_of_the_system_are_found(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    limits: Any,
-    name: str,
-    status: str,
-    found: str,
-    remedy: str,
+@pytest.mark.parametrize(("facts", "name", "status", "found", "remedy"), ROWS.values(), ids=ROWS)
+def test_what_does_not_fit_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: Any, name: str, status: str, found: str, remedy: str
 ) -> None:
+    facts = {"root": str(tmp_path)} | ENOUGH | facts
+    environment, quota, files, (size_mb, free_mb) = (facts.pop(name) for name in ENOUGH)
     (tmp_path / "dev/shm").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
-    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(limits.get("quota", "max 100000") + "\n")
-    most, (size_mb, free_mb) = limits.get("files", 1024), limits.get("shm_mb", (8192, 8192))
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota + "\n")
     told = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mb, f_bavail=free_mb, f_bfree=free_mb)
     monkeypatch.setattr(os, "statvfs", lambda _: told)
-    monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (most, most)}[limit])
-    findings = found_on(root=str(tmp_path))
-    assert findings[name].status == status and found in findings[name].found and remedy in findings[name].remedy
-    assert status == "warn" or not any(findings[each].remedy for each in ("cores", "open files", "/dev/shm"))
+    monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (files, files)}[limit])
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    findings = found_on(**facts)
+    finding = findings[name]
+    assert finding.status == status and found in finding.found and remedy in finding.remedy
+    is_usable = "GPU 0" in findings and findings["GPU 0"].status != "fail"
+    assert {ENGINES, CUDA} & findings.keys() == ({ENGINES, CUDA} if is_usable else set())
+    others = {"cores", "open files", "/dev/shm"} - {name}
+    assert not any(findings[each].remedy for each in others)
 
 
 def test_the_report_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

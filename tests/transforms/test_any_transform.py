@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torchvision.transforms
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torchvision.transforms import InterpolationMode, v2
 
-from ..compare import assert_alike, lossless
+from ..compare import CLOSE, EXACT, assert_alike, lossless
+from ..reference_presets import PRESETS, Preset
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
@@ -77,3 +79,8 @@ def transforms(draw: st.DrawFn) -> Any:
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_transforms_may_follow_upon_each_other(transform: Any, seed: int, device: str) -> None:
     assert_alike(transform, device, lossless("landscape", "small", "tiny", "grey"), seed=seed)
+
+
+@pytest.mark.parametrize("preset", PRESETS, ids=str)
+def test_a_preset_of_the_training_reference_is_as_torchvisions(preset: Preset) -> None:
+    assert_alike(preset.transforms, "cpu", lossless(), bound=CLOSE if preset.backend == "tensor" else EXACT, times=2)

@@ -9,19 +9,8 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
-from ..compare import (
-    CLOSE,
-    THIN,
-    Images,
-    as_image,
-    assert_alike,
-    both_versions,
-    images,
-    many,
-    of_each_kind,
-    of_levels,
-    undecoded,
-)
+from .. import compare
+from ..compare import CLOSE, THIN, Images, as_image, assert_alike, both_versions, images, many, of_each_kind, of_levels
 from ..plans import plan_for
 from ..side_by_side import assert_as_torch
 
@@ -56,7 +45,7 @@ class TestGaussianBlur:
     def test_an_image_too_small_to_be_reflected_is_an_error_as_in_torchvision(self) -> None:
         transform = as_image(v1.GaussianBlur((3, 7)))
         with pytest.raises(RuntimeError, match="Padding"):
-            undecoded(transform, images("one pixel wide"))
+            compare.undecoded(transform, images("one pixel wide"))
 
 
 class TestRandomErasing:

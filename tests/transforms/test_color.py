@@ -10,25 +10,11 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..compare import (
-    CLOSE,
-    EXACT,
-    Bound,
-    Images,
-    assert_alike,
-    both_versions,
-    composed,
-    kinds_of_levels,
-    lossless,
-    png_of,
-)
+from ..compare import CLOSE, EXACT, Images, assert_alike, both_versions, composed, kinds_of_levels, lossless, png_of
 from ..plans import plan_for
 
 SOME = ("landscape", "small", "tiny", "one pixel high", "one pixel wide", "grey")
-
-
-def bound_of(kind: str) -> Bound:
-    return EXACT if kind == "pil" else CLOSE
+BOUNDS = {"pil": EXACT, "uint8": CLOSE}
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +49,7 @@ def test_grayscale(version: Any, channels: int, steps: Any, colors: Images, devi
 def test_color_jitter(version: Any, kind: str, grey: bool, device: str) -> None:
     first = [version.Grayscale()] if grey else []  # without saturation and hue
     transform = composed(kind, *first, version.ColorJitter(0.7, 0.7, 0.7, 0.5))
-    assert_alike(transform, device, lossless(*SOME), bound=bound_of(kind), times=4)
+    assert_alike(transform, device, lossless(*SOME), bound=BOUNDS[kind], times=4)
 
 
 def test_a_color_jitter_of_nothing_costs_nothing() -> None:
@@ -73,7 +59,7 @@ def test_a_color_jitter_of_nothing_costs_nothing() -> None:
 @kinds_of_levels
 def test_what_v2_has_alone(kind: str, device: str) -> None:
     distort, permute = composed(kind, v2.RandomPhotometricDistort(p=0.7)), composed(kind, v2.RandomChannelPermutation())
-    assert_alike(distort, device, lossless(*SOME), bound=bound_of(kind), times=4)
+    assert_alike(distort, device, lossless(*SOME), bound=BOUNDS[kind], times=4)
     assert_alike(permute, device, lossless(*SOME), times=4)
     assert_alike(composed(kind, v2.RGB()), device, lossless(*SOME))
     assert_alike(composed(kind, v2.Grayscale(), v2.RGB()), device, lossless(*SOME))
@@ -98,5 +84,5 @@ def test_done_or_not(version: Any, kind: str, name: str, grey: bool, device: str
     first = [version.Grayscale()] if grey else []
     for arguments in DONE_OR_NOT[name]:
         transform = composed(kind, *first, getattr(version, name)(*arguments, p=0.7))
-        bound = bound_of(kind) if name == "RandomAdjustSharpness" else EXACT
+        bound = BOUNDS[kind] if name == "RandomAdjustSharpness" else EXACT
         assert_alike(transform, device, lossless(*SOME), bound=bound, times=2)

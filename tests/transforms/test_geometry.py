@@ -66,10 +66,7 @@ PADDINGS, FILLS = [4, [5], (3, 7), (1, 2, 3, 4), 0], [0, 77, (1, 2, 250), 127.7,
 PIXELS: dict[str, tuple[Callable[[Any], Any], Images]] = {
     "crop": (lambda v: v.RandomCrop(CROP), SOME),
     "crop of the same size": (lambda v: v.RandomCrop((120, 160)), images("landscape")),
-    "crop of the same height, where v1 and v2 draw differently": (
-        lambda v: v.RandomCrop((120, 50)),
-        many("landscape"),
-    ),
+    "crop of the same height, where v1 and v2 draw differently": (lambda v: v.RandomCrop((120, 50)), many("landscape")),
     "padded crop": (lambda v: v.RandomCrop(CROP, padding=4), SOME),
     "crop padded by a pair": (lambda v: v.RandomCrop(CROP, padding=[3, 7], fill=77), SOME),
     "crop padded in each direction": (lambda v: v.RandomCrop(CROP, padding=(1, 2, 3, 4), fill=(1, 2, 250)), SOME),

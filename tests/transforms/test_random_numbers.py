@@ -15,13 +15,7 @@ from torchvision.transforms import v2
 
 from proxyloader.transforms import random_numbers
 from proxyloader.transforms.plan import Version
-from proxyloader.transforms.random_numbers import (
-    BLOCK,
-    NumbersAhead,
-    are_alike_ahead,
-    drawing_ahead,
-    resized_crop_box,
-)
+from proxyloader.transforms.random_numbers import BLOCK, NumbersAhead, are_alike_ahead, drawing_ahead, resized_crop_box
 
 from ..compare import drawn_alike
 from ..plans import draw, translation_of
@@ -95,15 +89,11 @@ def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> 
     assert torch.equal(torch.get_rng_state(), after)
 
 
+JITTER = v1.ColorJitter(0.4)
+
+
 @pytest.mark.parametrize(
-    "part",
-    [
-        v1.RandomCrop(20),
-        v1.ColorJitter(0.4),
-        v2.RandAugment(),
-        v1.RandomApply([v1.ColorJitter(0.4)]),
-        v1.GaussianBlur(3),
-    ],
+    "part", [v1.RandomCrop(20), JITTER, v2.RandAugment(), v1.RandomApply([JITTER]), v1.GaussianBlur(3)]
 )
 def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
     assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).draws == "torch"

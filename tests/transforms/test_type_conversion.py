@@ -21,69 +21,58 @@ with warnings.catch_warnings():
     V2_TO_TENSOR = v2.ToTensor()
 
 
-class TestToTensor:
-    @pytest.mark.parametrize(
-        "transform",
-        [
-            pytest.param(v1.ToTensor(), id="ToTensor alone"),
-            pytest.param(v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]), id="ConvertImageDtype"),
-            pytest.param(v2.Compose([v2.PILToTensor(), v2.ConvertImageDtype()]), id="v2.ConvertImageDtype"),
-            pytest.param(v2.Compose(TO_FLOAT), id="ToDtype"),
-            pytest.param(V2_TO_TENSOR, id="the deprecated class of v2"),
-        ],
-    )
-    def test_gives_floats_from_0_to_1(self, transform: Any, device: str) -> None:
-        assert_alike(transform, device)
-        (tensor,), _ = compare.run_ours(transform, device, images("large"))
-        assert tensor.dtype is torch.float32
-        assert 0 <= tensor.min() < 0.2
-        assert 0.8 < tensor.max() <= 1
-
-    def test_without_a_conversion_the_values_stay_bytes_and_without_scale_they_go_to_255(self, device: str) -> None:
-        for transform in (v1.PILToTensor(), v2.PILToTensor(), v2.ToImage()):
-            assert_alike(transform, device)
-        assert_alike(v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32)]), device)
-
-    @pytest.mark.parametrize(
-        "transforms",
-        [
-            pytest.param([v2.ToImage(), v2.PILToTensor(), v2.ToImage()], id="tensor to tensor"),
-            pytest.param([v2.ToImage(), v2.ToDtype(torch.uint8, scale=True)], id="uint8 to uint8"),
-            pytest.param([v1.PILToTensor(), v1.ConvertImageDtype(torch.uint8)], id="v1, uint8 to uint8"),
-            pytest.param([*TO_FLOAT, v2.ToDtype(torch.float32, scale=True)], id="float to float"),
-            pytest.param([*TO_FLOAT, v2.ToImage()], id="float tensor to image"),
-            pytest.param([v2.ToImage(), V2_TO_TENSOR], id="the deprecated class of v2"),
-            pytest.param([v2.ToDtype(torch.float32, scale=True), v2.ToImage()], id="ToDtype on a PIL image"),
-            pytest.param([v2.ConvertImageDtype(), v2.ToImage()], id="v2.ConvertImageDtype on a PIL image"),
-            pytest.param([v2.ToDtype(torch.float16), v2.ToImage()], id="ToDtype of any kind on a PIL image"),
-        ],
-    )
-    def test_what_changes_nothing_in_torchvision_changes_nothing(self, transforms: Any, device: str) -> None:
-        assert_alike(v2.Compose(transforms), device, images("landscape", "PNG"))
-
-
-NORMALIZED: dict[str, list[Any]] = {
-    "numbers for all": [v1.ToTensor(), v1.Normalize(0.5, 0.25)],
-    "up to 255": [v2.ToImage(), v2.ToDtype(torch.float32), v2.Normalize([123.675, 116.28, 103.53], [58.4, 57.1, 57.4])],
-    "in place": [v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)],
-    "before others": [v1.ToTensor(), v1.Normalize(MEAN, STD), v2.RandomVerticalFlip()],
+FLOATS: dict[str, Any] = {
+    "ToTensor alone": v1.ToTensor(),
+    "ConvertImageDtype": v1.Compose([v1.PILToTensor(), v1.ConvertImageDtype(torch.float32)]),
+    "v2.ConvertImageDtype": v2.Compose([v2.PILToTensor(), v2.ConvertImageDtype()]),
+    "ToDtype": v2.Compose(TO_FLOAT),
+    "the deprecated class of v2": V2_TO_TENSOR,
 }
 
 
-class TestNormalize:
-    @both_versions
-    @pytest.mark.parametrize(
-        ("mean", "std"),
-        [(MEAN, STD), (tuple(MEAN), [0.25]), ([0.5], STD), (np.array(MEAN), np.array(STD)), ([0, 0, 0], [1, 1, 1])]
-        + [(torch.tensor(MEAN), torch.tensor(STD))],
-        ids=["three values", "one std for all", "one mean for all", "arrays", "whole numbers", "tensors"],
-    )
-    def test_values(self, version: Any, mean: Any, std: Any, device: str) -> None:
-        assert_alike(v1.Compose([v1.ToTensor(), version.Normalize(mean, std)]), device)
+@pytest.mark.parametrize("transform", FLOATS.values(), ids=FLOATS)
+def test_floats_are_from_0_to_1(transform: Any, device: str) -> None:
+    assert_alike(transform, device)
+    (tensor,), _ = compare.run_ours(transform, device, images("large"))
+    assert tensor.dtype is torch.float32 and 0 <= tensor.min() < 0.2 and 0.8 < tensor.max() <= 1
 
-    @pytest.mark.parametrize("transforms", NORMALIZED.values(), ids=NORMALIZED)
-    def test_others(self, transforms: list[Any], device: str) -> None:
-        assert_alike(v1.Compose(transforms), device)
+
+OF_LEVELS = [v2.ToImage(), v2.ToDtype(torch.float32)]
+CONVERSIONS: dict[str, list[Any]] = {
+    "bytes by v1": [v1.PILToTensor()],
+    "bytes by v2": [v2.PILToTensor()],
+    "bytes of an image": [v2.ToImage()],
+    "without a scale": OF_LEVELS,
+    "tensor to tensor": [v2.ToImage(), v2.PILToTensor(), v2.ToImage()],
+    "uint8 to uint8": [v2.ToImage(), v2.ToDtype(torch.uint8, scale=True)],
+    "v1, uint8 to uint8": [v1.PILToTensor(), v1.ConvertImageDtype(torch.uint8)],
+    "float to float": [*TO_FLOAT, v2.ToDtype(torch.float32, scale=True)],
+    "float tensor to image": [*TO_FLOAT, v2.ToImage()],
+    "the deprecated class of v2": [v2.ToImage(), V2_TO_TENSOR],
+    "ToDtype on a PIL image": [v2.ToDtype(torch.float32, scale=True), v2.ToImage()],
+    "v2.ConvertImageDtype on a PIL image": [v2.ConvertImageDtype(), v2.ToImage()],
+    "ToDtype of any kind on a PIL image": [v2.ToDtype(torch.float16), v2.ToImage()],
+    "normalized, numbers for all": [v1.ToTensor(), v1.Normalize(0.5, 0.25)],
+    "normalized, up to 255": [*OF_LEVELS, v2.Normalize([123.675, 116.28, 103.53], [58.4, 57.1, 57.4])],
+    "normalized in place": [v1.ToTensor(), v1.Normalize(MEAN, STD, inplace=True)],
+    "normalized before others": [v1.ToTensor(), v1.Normalize(MEAN, STD), v2.RandomVerticalFlip()],
+}
+
+
+@pytest.mark.parametrize("transforms", CONVERSIONS.values(), ids=CONVERSIONS)
+def test_conversions(transforms: list[Any], device: str) -> None:
+    assert_alike(v1.Compose(transforms), device)
+
+
+@both_versions
+@pytest.mark.parametrize(
+    ("mean", "std"),
+    [(MEAN, STD), (tuple(MEAN), [0.25]), ([0.5], STD), (np.array(MEAN), np.array(STD)), ([0, 0, 0], [1, 1, 1])]
+    + [(torch.tensor(MEAN), torch.tensor(STD))],
+    ids=["three values", "one std for all", "one mean for all", "arrays", "whole numbers", "tensors"],
+)
+def test_normalize(version: Any, mean: Any, std: Any, device: str) -> None:
+    assert_alike(v1.Compose([v1.ToTensor(), version.Normalize(mean, std)]), device)
 
 
 class TestImageClassification:

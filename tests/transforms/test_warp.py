@@ -13,33 +13,27 @@ from ..plans import has_plan
 each_interpolation = pytest.mark.parametrize(
     "interpolation", [InterpolationMode.NEAREST, InterpolationMode.BILINEAR], ids=lambda mode: mode.value
 )
-each_warp = pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        pytest.param("RandomRotation", {"degrees": 180}, id="rotation"),
-        pytest.param("RandomRotation", {"degrees": (20, 70), "expand": True}, id="rotation that expands"),
-        pytest.param("RandomRotation", {"degrees": 30, "center": (3, 5)}, id="rotation about a point"),
-        pytest.param("RandomRotation", {"degrees": 170, "center": (3, 5), "expand": True}, id="and it expands"),
-        pytest.param("RandomAffine", {"degrees": 40}, id="affine, degrees"),
-        pytest.param("RandomAffine", {"degrees": 0, "translate": (0.3, 0.2)}, id="affine, translate"),
-        pytest.param("RandomAffine", {"degrees": 0, "scale": (0.5, 1.7)}, id="affine, scale"),
-        pytest.param("RandomAffine", {"degrees": 0, "scale": (0.75, 0.75), "center": (3, 9)}, id="affine, one scale"),
-        pytest.param("RandomAffine", {"degrees": 0, "shear": (-20, 30, 5, 25)}, id="affine, shear"),
-        pytest.param(
-            "RandomAffine",
-            {"degrees": 20, "translate": (0.1, 0.1), "scale": (0.8, 1.2), "shear": 10, "center": (9, 9)},
-            id="affine, all",
-        ),
-        pytest.param("RandomPerspective", {"distortion_scale": 0.6, "p": 0.8}, id="perspective"),
-    ],
-)
+WARPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rotation": ("RandomRotation", {"degrees": 180}),
+    "rotation that expands": ("RandomRotation", {"degrees": (20, 70), "expand": True}),
+    "rotation about a point": ("RandomRotation", {"degrees": 30, "center": (3, 5)}),
+    "and it expands": ("RandomRotation", {"degrees": 170, "center": (3, 5), "expand": True}),
+    "affine, degrees": ("RandomAffine", {"degrees": 40}),
+    "affine, translate": ("RandomAffine", {"degrees": 0, "translate": (0.3, 0.2)}),
+    "affine, scale": ("RandomAffine", {"degrees": 0, "scale": (0.5, 1.7)}),
+    "affine, one scale": ("RandomAffine", {"degrees": 0, "scale": (0.75, 0.75), "center": (3, 9)}),
+    "affine, shear": ("RandomAffine", {"degrees": 0, "shear": (-20, 30, 5, 25)}),
+    "affine, all": ("RandomAffine", {"degrees": 20, "translate": (0.1, 0.1), "scale": (0.8, 1.2), "shear": 10,
+                                     "center": (9, 9)}),
+    "perspective": ("RandomPerspective", {"distortion_scale": 0.6, "p": 0.8}),
+}  # fmt: skip
 WITH_A_SURFACE = ("landscape", "portrait", "small", "tiny", "large")
 """torchvision's perspective of a line of pixels has no solution: what it returns is noise."""
 
 
 @both_versions
 @each_interpolation
-@each_warp
+@pytest.mark.parametrize(("name", "arguments"), WARPS.values(), ids=WARPS)
 @pytest.mark.parametrize("fill", [0, 100.6, (250, 20, 130), None], ids=str)
 def test_pixels(
     version: Any, interpolation: InterpolationMode, name: str, arguments: Any, fill: Any, device: str
