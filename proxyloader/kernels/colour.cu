@@ -557,26 +557,6 @@ __device__ Pixel at_or(const Job &job, int x, int y, const double *colour) {
     return {(int)colour[0], (int)colour[1], (int)colour[2]};
 }
 
-enum Border { CONSTANT, EDGE, REFLECT, SYMMETRIC };
-
-// The index that numpy.pad puts at `i`, which may be far outside: the image and its mirror image take turns.
-__device__ int inside(int i, int length, int border) {
-    if (i >= 0 && i < length) return i;
-    if (border == EDGE || length == 1) return clip_to(i, length - 1);
-    const int repeats = border == SYMMETRIC;  // whether the mirror image repeats the first and the last
-    const int period = 2 * length - 2 + 2 * repeats;
-    i %= period;
-    if (i < 0) i += period;
-    return i < length ? i : period - repeats - i;
-}
-
-__device__ Pixel through_window(const Job &job, const double *n, int x, int y) {
-    x += (int)n[0], y += (int)n[1];
-    const int border = (int)n[2];
-    if (border == CONSTANT) return at_or(job, x, y, n + 3);
-    return pixel_at(job, inside(x, job.source_width, border), inside(y, job.source_height, border));
-}
-
 // The same pixel of branches, by the places of these.
 __device__ Pixel mixed(const Batch &batch, const Job &job, const double *n, int x, int y) {
     const Pixel p = pixel_at(job, x, y);
@@ -601,8 +581,8 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
     const float *extras = batch.extras + step.extra;
     const auto extra = [&](int i) { return extras[i]; };  // of a kernel: its weights, divided by the scale already
     switch (step.code) {
-        case WINDOW: return through_window(job, n, x, y);
-        case SELECT: return at_or(job, (int)extras[job.height + x], (int)extras[y], n);
+        case WINDOW: return at_or(job, x + (int)n[0], y + (int)n[1], n + 2);
+        case SELECT: return pixel_at(job, (int)extras[job.height + x], (int)extras[y]);
         case MIX: return mixed(batch, job, n, x, y);
         case BLEND: return blended(batch, job, n, x, y);
         case FLIP_X: return pixel_at(job, job.width - 1 - x, y);

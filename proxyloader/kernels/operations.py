@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-import PIL
 import torch
 from numpy.typing import NDArray
 
 from ..transforms import augment, auto_augment, color, geometry, given, resize, type_conversion, warp
-from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step, iter_steps
+from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
 
 NO_KERNELS = "without CUDA kernels, torchvision runs it"
@@ -119,7 +118,7 @@ class State:
         if self.crop is not None:
             (left, top, width, height), fill = self.crop
             self.crop = None
-            self.add("WINDOW", (left, top, 0, *rgb(fill)), sizes=(height, width))
+            self.add("WINDOW", (left, top, *rgb(fill)), sizes=(height, width))
 
     def flip(self, axis: str, wanted: Columns) -> None:
         """Flip the images for which ``wanted`` is not 0."""
@@ -237,15 +236,10 @@ def get_missing_kernel(plan: Plan) -> str:
     return ""
 
 
-def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ()) -> str:
-    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators.
-
-    ``left_out``: names of the classes of steps that the installed Pillow does differently.
-    """
+def find_obstacle(plan: Plan, has_kernels: bool) -> str:
+    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators."""
     if not has_kernels:
         return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
-    if left_out and (names := {type(step).__name__ for step in iter_steps(plan.steps)}.intersection(left_out)):
-        return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(names))}"
     return get_missing_kernel(plan)
 
 
@@ -344,7 +338,7 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
     height, width, first_block = state.take(3)
     state.make_crop()
     lines = state.arrays(first_block, height + width)
-    state.add("SELECT", (0.0,) * 3, sizes=(height, width))
+    state.add("SELECT", sizes=(height, width))
     state.programs.add_extras(lines)
 
 

@@ -74,8 +74,8 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_GREY": Kind.POINTS,  # whether as in v1
     "TENSOR_HUE": Kind.POINTS,  # turn, of 1; whether as in v1
     # From other pixels.
-    "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
-    "SELECT": Kind.GATHER,  # r, g, b where a line is -1; extras: rows, columns
+    "WINDOW": Kind.GATHER,  # left, top, r, g, b outside
+    "SELECT": Kind.GATHER,  # extras: rows, columns
     # Number of branches, weight of the image, 7 of the branches; 7 branches, by their program, later by their place.
     "MIX": Kind.GATHER,
     "BLEND": Kind.GATHER,  # share of the branch, 8 unused; the branch

@@ -126,22 +126,15 @@ def window(rng: Random, image: Pixels) -> Done:
     begins = [rng.randint(-3 * side - 2, side + 2) for side in sides]
     sizes = [rng.randint(1, min(3 * side, 200)) for side in sides]
     pads = [(max(0, -b), max(0, b + n - side)) for b, n, side in zip(begins, sizes, sides)]
-    mode, colour = rng.randrange(4), _colour(rng)
-    name = ("constant", "edge", "reflect", "symmetric")[mode]
-    padded = np.stack(
-        [np.pad(image[..., c], pads, name, **({"constant_values": colour[c]} if mode == 0 else {})) for c in range(3)],
-        -1,
-    )
+    colour = _colour(rng)
+    padded = np.stack([np.pad(image[..., c], pads, constant_values=colour[c]) for c in range(3)], -1)
     rows, columns = (slice(b + low, b + low + n) for b, n, (low, _) in zip(begins, sizes, pads))
-    return Done("WINDOW", np.ascontiguousarray(padded[rows, columns]), [begins[1], begins[0], mode, *colour])
+    return Done("WINDOW", np.ascontiguousarray(padded[rows, columns]), [begins[1], begins[0], *colour])
 
 
 def select(rng: Random, image: Pixels) -> Done:
-    lines = [[rng.randrange(-1, side) for _ in range(rng.randint(1, 60))] for side in image.shape[:2]]
-    colour, result = _colour(rng), image[np.ix_(*lines)]
-    result[[row < 0 for row in lines[0]]] = colour
-    result[:, [column < 0 for column in lines[1]]] = colour
-    return Done("SELECT", np.ascontiguousarray(result), colour, [*lines[0], *lines[1]])
+    lines = [[rng.randrange(side) for _ in range(rng.randint(1, 60))] for side in image.shape[:2]]
+    return Done("SELECT", np.ascontiguousarray(image[np.ix_(*lines)]), extras=[*lines[0], *lines[1]])
 
 
 def kernel(side: int, rng: Random, image: Pixels) -> Done:
