@@ -32,12 +32,12 @@ from PIL import Image, ImageEnhance, ImageFilter
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..transforms import color, given
-from ..transforms.geometry import Crop, IndexSelect, as_ltrb
+from ..transforms import augment, color
+from ..transforms.geometry import Crop, IndexSelect, Transpose, as_ltrb, transposed
 from ..transforms.plan import Branch, Size, Step
-from ..transforms.resize import Line
+from ..transforms.resize import Line, ResizeBox
 from ..transforms.type_conversion import ToFloat, ToTensor
-from ..transforms.warp import Affine
+from ..transforms.warp import Affine, Perspective
 from .called_transforms import apply_undecoded, wrap_result
 from .deferral import Deferral, active, recording
 from .lazy_decoding import find_decoded
@@ -196,13 +196,13 @@ def resize(
         return Note((Affine("nearest", (0.0,) * 3),), (height, width, *matrix), (height, width))
     if reducing_gap is not None and (reducing_gap < 1 or max(scales) / reducing_gap >= 2):
         return None  # Pillow shrinks the image in two steps
-    step = given.ResizeBox(FILTERS[Image.Resampling.BICUBIC if resample is None else resample])  # type: ignore[arg-type]
+    step = ResizeBox(FILTERS[Image.Resampling.BICUBIC if resample is None else resample])  # type: ignore[arg-type]
     return Note((step,), (*edges, height, width), (height, width))
 
 
 def transpose(image: Image.Image, method: Any) -> Note | None:
     method = Image.Transpose(method)
-    return Note((given.Transpose(method),), (), given.transposed(image.size[::-1], method))
+    return Note((Transpose(method),), (), transposed(image.size[::-1], method))
 
 
 def transform(
@@ -225,7 +225,7 @@ def transform(
     numbers = tuple(map(number, data[: 8 if is_perspective else 6]))
     if len(numbers) != (8 if is_perspective else 6):
         return None
-    step = (given.Projection if is_perspective else Affine)(WARPS[resample], outside)  # type: ignore[arg-type]
+    step = (Perspective if is_perspective else Affine)(WARPS[resample], outside)  # type: ignore[arg-type]
     return Note((step,), (height, width, *numbers), (height, width))
 
 
@@ -234,7 +234,7 @@ def convert(image: Image.Image, mode: Any = None, matrix: Any = None, *_: Any, *
     if matrix:
         if image.mode != "RGB" or len(matrix) != {"RGB": 12, "L": 4}[mode]:
             return None
-        return _one(given.Matrix(len(matrix) // 4), image, *tuple(map(number, matrix)) * (12 // len(matrix)))  # type: ignore[arg-type]
+        return _one(color.Matrix(len(matrix) // 4), image, *tuple(map(number, matrix)) * (12 // len(matrix)))  # type: ignore[arg-type]
     if encoded is None or mode not in ("L", "RGB") or mode == image.mode or can_read_as(encoded, mode):
         return None
     return _one(color.Grayscale(1 if mode == "L" else 3), image)
@@ -248,14 +248,16 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
         if not max(x, y):
             return Note((), (), image.size[::-1])
         is_gaussian = type(made) is ImageFilter.GaussianBlur
-        return _one(given.PillowBlur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
+        return (
+            _one(augment.PillowBlur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
+        )
     if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
         return None
     (side, other), scale, offset, weights = made.filterargs
     if side not in (3, 5) or side != other or len(weights) != side**2 or not scale:
         return None
     divided = np.asarray([*map(number, weights)], np.float32) / np.float32(scale)
-    return _one(given.Kernel(side), image, float(np.float32(offset)), *divided.tolist())
+    return _one(augment.Kernel(side), image, float(np.float32(offset)), *divided.tolist())
 
 
 def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
@@ -270,7 +272,7 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
     if len(table) != 256 * bands:
         return None
     array = np.frombuffer(table * (3 // bands), np.uint8).view(np.float32)
-    return _one(given.Table(), image, array)._replace(again=operator.methodcaller("point", table))
+    return _one(color.Table(), image, array)._replace(again=operator.methodcaller("point", table))
 
 
 class Band(NamedTuple):
@@ -290,7 +292,7 @@ def getchannel(image: Image.Image, channel: Any) -> Note | None:
     if image.mode != "RGB" or not 0 <= number < 3 or (of := get_transformed(image)) is None:
         return None
     weights = [float(number == each) for each in range(3)]
-    return _one(given.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
+    return _one(color.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
 
 
 def _split(split: Any, image: Image.Image) -> Any:

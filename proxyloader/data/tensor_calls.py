@@ -25,10 +25,10 @@ from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
-from ..transforms import augment, color, given, resize, warp
-from ..transforms.geometry import Box, Crop, Flip, as_fill, as_ltrb, as_pair, center_box
+from ..transforms import augment, color, resize, warp
+from ..transforms.geometry import Box, Crop, Flip, Transpose, as_fill, as_ltrb, as_pair, center_box, transposed
 from ..transforms.plan import Branch, ImageState, Size, Step
-from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
+from ..transforms.type_conversion import Normalize, ToFloat, ToPIL, ToTensor, normalization
 from .deferral import recording
 from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, requires_gradient, share
@@ -248,7 +248,7 @@ def rotate_v2(
         return Note((), (), image.size)
     if center is None and angle in QUARTERS and (angle == 180 or expand or image.size[0] == image.size[1]):
         method = QUARTERS[int(angle)]
-        return Note((given.Transpose(method),), (), given.transposed(image.size, method))
+        return Note((Transpose(method),), (), transposed(image.size, method))
     step = _warp(warp.Affine, image, interpolation, fill)
     height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center, "v2")
     return Note((step,), (height, width, *matrix), (int(height), int(width)))
@@ -278,7 +278,7 @@ def perspective_v1(
     image: Input, perspective_coeffs: Any, interpolation: Any = "bilinear", fill: Any = None
 ) -> Note | None:
     step = _warp(warp.Perspective, image, interpolation, fill)
-    return _one(step, image, *map(number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
+    return _one(step, image, *image.size, *map(number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
 
 
 def perspective_v2(
@@ -330,7 +330,7 @@ def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
     exact = np.minimum(number(gain) * (np.arange(256) / 255) ** float(gamma), 1) * 255.999
     if image.state.channels not in (1, 3) or gain < 0 or (abs(exact - exact.round())[exact > 0] < 1e-4).any():
         return None
-    return _one(given.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
+    return _one(color.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
 
 
 def posterize(image: Input, bits: Any) -> Note | None:
@@ -429,7 +429,7 @@ def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note |
 
 def to_pil_image(image: Input, mode: Any = None) -> Note | None:
     expected: Literal["RGB", "L"] = "RGB" if image.state.channels == 3 else "L"
-    return _one(given.ToPIL(), image) if image.state.dtype == "uint8" and mode in (None, expected) else None
+    return _one(ToPIL(), image) if image.state.dtype == "uint8" and mode in (None, expected) else None
 
 
 OF_BOTH: tuple[Noter, ...] = (

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..transforms import augment, auto_augment, color, geometry, given, resize, type_conversion, warp
+from ..transforms import augment, auto_augment, color, geometry, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
 
@@ -127,7 +127,7 @@ class State:
         if not self.programs.flip_last(8 + is_vertical, wanted, self.images):
             self.add("FLIP_Y" if is_vertical else "FLIP_X", where=wanted != 0)
 
-    def resample(self, step: resize.Resize | given.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
+    def resample(self, step: resize.Resize | resize.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
         """Resize the images or, as Pillow does, ``box`` of them: left, top, right and bottom. See ``RESAMPLE``."""
         old_height, old_width = self.programs.sizes[self.images].T
         crop, fill = self.crop or ((0, 0, old_width, old_height), (0.0,))
@@ -320,10 +320,10 @@ def flip(state: State, step: geometry.Flip) -> None:
     state.flip(step.axis, wanted)
 
 
-@operation(given.Transpose)
-def transpose(state: State, step: given.Transpose) -> None:
+@operation(geometry.Transpose)
+def transpose(state: State, step: geometry.Transpose) -> None:
     state.require_moves(step)
-    quarters, axis = given.TURNS[step.method]
+    quarters, axis = geometry.TURNS[step.method]
     state.make_crop()
     if quarters:
         height, width = state.programs.sizes[state.images].T
@@ -360,8 +360,8 @@ def resize_(state: State, step: resize.Resize) -> None:
     state.resample(step, size, 0 if step.rounding == "pil" else 1 if step.antialias else 2)
 
 
-@operation(given.ResizeBox)
-def resize_box(state: State, step: given.ResizeBox) -> None:
+@operation(resize.ResizeBox)
+def resize_box(state: State, step: resize.ResizeBox) -> None:
     state.require_levels(step)
     box, size = state.take(4), state.take(2)
     state.resample(step, size, 0, box)
@@ -381,15 +381,13 @@ def torch_fuses_products() -> bool:
     return bool(resized[..., 1] != 0)
 
 
-@operation(warp.Affine, warp.Perspective, given.Projection)
+@operation(warp.Affine, warp.Perspective)
 def warped(state: State, step: warp.Warp) -> None:
     if step.interpolation == "nearest":
         state.require_moves(step, step.fill)
     else:
         state.require_levels(step)
-    numbers, sizes = state.take(step.num_params), None
-    if not isinstance(step, warp.Perspective):
-        sizes, numbers = numbers[:2], numbers[2:]
+    sizes, numbers = state.take(2), state.take(step.num_params - 2)
     name = f"{'AFFINE' if isinstance(step, warp.Affine) else 'PERSPECTIVE'}_{step.interpolation.upper()}"
     fill = rgb(step.fill)
     if step.kind == "tensor":
@@ -428,8 +426,8 @@ def adjust(state: State, step: Any) -> None:
 OPERATIONS |= dict.fromkeys(ADJUSTMENTS, adjust)
 
 
-@operation(given.Table)
-def table(state: State, step: given.Table) -> None:
+@operation(color.Table)
+def table(state: State, step: color.Table) -> None:
     state.require_levels(step)
     (first_block,) = state.take(1)
     levels = state.arrays(first_block, np.full_like(first_block, 192))
@@ -437,8 +435,8 @@ def table(state: State, step: given.Table) -> None:
     state.programs.add_extras(levels)
 
 
-@operation(given.Matrix)
-def matrix(state: State, step: given.Matrix) -> None:
+@operation(color.Matrix)
+def matrix(state: State, step: color.Matrix) -> None:
     state.require_levels(step)
     state.add("MATRIX", state.take(12))
     state.channels = step.channels
@@ -479,13 +477,11 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
     return weights
 
 
-@operation(augment.BoxBlur, given.PillowBlur)
-def box_blur(state: State, step: augment.BoxBlur | given.PillowBlur) -> None:
+@operation(augment.PillowBlur)
+def box_blur(state: State, step: augment.PillowBlur) -> None:
     state.require_levels(step)
-    radii: NDArray[Any] = state.take(step.num_params)
-    if is_gaussian := isinstance(step, augment.BoxBlur) or step.is_gaussian:
-        radii = _box_radius(radii)
-    state.add("BOX_BLUR", (radii[0], radii[-1], 3 if is_gaussian else 1))
+    radii = state.take(2)
+    state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
 
 
 def _box_radius(sigmas: Columns) -> NDArray[Any]:
@@ -498,8 +494,8 @@ def _box_radius(sigmas: Columns) -> NDArray[Any]:
     return radius
 
 
-@operation(given.Kernel)
-def kernel(state: State, step: given.Kernel) -> None:
+@operation(augment.Kernel)
+def kernel(state: State, step: augment.Kernel) -> None:
     state.require_levels(step)
     offset, *weights = state.take(step.num_params)
     state.add(f"KERNEL{step.side}", (offset,))
@@ -532,8 +528,8 @@ def to_tensor(state: State, step: type_conversion.ToTensor) -> None:
     """Nothing changes but the layout, which is that of the output."""
 
 
-@operation(given.ToPIL)
-def to_pil(state: State, step: given.ToPIL) -> None:
+@operation(type_conversion.ToPIL)
+def to_pil(state: State, step: type_conversion.ToPIL) -> None:
     state.require_levels(step)
 
 

@@ -17,7 +17,6 @@ __all__ = [
     "chain",
     "color",
     "geometry",
-    "given",
     "plan",
     "random_numbers",
     "registry",

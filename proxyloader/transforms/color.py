@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torchvision.transforms import transforms as v1
@@ -103,6 +103,23 @@ class ChannelOrder(Step):
     """``functional.permute_channels``. Parameters: for each output channel, the number of the input channel."""
 
     num_params: ClassVar[int] = 3
+
+
+class Table(Step):
+    """``Image.point``. Parameter: the position of an array with the levels of all channels, 768 bytes."""
+
+    num_params: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class Matrix(Step):
+    """``Image.convert`` with a matrix. Parameters: three weights and an offset for each of three channels."""
+
+    channels: Literal[1, 3]
+    num_params: ClassVar[int] = 12
+
+    def output_state(self, state: ImageState) -> ImageState:
+        return replace(state, channels=self.channels)
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:

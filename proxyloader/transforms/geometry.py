@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -166,6 +167,30 @@ def random_flip(transform: Any, state: ImageState) -> Translation:
         return size
 
     return Translation((Flip("vertical" if is_vertical else "horizontal"),), sample, "ahead")
+
+
+@dataclass(frozen=True)
+class Transpose(Step):
+    """``Image.transpose``."""
+
+    method: Image.Transpose
+
+
+TURNS: dict[Image.Transpose, tuple[int, Literal["", "horizontal", "vertical"]]] = {
+    Image.Transpose.FLIP_LEFT_RIGHT: (0, "horizontal"),
+    Image.Transpose.FLIP_TOP_BOTTOM: (0, "vertical"),
+    Image.Transpose.ROTATE_90: (1, ""),
+    Image.Transpose.ROTATE_180: (2, ""),
+    Image.Transpose.ROTATE_270: (3, ""),
+    Image.Transpose.TRANSPOSE: (1, "vertical"),
+    Image.Transpose.TRANSVERSE: (1, "horizontal"),
+}
+"""Each transpose as quarter turns, counterclockwise, and a flip along an axis after them."""
+
+
+def transposed(size: Size, method: Image.Transpose) -> Size:
+    """Return the size after a transpose."""
+    return size[::-1] if TURNS[method][0] % 2 else size
 
 
 class IndexSelect(Step):

@@ -77,6 +77,14 @@ class Resize(Step):
         return not self.in_dali
 
 
+@dataclass(frozen=True)
+class ResizeBox(Step):
+    """``Image.resize`` with a filter. Parameters: left, top, right and bottom of the box; the new height and width."""
+
+    interpolation: Literal["bilinear", "bicubic", "lanczos", "box", "hamming"]
+    num_params: ClassVar[int] = 6
+
+
 def pillow_resizes_height_first(size: Any, new_size: Any) -> Any:
     """Return whether Pillow resizes the height first. Heights and widths may be arrays.
 

@@ -16,7 +16,7 @@ import torch
 from timm.data import auto_augment, random_erasing, transforms
 
 from . import color
-from .augment import BoxBlur, Erase, EraseWithNoise, to_hwc
+from .augment import Erase, EraseWithNoise, PillowBlur, to_hwc
 from .auto_augment import Blend, BranchParams, Mixture, put_chain
 from .geometry import Box, as_fill, as_pair, cropping
 from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
@@ -158,7 +158,7 @@ class _Recorder:
         return self.record(warp, rotation(self._size, degrees, warp))
 
     def filter(self, blur: Any) -> _Recorder:
-        return self.record(BoxBlur(), (blur.radius,))
+        return self.record(PillowBlur(True), (blur.radius, blur.radius))
 
     def record(self, step: Step, numbers: Sequence[float]) -> _Recorder:
         self.calls.append((step, numbers))
@@ -195,7 +195,7 @@ def _prepare(operations: Iterable[Any], state: ImageState) -> tuple[list[Any], l
         if each.aug_fn in WARPS:
             steps += [_warp(mode, fill) for mode in (resample if isinstance(resample, (tuple, list)) else (resample,))]
         else:
-            steps.append(COLORS.get(each.aug_fn, BoxBlur()))
+            steps.append(COLORS.get(each.aug_fn, PillowBlur(True)))
         operation = copy.copy(each)
         operation.aug_fn, operation.kwargs = _recorded(each.aug_fn), {**each.kwargs, "fillcolor": fill}
         made.append(operation)

@@ -56,6 +56,13 @@ class Normalize(Step):
     keeps_order: ClassVar[bool] = True
 
 
+class ToPIL(Step):
+    """``functional.to_pil_image`` of a uint8 tensor."""
+
+    def output_state(self, state: ImageState) -> ImageState:
+        return replace(state, kind="pil")
+
+
 @rule(v1.ToTensor, v2.ToTensor)
 def to_tensor(transform: Any, state: ImageState) -> Translation:
     if state.kind == "tensor":
