@@ -247,10 +247,9 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
         x, y = (float(np.float32(number(each))) for each in radii)
         if not max(x, y):
             return Note((), (), image.size[::-1])
-        is_gaussian = type(made) is ImageFilter.GaussianBlur
-        return (
-            _one(augment.PillowBlur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
-        )
+        if min(x, y) < 0 or max(x, y) > MAX_RADIUS:
+            return None
+        return _one(augment.PillowBlur(type(made) is ImageFilter.GaussianBlur), image, x, y)
     if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
         return None
     (side, other), scale, offset, weights = made.filterargs

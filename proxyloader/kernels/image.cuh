@@ -17,8 +17,7 @@ struct Step {
 struct Job {
     const uchar *source;
     uchar *target;
-    long long table_x, table_y;            // of a resize: where its weights are in the pool
-    long long row_stride, channel_stride;  // of the output, in elements
+    long long table_x, table_y;  // of a resize: where its weights are in the pool
     int source_height, source_width, height, width;
     int first, count;  // steps
     int stats;         // only valid if the first step needs statistics
@@ -39,7 +38,7 @@ struct Batch {
     const uchar *scratch;  // where the results of jobs are
 };
 
-static_assert(sizeof(Step) == 144 && sizeof(Job) == 88 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
+static_assert(sizeof(Step) == 144 && sizeof(Job) == 72 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
 struct Pixel { int r, g, b; };
 
 __device__ Pixel pixel_of(const uchar *levels) { return {levels[0], levels[1], levels[2]}; }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..transforms import augment, auto_augment, color, geometry, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
-from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
+from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Jobs, Programs, Schedule
 
 NO_KERNELS = "without CUDA kernels, torchvision runs it"
 """Reason that a machine without kernels gives."""
@@ -219,11 +219,11 @@ def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channel
 
     Args:
         dtype: that of floating-point images; None is float32.
-        groups: ``counts`` and ``files`` of ``Programs.schedule``.
+        groups: ``counts`` and ``files`` of ``Jobs.schedule``.
     """
     plan = images[0][0]
     output_dtype = get_output_dtype(plan, dtype)
-    return build_programs(images).schedule(plan.output.channels, output_dtype, channels_last, *groups)
+    return Jobs(build_programs(images)).schedule(plan.output.channels, output_dtype, channels_last, *groups)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -137,15 +137,14 @@ AS_BYTES = f"V{STEP.itemsize}"
 JOB = np.dtype(
     [
         *((name, "u8") for name in ("source", "target")),
-        *((name, "i8") for name in ("table_x", "table_y", "row_stride", "channel_stride")),
+        *((name, "i8") for name in ("table_x", "table_y")),
         *((name, "i4") for name in ("source_height", "source_width", "height", "width", "first", "count", "stats")),
         *((name, "i4") for name in ("source_base", "target_base")),
     ],
     align=True,
 )
 """``struct Job``. ``source`` and ``target`` are offsets from a base until ``Schedule.bind``. ``table_x`` and
-``table_y`` are the indices of the weights of a resize in the pool. The strides of the target, in elements, are those of
-the output, and only used by kinds that store it."""
+``table_y`` are the indices of the weights of a resize in the pool."""
 
 SCRATCH, OUTPUT, DECODED = 0, 1, 2
 """Bases of addresses: the memory of the results of jobs, the outputs, and from 2 on each decoded image."""
@@ -250,43 +249,6 @@ class Programs:
         self.sources = np.concatenate([self.sources, self.sources[images]])
         return added
 
-    def schedule(
-        self,
-        channels: int,
-        dtype: torch.dtype,
-        channels_last: bool,
-        counts: Sequence[int] = (),
-        files: Indices | None = None,
-    ) -> Schedule:
-        """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last.
-
-        Args:
-            counts: number of images in each output; by default, one output has all.
-            files: the decoded image of each image; None: each has its own.
-        """
-        height, width = self.sizes[: self.num_outputs].T
-        strides = (width * channels, 1) if channels_last else (width, height * width)
-        ends = (channels * height * width).cumsum()
-        begins = dtype.itemsize * np.concatenate(([0], ends[:-1]))
-        sizes = list(map(tuple, self.sizes[: self.num_outputs].tolist()))
-        return Jobs(self).schedule(
-            begins,
-            *strides,
-            files=files,
-            outputs=_group(sizes, counts or [self.num_outputs]),
-            num_values=int(ends[-1]),
-            channels=channels,
-            dtype=dtype,
-            channels_last=channels_last,
-        )
-
-
-def _group(sizes: list[tuple[int, int]], counts: Sequence[int]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Return the number of images in each output and their sizes; only one if all are equal."""
-    ends = list(itertools.accumulate(counts))
-    parts = [sizes[end - count : end] for count, end in zip(counts, ends)]
-    return [(len(part), part[:1] if len(set(part)) == 1 else part) for part in parts]
-
 
 class Jobs:
     """The jobs of programs, in the order of the images until they are scheduled, and their steps."""
@@ -376,30 +338,38 @@ class Jobs:
         return int(ends[-1, -1]) if len(ends) else 0
 
     def schedule(
-        self, begins: Any, row_strides: Any, channel_strides: Any, *, files: Indices | None = None, **format: Any
+        self,
+        channels: int,
+        dtype: torch.dtype,
+        channels_last: bool,
+        counts: Sequence[int] = (),
+        files: Indices | None = None,
     ) -> Schedule:
         """Order the jobs by launch, and pack all arrays.
 
+        Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last.
+
         Args:
-            begins: offset in bytes of the output of each program that has one.
-            row_strides, channel_strides: of the outputs, in elements.
-            files: as for ``Programs.schedule``.
-            format: further attributes of the schedule.
+            counts: number of images in each output; by default, one output has all.
+            files: the decoded image of each image; None: each has its own.
         """
         pool_size = self._place_weights()
-        self._place(begins, row_strides, channel_strides)
+        sizes = self.programs.sizes[: self.programs.num_outputs]
+        output_ends = channels * sizes.prod(1).cumsum()
+        self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
+        parts = np.split(sizes, np.cumsum(counts, dtype=int)[:-1])
         decoded_sizes = self.programs.decoded_sizes
         if files is not None:
             decoded_sizes = decoded_sizes[np.unique(files, return_index=True)[1]]
         runs = self._runs()
         extras = self.programs._extras or [np.zeros(0, np.float32)]
         arrays = self.jobs, self.steps, runs
-        sizes = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
-        *at, end = itertools.accumulate(map(_aligned, sizes), initial=0)
+        lengths = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
+        *at, end = itertools.accumulate(map(_aligned, lengths), initial=0)
         memory = np.empty(end, np.uint8)
         for begin, array in zip(at, arrays):
             memory[begin : begin + array.nbytes] = array.view(np.uint8)
-        np.concatenate(extras, out=memory[at[3] : at[3] + sizes[3]].view(np.float32))
+        np.concatenate(extras, out=memory[at[3] : at[3] + lengths[3]].view(np.float32))
         return Schedule(
             memory=memory,
             begins=tuple(at),
@@ -412,11 +382,15 @@ class Jobs:
             shapes=[(height, width, 3) for height, width in decoded_sizes.tolist()],
             decoded_ends=3 * decoded_sizes.prod(1).cumsum(),
             files=files,
-            **format,
+            outputs=[(len(part), _distinct(part)) for part in parts],
+            num_values=int(output_ends[-1]),
+            channels=channels,
+            dtype=dtype,
+            channels_last=channels_last,
         )
 
-    def _place(self, begins: Any, row_strides: Any, channel_strides: Any) -> None:
-        """Set the bases, offsets and strides of all jobs, and bring them into the order of their launches."""
+    def _place(self, begins: Indices) -> None:
+        """Set the bases and offsets of all jobs, given those of the outputs, and sort the jobs by their launches."""
         jobs, images = self.jobs, self.images
         ends = self._room.cumsum().reshape(self._room.shape)
         places = ends - self._room
@@ -425,12 +399,9 @@ class Jobs:
         jobs["source_base"] = np.where(self._is_first, DECODED + own, SCRATCH)
         targets = places[images, self._target_turn]
         self.steps["numbers"][self._mixes, FIRST_BRANCH:] = targets[self._last_job][self._branches]
-        to, is_output = images[self._is_output], self._is_output
         jobs["target"] = targets
-        jobs["target_base"] = np.where(is_output, OUTPUT, SCRATCH)
-        jobs["target"][is_output] = np.asarray(begins, np.uint64)[to]
-        jobs["row_stride"][is_output] = np.broadcast_to(row_strides, self.programs.num_outputs)[to]
-        jobs["channel_stride"][is_output] = np.broadcast_to(channel_strides, self.programs.num_outputs)[to]
+        jobs["target"][self._is_output] = begins[images[self._is_output]]
+        jobs["target_base"] = np.where(self._is_output, OUTPUT, SCRATCH)
         order = np.argsort(self.stages * len(Kind) + self.kinds, kind="stable")
         for name in ("jobs", "kinds", "stages", "images"):
             setattr(self, name, getattr(self, name)[order])
@@ -514,12 +485,12 @@ class Schedule:
     pool_bytes: int
     shapes: list[tuple[int, int, int]]
     decoded_ends: Indices
-    files: Indices | None = None
-    outputs: Sequence[tuple[int, Sequence[tuple[int, int]]]] = ()
-    num_values: int = 0
-    channels: int = 3
-    dtype: torch.dtype = torch.uint8
-    channels_last: bool = True
+    files: Indices | None
+    outputs: list[tuple[int, list[tuple[int, int]]]]
+    num_values: int
+    channels: int
+    dtype: torch.dtype
+    channels_last: bool
 
     def bind(self, memory: NDArray[np.uint8], scratch: int, outputs: int, decoded: Any) -> None:
         """Copy the arrays to ``memory``, with addresses in place of offsets.
@@ -535,6 +506,11 @@ class Schedule:
         bases = np.concatenate(([scratch, outputs], decoded)).astype(np.uint64)
         jobs["source"] += bases[jobs["source_base"]]
         jobs["target"] += bases[jobs["target_base"]]
+
+
+def _distinct(sizes: Indices) -> list[tuple[int, int]]:
+    """Return the sizes, only one if all are equal."""
+    return [(height, width) for height, width in sizes[: 1 if (sizes == sizes[:1]).all() else None].tolist()]
 
 
 def _aligned(size: int) -> int:

@@ -412,7 +412,6 @@ struct ToImage {
     static const bool IS_PLANAR = false;
     __device__ static void prepare(const Step &, Normalization &) {}
     __device__ static Value value(int level, int, const Normalization &) { return level; }
-    __device__ static long long row_stride(const Job &job) { return (long long)job.width * CHANNELS; }
 };
 
 struct ToOutput {
@@ -420,8 +419,14 @@ struct ToOutput {
     static const bool IS_PLANAR = PLANAR;
     __device__ static void prepare(const Step &step, Normalization &by) { by.read(step); }
     __device__ static Value value(int level, int c, const Normalization &by) { return to_element(level, c, by); }
-    __device__ static long long row_stride(const Job &job) { return job.row_stride; }
 };
+
+// Where an image, by default the output, has a value.
+template <class T = Element, bool IS_PLANAR = PLANAR>
+__device__ T *place(const Job &job, int x, int y, int c, int channels) {
+    const size_t width = job.width;
+    return (T *)job.target + (IS_PLANAR ? ((size_t)c * job.height + y) * width + x : channels * (y * width + x) + c);
+}
 
 template <class Target>
 __device__ void write_word(const Job &job, const Tile &tile, Word<Target::IS_PLANAR> word,
@@ -430,12 +435,11 @@ __device__ void write_word(const Job &job, const Tile &tile, Word<Target::IS_PLA
     Four<Value> values;
 #pragma unroll
     for (int i = 0; i < 4; ++i) values.at[i] = Target::value(to_level(sums[i], shift), word.channel(i), by);
-    Value *row = (Value *)job.target + (tile.y + word.row) * Target::row_stride(job);
-    const int columns = tile.last_x - tile.x + 1;
+    const int y = tile.y + word.row, columns = tile.last_x - tile.x + 1, x = word.x(0);
     if (Target::IS_PLANAR)
-        store_four(row + word.channel(0) * job.channel_stride + tile.x + word.x(0), values, columns - word.x(0));
+        store_four(place<Value, true>(job, tile.x + x, y, word.channel(0), CHANNELS), values, columns - x);
     else
-        store_four(row + tile.x * CHANNELS + word.place, values, columns * CHANNELS - word.place);
+        store_four(place<Value, false>(job, tile.x, y, word.place, CHANNELS), values, columns * CHANNELS - word.place);
 }
 
 template <template <bool> class Order, class Target> __device__ void resample(const Batch &batch, int number) {
@@ -488,11 +492,6 @@ RESAMPLE(resample_rows, RowsFirst, ToImage, 4)
 RESAMPLE(resample_rows_store, RowsFirst, ToOutput, 4)
 RESAMPLE(resample_columns, ColumnsFirst, ToImage, 3)
 RESAMPLE(resample_columns_store, ColumnsFirst, ToOutput, 3)
-
-// Where the output has a value.
-__device__ Element *place(const Job &job, int x, int y, int c, int channels) {
-    return (Element *)job.target + y * job.row_stride + (PLANAR ? c * job.channel_stride + x : channels * x + c);
-}
 
 // From an image to the output. A thread has four pixels, which are in one row, or else stored one by one.
 extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int first) {
