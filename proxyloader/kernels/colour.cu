@@ -35,6 +35,8 @@ __device__ int clip(int v) { return clip_to(v, 255); }
 __device__ int clip(float v) { return v <= 0.0f ? 0 : v >= 255.0f ? 255 : (int)v; }
 __device__ int clip(double v) { return v <= 0.0 ? 0 : v >= 255.0 ? 255 : (int)v; }
 
+__device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
+
 // Image.blend. Between 0 and 1 Pillow does not clip, and need not.
 __device__ int blend(int a, int b, float factor) { return clip((float)a + factor * (float)(b - a)); }
 
@@ -535,7 +537,7 @@ __device__ Pixel tensor_warped(const Job &job, int kind, const double *n, int x,
 
 // As floats, with a cast back. Each pixel makes all weights of its own: this is rare.
 __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
-    const FloatResize to = {job.height, job.width, n[0] == 3, n[1] != 0, n[2] != 0};
+    const FloatResize to = {job.height, job.width, n[0] == 3, n[1] != 0};
     const Colour mean = to.at(job, x, y, [&](int level) { return (float)level; });
     return {clip(rintf(mean.r)), clip(rintf(mean.g)), clip(rintf(mean.b))};
 }

@@ -33,7 +33,7 @@ class FloatResize(NamedTuple):
     numbers: tuple[Any, ...]
     x: tuple[Any, Any]
     y: tuple[Any, Any]
-    size: tuple[Any, Any]
+    size: Any
 
     def crop(self, top: Any, left: Any, height: Any, width: Any) -> FloatResize:
         (x, step_x), (y, step_y) = self.x, self.y
@@ -345,19 +345,19 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
 @operation(resize.Resize)
 def resize_(state: State, step: resize.Resize) -> None:
     size = height, width = state.take(2)
+    if not step.antialias:
+        raise MissingKernelError(step, "without antialias")
     if state.scale is not None:
         if state.std or state.erased or state.resized is not None:
             raise MissingKernelError(step, "of floats after another one, Normalize or erasing")
         state.make_crop()
-        how = step.antialias + 2 * torch_fuses_products()
-        axis = 0, np.ones_like(width)
-        state.resized = FloatResize((FILTERS[step.interpolation], how, height, width), axis, axis, (height, width))
+        axis, numbers = (0, np.ones_like(width)), (FILTERS[step.interpolation], torch_fuses_products(), height, width)
+        state.resized = FloatResize(numbers, axis, axis, size)
         return
     if step.rounding is None:
-        numbers = (FILTERS[step.interpolation], step.antialias, torch_fuses_products())
-        state.add("TENSOR_RESIZE", numbers, sizes=size)
+        state.add("TENSOR_RESIZE", (FILTERS[step.interpolation], torch_fuses_products()), sizes=size)
         return
-    state.resample(step, size, 0 if step.rounding == "pil" else 1 if step.antialias else 2)
+    state.resample(step, size, int(step.rounding == "torch"))
 
 
 @operation(resize.ResizeBox)

@@ -97,16 +97,16 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_AFFINE_BILINEAR": Kind.GATHER,
     "TENSOR_PERSPECTIVE_NEAREST": Kind.GATHER,
     "TENSOR_PERSPECTIVE_BILINEAR": Kind.GATHER,
-    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is widened (3 always is), and fused
+    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is fused
     "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
     "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
-    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch,
-    # 2 torch without antialias; r | g << 8 | b << 16 outside; whether the height is resized first.
+    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
+    # r | g << 8 | b << 16 outside; whether the height is resized first.
     "RESAMPLE": Kind.RESAMPLE_ROWS,
     # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,
-    # Those of STORE; filter (2 or 3), 1 if it is widened + 2 if fused; height and width after the resize of floats; the
-    # first column of the output in it, the step to the next, and both for rows.
+    # Those of STORE; filter (2 or 3), whether it is fused; height and width after the resize of floats; the first
+    # column of the output in it, the step to the next, and both for rows.
     "STORE_RESIZED": Kind.STORE_RESIZED,
     # In the output. Left, top, width, height, whether the extras have the values (H, W, channels), 3 values, channels.
     "ERASE_OUTPUT": Kind.OUTPUT,

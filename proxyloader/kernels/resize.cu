@@ -24,7 +24,7 @@ const int SHARED_WORDS = CHUNK * CHANNELS * (TILE_X > TILE_Y ? TILE_X : TILE_Y) 
 static_assert(CHUNK % ROWS_PER_THREAD == 0 && CHUNK % 4 == 0, "threads write groups of rows, and rows are words");
 
 enum Filter { LANCZOS = 1, BILINEAR = 2, BICUBIC = 3, BOX = 4, HAMMING = 5 };  // as Pillow numbers them
-enum Arithmetic { PILLOW = 0, TORCH = 1, TORCH_UNWIDENED = 2 };  // the last without antialias
+enum Arithmetic { PILLOW = 0, TORCH = 1 };
 
 // One axis of a resize.
 struct Axis {
@@ -76,7 +76,7 @@ __device__ double hamming(double x) {
 
 // Pillow and torch order the operations of the outer part differently.
 __device__ double bicubic(double x, int arithmetic) {
-    const double a = arithmetic == TORCH_UNWIDENED ? -0.75 : -0.5;
+    const double a = -0.5;
     if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
     if (x >= 2.0) return 0.0;
     if (arithmetic != PILLOW) return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
@@ -99,16 +99,11 @@ __device__ double support_of(int filter) {
 // The source pixels of one output, in the crop, and where the filter stands over them.
 struct Window {
     int first, count, filter, arithmetic;
-    int last, unbounded;  // of the crop; the first of the pixels before those outside are clamped
     double center, inverse_scale, sum;
 
     __device__ Window(const Axis &axis, int index)
-        : filter(axis.filter), arithmetic(axis.arithmetic), last(axis.crop_size - 1), sum(0.0) {
+        : filter(axis.filter), arithmetic(axis.arithmetic), sum(0.0) {
         const double scale = (double)(axis.box_end - axis.box_begin) / axis.output_size;
-        if (arithmetic == TORCH_UNWIDENED) {
-            stand_unwidened((index + 0.5) * scale - 0.5);
-            return;
-        }
         const double widening = scale < 1.0 ? 1.0 : scale;
         const double support = support_of(filter) * widening;
         center = axis.box_begin + (index + 0.5) * scale;
@@ -118,28 +113,7 @@ struct Window {
         for (int tap = 0; tap < count; ++tap) sum += filter_at_tap(tap);
     }
 
-    // Between two pixels. `center` is the distance to the one before.
-    __device__ void stand_unwidened(double position) {
-        if (filter == BILINEAR) position = fmax(position, 0.0);
-        const int before = min((int)floor(position), last), reach = (int)support_of(filter);
-        center = fmin(fmax(position - before, 0.0), 1.0);
-        unbounded = before - reach + 1;
-        first = max(unbounded, 0);
-        count = min(before + reach, last) - first + 1;
-    }
-
-    // Pixels outside are those at the edge.
-    __device__ double unwidened_weight(int tap) const {
-        const int reach = (int)support_of(filter);
-        double weight = 0.0;
-        for (int i = 0; i < 2 * reach; ++i)
-            if (clip_to(unbounded + i, last) == first + tap)
-                weight += filter_at(filter, arithmetic, i + 1 - reach - center);
-        return weight;
-    }
-
     __device__ double filter_at_tap(int tap) const {
-        if (arithmetic == TORCH_UNWIDENED) return unwidened_weight(tap);
         return filter_at(filter, arithmetic, (tap + first - center + 0.5) * inverse_scale);
     }
 
@@ -546,10 +520,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) store_resized(Batch batch,
     if ((int)(blockIdx.x * THREADS) >= job.height * job.width) return;
     by.read(step);
     __syncthreads();
-    const int at = blockIdx.x * THREADS + threadIdx.x, channels = (int)n[0], how = (int)n[9];
+    const int at = blockIdx.x * THREADS + threadIdx.x, channels = (int)n[0];
     if (at >= job.height * job.width) return;
     const int x = at % job.width, y = at / job.width;
-    const FloatResize to = {(int)n[10], (int)n[11], n[8] == 3, (how & 1) != 0, (how & 2) != 0};
+    const FloatResize to = {(int)n[10], (int)n[11], n[8] == 3, n[9] != 0};
     const int from_x = (int)n[12] + (int)n[13] * x, from_y = (int)n[14] + (int)n[15] * y;
     Colour mean = {0, 0, 0};  // outside
     if (from_x >= 0 && from_x < to.width && from_y >= 0 && from_y < to.height)

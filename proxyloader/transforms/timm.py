@@ -22,7 +22,7 @@ from .geometry import Box, as_fill, as_pair, cropping
 from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
 from .random_numbers import meta_image
 from .registry import rule
-from .resize import Target, interpolation_value, resize_step, resizing
+from .resize import Target, interpolation_value, resizing
 from .type_conversion import pil_to_tensor, to_tensor
 from .warp import Affine, rotation
 
@@ -34,9 +34,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     target, modes = Target(as_pair(transform.size)), transform.interpolation
     is_drawn = isinstance(modes, (tuple, list))
-    resizes = [
-        resizing(target, resize_step(mode, True, state), is_crop=True) for mode in (modes if is_drawn else [modes])
-    ]
+    resizes = [resizing(target, mode, True, state, is_crop=True) for mode in (modes if is_drawn else [modes])]
 
     def box(height: int, width: int) -> Box:
         drawn = transforms.RandomResizedCropAndInterpolation.get_params(meta_image(height, width), scale, ratio)
@@ -55,14 +53,8 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     return in_sequence([cropping(box, inside=True, draws="any"), resized])
 
 
-@rule(transforms.MaybeToTensor)
-def maybe_to_tensor(transform: Any, state: ImageState) -> Translation:
-    return to_tensor(transform, state) if state.kind == "pil" else Translation()
-
-
-@rule(transforms.MaybePILToTensor)
-def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Translation:
-    return pil_to_tensor(transform, state) if state.kind == "pil" else Translation()
+rule(transforms.MaybeToTensor)(to_tensor)
+rule(transforms.MaybePILToTensor)(pil_to_tensor)
 
 
 # --- erasing ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torchvision.transforms._presets import ImageClassification
 from .geometry import center_cropping
 from .plan import ImageState, MemoryOrder, Step, Translation, Untranslatable, Version, in_sequence
 from .registry import rule, version_of
-from .resize import parse_size, resize_like
+from .resize import parse_size, resizing
 
 
 @dataclass(frozen=True)
@@ -80,22 +80,17 @@ def pil_to_tensor(transform: Any, state: ImageState) -> Translation:
 
 
 def tensor_already(transform: Any) -> Translation:
-    """Return no steps for v2 classes, which leave tensors unchanged. v1 classes raise an error in torchvision."""
-    if isinstance(transform, v2.Transform):
-        return Translation()
-    raise Untranslatable
+    """Return no steps for classes of v2 and timm, which leave tensors unchanged. Those of v1 raise an error."""
+    if type(transform) in (v1.ToTensor, v1.PILToTensor):
+        raise Untranslatable
+    return Translation()
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
 def convert_image_dtype(transform: Any, state: ImageState) -> Translation:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
         raise Untranslatable
-    return _to_dtype(transform.dtype, True, state, version_of(transform))
-
-
-@rule(v2.ToDtype)
-def to_dtype(transform: Any, state: ImageState) -> Translation:
-    return _to_dtype(transform.dtype, bool(transform.scale), state, "v2")
+    return to_dtype(transform, state)
 
 
 @rule(v2.Identity, v2.ToPureTensor)
@@ -104,11 +99,12 @@ def as_it_is(transform: Any, state: ImageState) -> Translation:
     return Translation()
 
 
-def _to_dtype(dtype: Any, scale: bool, state: ImageState, version: Version) -> Translation:
-    if state.kind == "pil" or dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
+@rule(v2.ToDtype)
+def to_dtype(transform: Any, state: ImageState) -> Translation:
+    if state.kind == "pil" or transform.dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
         return Translation()
-    if dtype is torch.float32:
-        return Translation((ToFloat(scale, version),))
+    if transform.dtype is torch.float32:
+        return Translation((ToFloat(bool(getattr(transform, "scale", True)), version_of(transform)),))
     raise Untranslatable
 
 
@@ -135,7 +131,7 @@ def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
 @rule(ImageClassification)
 def image_classification(transform: Any, state: ImageState) -> Translation:
     """Translate the preset of torchvision's weights: resize, center crop, conversion to float, normalization."""
-    resized = resize_like(parse_size(transform.resize_size), transform, state)
+    resized = resizing(parse_size(transform.resize_size), transform.interpolation, transform.antialias, state)
     conversion = (ToTensor(),) * (state.kind == "pil") + (ToFloat(scale=True),) * (state.dtype == "uint8")
     last = *conversion, normalization(transform.mean, transform.std, state)
     return in_sequence([resized, center_cropping(transform.crop_size, state), Translation(last)])

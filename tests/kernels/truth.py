@@ -218,14 +218,14 @@ def tensor_warp(name: str, rng: Random, image: Pixels) -> Done:
     return Done(name, result, [*(fill or [0] * 3), blend, *numbers])
 
 
-def tensor_resize(antialias: bool, rng: Random, image: Pixels) -> Done:
-    """v1's resize of tensors. With antialias, torch itself fails on some sizes of one pixel: these stay."""
-    name = rng.choice(["bilinear", "bicubic"]) if antialias else "bilinear"
+def tensor_resize(rng: Random, image: Pixels) -> Done:
+    """v1's resize of tensors. torch itself fails on some sizes of one pixel: these stay."""
+    name = rng.choice(["bilinear", "bicubic"])
     size, how = [max(2, a_size(rng, 90)) for _ in range(2)], F.InterpolationMode(name)
-    if antialias and min(image.shape[:2]) == 1:
+    if min(image.shape[:2]) == 1:
         size = list(image.shape[:2])
-    result = on_tensor(image, lambda t: F.resize(t, size, how, antialias=antialias))
-    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias, torch_fuses_products()])
+    result = on_tensor(image, lambda t: F.resize(t, size, how))
+    return Done("TENSOR_RESIZE", result, [FILTERS[name], torch_fuses_products()])
 
 
 def box_blur(rng: Random, image: Pixels) -> Done:
@@ -284,11 +284,11 @@ def resample(rng: Random, image: Pixels, largest: int = 90) -> Done:
     return Done("RESAMPLE", result, [*crop, *box, *flips, FILTERS[name], 0, fill, is_height_first])
 
 
-def resample_tensor(rng: Random, image: Pixels, largest: int = 90, antialias: bool = True) -> Done:
+def resample_tensor(rng: Random, image: Pixels, largest: int = 90) -> Done:
     size, name = [max(2, a_size(rng, largest)) for _ in range(2)], rng.choice(["bilinear", "bicubic"])
-    how = {"mode": name, "align_corners": False, "antialias": antialias}
+    how = {"mode": name, "align_corners": False, "antialias": True}
     height, width = image.shape[:2]
-    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1 if antialias else 2]
+    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1]
     # Not by torchvision, which on some CPUs resizes as floats.
     return Done("RESAMPLE", on_tensor(image, lambda t: interpolate(t[None], size, **how)[0]), numbers)
 
@@ -339,7 +339,7 @@ EXACT: dict[str, Draw] = {
     **{f"AFFINE_{mode}": partial(affine, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{f"PERSPECTIVE_{mode}": partial(perspective, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{name: partial(tensor_warp, name) for name in CODE if name.startswith(("TENSOR_AFFINE", "TENSOR_PERSPECTIVE"))},
-    "TENSOR_RESIZE": partial(tensor_resize, True),
+    "TENSOR_RESIZE": tensor_resize,
     "BOX_BLUR": box_blur,
     "RESAMPLE": resample,
 }
@@ -351,11 +351,9 @@ CLOSE: dict[str, Draw] = {
     "TENSOR_SHARPNESS": of_tensor("TENSOR_SHARPNESS", F2.adjust_sharpness, FACTORS),
     "TENSOR_CONTRAST of grey": contrast_of_grey,
     "TENSOR_BLUR": tensor_blur,
-    "TENSOR_RESIZE without antialias": partial(tensor_resize, False),
 }
 """Steps of which a few levels differ by one. torch fuses multiplication and addition, but not for the last values of a
-tensor, which depend on the CPU; it sums a blur, and large means, in an order of its own; and a resize without antialias
-in another order if it has several threads."""
+tensor, which depend on the CPU; and it sums a blur, and large means, in an order of its own."""
 
 
 # Batches --------------------------------------------------------------------------------------------------------------
