@@ -26,7 +26,7 @@ MAX_UNUSED_SAMPLES = 64
 MAX_CALLS = 1024
 """Maximum number of cached obstacles. A full cache is cleared, because colors may differ in every call."""
 
-ANY_CALL = Plan((color.Invert(),), ImageState())
+ANY_CALL = Plan((color.Adjustment("invert"),), ImageState())
 """A recorded call. If there are no kernels, all calls have the same obstacle."""
 
 

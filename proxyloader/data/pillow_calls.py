@@ -393,13 +393,13 @@ def _thumbnail(thumbnail: Any, image: Image.Image, *args: Any, **kwargs: Any) ->
 # --- ImageEnhance -----------------------------------------------------------------------------------------------------
 
 
-ENHANCERS: dict[Any, tuple[type[color.Adjustment], bool]] = {
-    ImageEnhance.Brightness: (color.Brightness, False),
-    ImageEnhance.Contrast: (color.Contrast, False),
-    ImageEnhance.Color: (color.Saturation, True),
-    ImageEnhance.Sharpness: (color.Sharpness, True),
+ENHANCERS: dict[Any, tuple[str, bool]] = {
+    ImageEnhance.Brightness: ("brightness", False),
+    ImageEnhance.Contrast: ("contrast", False),
+    ImageEnhance.Color: ("saturation", True),
+    ImageEnhance.Sharpness: ("sharpness", True),
 }
-"""Classes of ``ImageEnhance``, their steps, and whether their degenerate image has the info of the image."""
+"""Classes of ``ImageEnhance``, their adjustments, and whether their degenerate image has the info of the image."""
 
 
 class Degenerate(NamedTuple):
@@ -417,7 +417,7 @@ class Degenerate(NamedTuple):
 
 
 def _defer_degenerate(enhancer: Any, init: Any, made: Any, image: Any) -> Any:
-    step, has_info = ENHANCERS[enhancer]
+    name, has_info = ENHANCERS[enhancer]
     is_itself = enhancer is ImageEnhance.Color and image.mode == "L"  # the degenerate image is the image
     if is_itself or get_transformed(image) is None:
         return NotImplemented
@@ -434,7 +434,7 @@ def _defer_degenerate(enhancer: Any, init: Any, made: Any, image: Any) -> Any:
     made.image = image
     if enhancer is ImageEnhance.Color:
         made.intermediate_mode = "L"
-    pixels = DeferredPixels(image.size, compute, Degenerate(step(), find_undecoded(image), enhance))
+    pixels = DeferredPixels(image.size, compute, Degenerate(color.Adjustment(name), find_undecoded(image), enhance))
     made.degenerate = create_lazy_image(pixels, image if has_info else None, image.mode)
     return None
 
@@ -481,21 +481,21 @@ def autocontrast(
     image: Image.Image, cutoff: Any = 0, ignore: Any = None, mask: Any = None, preserve_tone: Any = False
 ) -> Note | None:
     is_plain = not cutoff and ignore is None and mask is None and not preserve_tone
-    return _one(color.Autocontrast(), image) if is_plain else None
+    return _one(color.Adjustment("autocontrast"), image) if is_plain else None
 
 
 def equalize(image: Image.Image, mask: Any = None) -> Note | None:
-    return _one(color.Equalize(), image) if mask is None else None
+    return _one(color.Adjustment("equalize"), image) if mask is None else None
 
 
 def invert(image: Image.Image) -> Note | None:
-    return _one(color.Invert(), image)
+    return _one(color.Adjustment("invert"), image)
 
 
 def adjust_hue(img: Image.Image, hue_factor: Any) -> Note | None:
     if img.mode != "RGB" or not -0.5 <= hue_factor <= 0.5:
         return None
-    return _one(color.Hue(), img, color.hue_shift(hue_factor, "pil"))
+    return _one(color.Adjustment("hue"), img, color.hue_shift(hue_factor, "pil"))
 
 
 def to_grayscale(img: Image.Image, num_output_channels: int) -> Note | None:

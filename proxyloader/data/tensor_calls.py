@@ -299,14 +299,14 @@ def perspective_v2(
 # --- colors -----------------------------------------------------------------------------------------------------------
 
 
-def _adjust(kind: type[color.Adjustment], keeps_grey: bool = False) -> Noter:
+def _adjust(name: str, keeps_grey: bool = False) -> Noter:
     """Return the function for adjustments by a factor. ``keeps_grey``: whether torchvision returns a grey tensor."""
 
     def note(image: Input, *args: Any, **kwargs: Any) -> Note | None:
         (factor,) = map(number, (*args, *kwargs.values()))
         if factor < 0 or (keeps_grey and image.state.channels == 1):
             return None
-        return _one(kind("tensor", image.version), image, factor)
+        return _one(color.Adjustment(name, "tensor", image.version), image, factor)
 
     return note
 
@@ -314,13 +314,13 @@ def _adjust(kind: type[color.Adjustment], keeps_grey: bool = False) -> Noter:
 def adjust_hue(image: Input, hue_factor: Any) -> Note | None:
     if image.state.channels == 1 or not -0.5 <= number(hue_factor) <= 0.5:
         return None
-    return _one(color.Hue("tensor", image.version), image, color.hue_shift(float(hue_factor), "tensor"))
+    return _one(color.Adjustment("hue", "tensor", image.version), image, color.hue_shift(float(hue_factor), "tensor"))
 
 
 def adjust_sharpness(image: Input, sharpness_factor: Any) -> Note | None:
     if min(image.size) <= 2 or number(sharpness_factor) < 0:
         return None
-    return _one(color.Sharpness("tensor", image.version), image, float(sharpness_factor))
+    return _one(color.Adjustment("sharpness", "tensor", image.version), image, float(sharpness_factor))
 
 
 def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
@@ -336,26 +336,26 @@ def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
 def posterize(image: Input, bits: Any) -> Note | None:
     if image.state.dtype != "uint8" or not 1 <= operator.index(bits) <= 8:
         return None
-    return _one(color.Posterize("tensor", image.version), image, float(bits))
+    return _one(color.Adjustment("posterize", "tensor", image.version), image, float(bits))
 
 
 def solarize(image: Input, threshold: Any) -> Note | None:
     if number(threshold) > (255 if image.state.dtype == "uint8" else 1):
         return None
-    step = color.Solarize("tensor", image.version)
+    step = color.Adjustment("solarize", "tensor", image.version)
     return _one(step, image, color.solarize_threshold(float(threshold), "tensor"))
 
 
 def autocontrast(image: Input) -> Note:
-    return _one(color.Autocontrast("tensor", image.version), image)
+    return _one(color.Adjustment("autocontrast", "tensor", image.version), image)
 
 
 def equalize(image: Input) -> Note | None:
-    return _one(color.Equalize("tensor", image.version), image) if image.state.dtype == "uint8" else None
+    return _one(color.Adjustment("equalize", "tensor", image.version), image) if image.state.dtype == "uint8" else None
 
 
 def invert(image: Input) -> Note:
-    return _one(color.Invert(), image)
+    return _one(color.Adjustment("invert"), image)
 
 
 def permute_channels(image: Input, permutation: Any) -> Note | None:
@@ -437,9 +437,9 @@ OF_BOTH: tuple[Noter, ...] = (
     pad, posterize, rgb_to_grayscale, solarize,
 )  # fmt: skip
 ADJUSTMENTS = {
-    "adjust_brightness": _adjust(color.Brightness),
-    "adjust_contrast": _adjust(color.Contrast),
-    "adjust_saturation": _adjust(color.Saturation, keeps_grey=True),
+    "adjust_brightness": _adjust("brightness"),
+    "adjust_contrast": _adjust("contrast"),
+    "adjust_saturation": _adjust("saturation", keeps_grey=True),
 }
 
 V1: dict[str, Noter] = {

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..transforms import augment, auto_augment, color, geometry, resize, type_conversion, warp
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
-from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Jobs, Programs, Schedule
+from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, OPCODES, Indices, Jobs, Programs, Schedule
 
 NO_KERNELS = "without CUDA kernels, torchvision runs it"
 """Reason that a machine without kernels gives."""
@@ -152,7 +152,7 @@ class MissingKernelError(Exception):
     """There is no kernel for a step. ``get_missing_kernel`` returns the message."""
 
     def __init__(self, step: Step, why: str = "") -> None:
-        super().__init__(f"there is no kernel for {type(step).__name__} {why}".strip())
+        super().__init__(f"there is no kernel for {step.title} {why}".strip())
 
 
 def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -398,32 +398,13 @@ def warped(state: State, step: warp.Warp) -> None:
 # --- colors -----------------------------------------------------------------------------------------------------------
 
 
-ADJUSTMENTS: dict[type[Step], tuple[str, ...]] = {
-    color.Brightness: ("BRIGHTNESS", "TENSOR_BRIGHTNESS"),
-    color.Contrast: ("CONTRAST", "TENSOR_CONTRAST"),
-    color.Saturation: ("SATURATION", "TENSOR_SATURATION"),
-    color.Hue: ("HUE", "TENSOR_HUE"),
-    color.Sharpness: ("SHARPNESS", "TENSOR_SHARPNESS"),
-    color.Autocontrast: ("AUTOCONTRAST", "TENSOR_AUTOCONTRAST"),
-    color.Posterize: ("POSTERIZE",),
-    color.Solarize: ("SOLARIZE",),
-    color.SolarizeAdd: ("SOLARIZE_ADD",),
-    color.Invert: ("INVERT",),
-    color.Equalize: ("EQUALIZE",),
-}
-"""Steps that append one step with their parameters: that for PIL images, and that for tensors unless it is the same."""
-
-
-def adjust(state: State, step: Any) -> None:
+@operation(color.Adjustment)
+def adjust(state: State, step: color.Adjustment) -> None:
     state.require_levels(step)
-    numbers, names = tuple(state.take(step.num_params)), ADJUSTMENTS[type(step)]
-    if len(names) == 2 and step.kind == "tensor":
-        state.add(names[1], (*numbers, step.version == "v1", state.channels == 1))
-    else:
-        state.add(names[0], numbers)
-
-
-OPERATIONS |= dict.fromkeys(ADJUSTMENTS, adjust)
+    numbers, name = tuple(state.take(step.num_params)), step.name.upper()
+    if step.kind == "tensor" and f"TENSOR_{name}" in OPCODES:
+        name, numbers = f"TENSOR_{name}", (*numbers, step.version == "v1", state.channels == 1)
+    state.add(name, numbers)
 
 
 @operation(color.Table)

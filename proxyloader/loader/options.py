@@ -155,7 +155,7 @@ def describe_backend(
         return f"torch: {reason or counts.fallback_reason}"
     first = f", the first: {counts.decode_reason}" if counts.decode_reason else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
-    parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
+    parts = [", ".join(step.title for step in plan.steps) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
     if not parts and counts.images[0]:

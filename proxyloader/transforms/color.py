@@ -38,65 +38,30 @@ class Grayscale(Step):
 
 @dataclass(frozen=True)
 class Adjustment(Step):
-    """Base class of the operations whose arithmetic may depend on the kind of the image.
+    """A function of torchvision's ``functional``, or timm's ``solarize_add``.
+
+    Parameter, unless the function has none: the factor of ``adjust_brightness``, ``adjust_contrast``,
+    ``adjust_saturation`` and ``adjust_sharpness``; the :func:`hue_shift` of the factor of ``adjust_hue``; the number of
+    bits to keep of ``posterize``, where 0 gives black; the :func:`solarize_threshold` of ``solarize``; the number of
+    levels that ``solarize_add`` adds to pixels below 128.
 
     Attributes:
+        name: name of the function without ``adjust_``.
         kind: kind of the image, if the result depends on it.
         version: version whose arithmetic is used for tensors: few levels differ, by one.
     """
 
+    name: str
     kind: Kind = "pil"
     version: Version = "v2"
 
-    num_params: ClassVar[int] = 1
+    @property
+    def title(self) -> str:
+        return self.name.title().replace("_", "")
 
-
-class Brightness(Adjustment):
-    """``functional.adjust_brightness``. Parameter: the factor."""
-
-
-class Contrast(Adjustment):
-    """``functional.adjust_contrast``. Parameter: the factor."""
-
-
-class Saturation(Adjustment):
-    """``functional.adjust_saturation``. Parameter: the factor."""
-
-
-class Hue(Adjustment):
-    """``functional.adjust_hue``. Parameter: :func:`hue_shift` of the factor."""
-
-
-class Posterize(Adjustment):
-    """``functional.posterize``. Parameter: the number of bits to keep. 0 gives black; Pillow >= 13 raises."""
-
-
-class Solarize(Adjustment):
-    """``functional.solarize``. Parameter: :func:`solarize_threshold` of the threshold."""
-
-
-class SolarizeAdd(Adjustment):
-    """timm's ``solarize_add``: brighten pixels below 128. Parameter: the number of levels."""
-
-
-class Sharpness(Adjustment):
-    """``functional.adjust_sharpness``. Parameter: the factor."""
-
-
-class Autocontrast(Adjustment):
-    """``functional.autocontrast``."""
-
-    num_params: ClassVar[int] = 0
-
-
-class Equalize(Adjustment):
-    """``functional.equalize``."""
-
-    num_params: ClassVar[int] = 0
-
-
-class Invert(Step):
-    """``functional.invert``."""
+    @property
+    def num_params(self) -> int:
+        return int(self.name not in ("autocontrast", "equalize", "invert"))
 
 
 class ChannelOrder(Step):
@@ -162,8 +127,10 @@ def rgb(transform: Any, state: ImageState) -> Translation:
 def color_jitter(transform: Any, state: ImageState) -> Translation:
     how = kind, _ = arithmetic(transform, state.kind)
     # Grayscale images have no saturation or hue.
-    colored: tuple[Branch, ...] = ((Saturation(*how),), (Hue(*how),)) if state.channels == 3 else ((), ())
-    choice = OneOf(((Brightness(*how),), (Contrast(*how),), *colored))
+    colored: tuple[Branch, ...] = (
+        ((Adjustment("saturation", *how),), (Adjustment("hue", *how),)) if state.channels == 3 else ((), ())
+    )
+    choice = OneOf(((Adjustment("brightness", *how),), (Adjustment("contrast", *how),), *colored))
     given = transform.brightness, transform.contrast, transform.saturation, transform.hue
     ranges = [None if each is None else (float(each[0]), float(each[1])) for each in given]
 

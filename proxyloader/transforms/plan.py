@@ -94,6 +94,11 @@ class Step:
     keeps_order: ClassVar[bool] = False
 
     @property
+    def title(self) -> str:
+        """Name in messages."""
+        return type(self).__name__
+
+    @property
     def needs_kernels(self) -> bool:
         """Whether only kernels run the step: DALI's graph has no such step, or is slower at it than torchvision."""
         return True

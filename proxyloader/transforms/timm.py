@@ -100,17 +100,17 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
 
 
 COLORS: dict[Any, Step] = {
-    auto_augment.auto_contrast: color.Autocontrast(),
-    auto_augment.brightness: color.Brightness(),
-    auto_augment.color: color.Saturation(),
-    auto_augment.contrast: color.Contrast(),
-    auto_augment.desaturate: color.Saturation(),
-    auto_augment.equalize: color.Equalize(),
-    auto_augment.invert: color.Invert(),
-    auto_augment.posterize: color.Posterize(),
-    auto_augment.sharpness: color.Sharpness(),
-    auto_augment.solarize: color.Solarize(),
-    auto_augment.solarize_add: color.SolarizeAdd(),
+    auto_augment.auto_contrast: color.Adjustment("autocontrast"),
+    auto_augment.brightness: color.Adjustment("brightness"),
+    auto_augment.color: color.Adjustment("saturation"),
+    auto_augment.contrast: color.Adjustment("contrast"),
+    auto_augment.desaturate: color.Adjustment("saturation"),
+    auto_augment.equalize: color.Adjustment("equalize"),
+    auto_augment.invert: color.Adjustment("invert"),
+    auto_augment.posterize: color.Adjustment("posterize"),
+    auto_augment.sharpness: color.Adjustment("sharpness"),
+    auto_augment.solarize: color.Adjustment("solarize"),
+    auto_augment.solarize_add: color.Adjustment("solarize_add"),
 }
 """timm's functions without random numbers of their own, and the equivalent steps."""
 
