@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,8 +19,6 @@ NO_KERNELS = "without CUDA kernels, torchvision runs it"
 """Reason that a machine without kernels gives."""
 
 Columns = NDArray[np.float64]
-
-F = TypeVar("F", bound=Callable[..., None])
 
 
 class FloatResize(NamedTuple):
@@ -100,10 +98,7 @@ class State:
 
     def apply(self, steps: Branch) -> None:
         for step in steps:
-            function = OPERATIONS.get(type(step))
-            if function is None:
-                raise MissingKernelError(step)
-            function(self, step)
+            add_step(step, self)
 
     def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
         """Append a step to the programs of the images, or of those where a condition is true."""
@@ -243,24 +238,17 @@ def find_obstacle(plan: Plan, has_kernels: bool) -> str:
     return get_missing_kernel(plan)
 
 
-OPERATIONS: dict[type[Step], Callable[[State, Any], None]] = {}
-
-
-def operation(*kinds: type[Step]) -> Callable[[F], F]:
-    """Register the function that appends steps of these classes to programs."""
-
-    def register(function: F) -> F:
-        OPERATIONS.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
+@functools.singledispatch
+def add_step(step: Any, state: State) -> None:
+    """Append a step to the programs of images. MissingKernelError: there is no kernel for it."""
+    raise MissingKernelError(step)
 
 
 # --- choices ----------------------------------------------------------------------------------------------------------
 
 
-@operation(OneOf)
-def one_of(state: State, step: OneOf) -> None:
+@add_step.register(OneOf)
+def one_of(step: OneOf, state: State) -> None:
     state.make_crop()
     column = state.column
     (chosen,) = state.take(1)
@@ -277,8 +265,8 @@ def one_of(state: State, step: OneOf) -> None:
     state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
 
 
-@operation(auto_augment.Mixture)
-def mixture(state: State, step: auto_augment.Mixture) -> None:
+@add_step.register(auto_augment.Mixture)
+def mixture(step: auto_augment.Mixture, state: State) -> None:
     if len(step.branches) > MAX_BRANCHES:
         raise MissingKernelError(step, f"of more than {MAX_BRANCHES} branches")
     weights = state.take(1 + len(step.branches))
@@ -287,8 +275,8 @@ def mixture(state: State, step: auto_augment.Mixture) -> None:
     state.add("MIX", (len(branches), *weights, *[0] * unused, *branches, *branches[:1] * unused))
 
 
-@operation(auto_augment.Blend)
-def blend(state: State, step: auto_augment.Blend) -> None:
+@add_step.register(auto_augment.Blend)
+def blend(step: auto_augment.Blend, state: State) -> None:
     (share,) = state.take(1)
     branch = state.branch(step.branch)
     state.add("BLEND", (share, *[0] * (FIRST_BRANCH - 1), *[branch] * MAX_BRANCHES))
@@ -297,8 +285,8 @@ def blend(state: State, step: auto_augment.Blend) -> None:
 # --- geometry ---------------------------------------------------------------------------------------------------------
 
 
-@operation(geometry.Crop)
-def crop(state: State, step: geometry.Crop) -> None:
+@add_step.register(geometry.Crop)
+def crop(step: geometry.Crop, state: State) -> None:
     if state.erased or (not step.inside and (state.std or (state.scale is not None and any(step.fill)))):
         raise MissingKernelError(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
@@ -309,8 +297,8 @@ def crop(state: State, step: geometry.Crop) -> None:
     state.crop = (left, top, width, height), step.fill
 
 
-@operation(geometry.Flip)
-def flip(state: State, step: geometry.Flip) -> None:
+@add_step.register(geometry.Flip)
+def flip(step: geometry.Flip, state: State) -> None:
     (wanted,) = state.take(1)
     if state.erased:
         raise MissingKernelError(step, "after erasing")
@@ -320,8 +308,8 @@ def flip(state: State, step: geometry.Flip) -> None:
     state.flip(step.axis, wanted)
 
 
-@operation(geometry.Transpose)
-def transpose(state: State, step: geometry.Transpose) -> None:
+@add_step.register(geometry.Transpose)
+def transpose(step: geometry.Transpose, state: State) -> None:
     state.require_moves(step)
     quarters, axis = geometry.TURNS[step.method]
     state.make_crop()
@@ -332,8 +320,8 @@ def transpose(state: State, step: geometry.Transpose) -> None:
         state.flip(axis, np.ones(len(state.images)))
 
 
-@operation(geometry.IndexSelect)
-def index_select(state: State, step: geometry.IndexSelect) -> None:
+@add_step.register(geometry.IndexSelect)
+def index_select(step: geometry.IndexSelect, state: State) -> None:
     state.require_moves(step)
     height, width, first_block = state.take(3)
     state.make_crop()
@@ -342,8 +330,8 @@ def index_select(state: State, step: geometry.IndexSelect) -> None:
     state.programs.add_extras(lines)
 
 
-@operation(resize.Resize)
-def resize_(state: State, step: resize.Resize) -> None:
+@add_step.register(resize.Resize)
+def resize_(step: resize.Resize, state: State) -> None:
     size = height, width = state.take(2)
     if not step.antialias:
         raise MissingKernelError(step, "without antialias")
@@ -360,8 +348,8 @@ def resize_(state: State, step: resize.Resize) -> None:
     state.resample(step, size, int(step.rounding == "torch"))
 
 
-@operation(resize.ResizeBox)
-def resize_box(state: State, step: resize.ResizeBox) -> None:
+@add_step.register(resize.ResizeBox)
+def resize_box(step: resize.ResizeBox, state: State) -> None:
     state.require_levels(step)
     box, size = state.take(4), state.take(2)
     state.resample(step, size, 0, box)
@@ -381,8 +369,8 @@ def torch_fuses_products() -> bool:
     return bool(resized[..., 1] != 0)
 
 
-@operation(warp.Affine, warp.Perspective)
-def warped(state: State, step: warp.Warp) -> None:
+@add_step.register(warp.Warp)
+def warped(step: warp.Warp, state: State) -> None:
     if step.interpolation == "nearest":
         state.require_moves(step, step.fill)
     else:
@@ -398,8 +386,8 @@ def warped(state: State, step: warp.Warp) -> None:
 # --- colors -----------------------------------------------------------------------------------------------------------
 
 
-@operation(color.Adjustment)
-def adjust(state: State, step: color.Adjustment) -> None:
+@add_step.register(color.Adjustment)
+def adjust(step: color.Adjustment, state: State) -> None:
     state.require_levels(step)
     numbers, name = tuple(state.take(step.num_params)), step.name.upper()
     if step.kind == "tensor" and f"TENSOR_{name}" in OPCODES:
@@ -407,8 +395,8 @@ def adjust(state: State, step: color.Adjustment) -> None:
     state.add(name, numbers)
 
 
-@operation(color.Table)
-def table(state: State, step: color.Table) -> None:
+@add_step.register(color.Table)
+def table(step: color.Table, state: State) -> None:
     state.require_levels(step)
     (first_block,) = state.take(1)
     levels = state.arrays(first_block, np.full_like(first_block, 192))
@@ -416,21 +404,21 @@ def table(state: State, step: color.Table) -> None:
     state.programs.add_extras(levels)
 
 
-@operation(color.Matrix)
-def matrix(state: State, step: color.Matrix) -> None:
+@add_step.register(color.Matrix)
+def matrix(step: color.Matrix, state: State) -> None:
     state.require_levels(step)
     state.add("MATRIX", state.take(12))
     state.channels = step.channels
 
 
-@operation(color.ChannelOrder)
-def channel_order(state: State, step: color.ChannelOrder) -> None:
+@add_step.register(color.ChannelOrder)
+def channel_order(step: color.ChannelOrder, state: State) -> None:
     state.require_moves(step)
     state.add("CHANNELS", state.take(3))
 
 
-@operation(color.Grayscale)
-def grayscale(state: State, step: color.Grayscale) -> None:
+@add_step.register(color.Grayscale)
+def grayscale(step: color.Grayscale, state: State) -> None:
     state.require_levels(step)
     if state.channels == 3:
         state.add(*(("GREY", ()) if step.kind == "pil" else ("TENSOR_GREY", (step.version == "v1",))))
@@ -440,8 +428,8 @@ def grayscale(state: State, step: color.Grayscale) -> None:
 # --- blurs and erasing ------------------------------------------------------------------------------------------------
 
 
-@operation(augment.Blur)
-def blur(state: State, step: augment.Blur) -> None:
+@add_step.register(augment.Blur)
+def blur(step: augment.Blur, state: State) -> None:
     state.require_levels(step)
     (sigmas,) = state.take(1)
     height, width = step.window
@@ -458,8 +446,8 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
     return weights
 
 
-@operation(augment.PillowBlur)
-def box_blur(state: State, step: augment.PillowBlur) -> None:
+@add_step.register(augment.PillowBlur)
+def box_blur(step: augment.PillowBlur, state: State) -> None:
     state.require_levels(step)
     radii = state.take(2)
     state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
@@ -475,16 +463,17 @@ def _box_radius(sigmas: Columns) -> NDArray[Any]:
     return radius
 
 
-@operation(augment.Kernel)
-def kernel(state: State, step: augment.Kernel) -> None:
+@add_step.register(augment.Kernel)
+def kernel(step: augment.Kernel, state: State) -> None:
     state.require_levels(step)
     offset, *weights = state.take(step.num_params)
     state.add(f"KERNEL{step.side}", (offset,))
     state.programs.add_extras(np.stack(weights, 1))
 
 
-@operation(augment.Erase, augment.EraseWithNoise)
-def erase(state: State, step: augment.Erase | augment.EraseWithNoise) -> None:
+@add_step.register(augment.Erase)
+@add_step.register(augment.EraseWithNoise)
+def erase(step: augment.Erase | augment.EraseWithNoise, state: State) -> None:
     top, left, height, width = state.take(4)
     values: Any = (0.0,) * 3
     noise = None
@@ -504,23 +493,23 @@ def erase(state: State, step: augment.Erase | augment.EraseWithNoise) -> None:
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
-@operation(type_conversion.ToTensor)
-def to_tensor(state: State, step: type_conversion.ToTensor) -> None:
+@add_step.register(type_conversion.ToTensor)
+def to_tensor(step: type_conversion.ToTensor, state: State) -> None:
     """Nothing changes but the layout, which is that of the output."""
 
 
-@operation(type_conversion.ToPIL)
-def to_pil(state: State, step: type_conversion.ToPIL) -> None:
+@add_step.register(type_conversion.ToPIL)
+def to_pil(step: type_conversion.ToPIL, state: State) -> None:
     state.require_levels(step)
 
 
-@operation(type_conversion.ToFloat)
-def to_float(state: State, step: type_conversion.ToFloat) -> None:
+@add_step.register(type_conversion.ToFloat)
+def to_float(step: type_conversion.ToFloat, state: State) -> None:
     state.scale = (1 if step.version == "v1" else 2) if step.scale else 0
 
 
-@operation(type_conversion.Normalize)
-def normalize(state: State, step: type_conversion.Normalize) -> None:
+@add_step.register(type_conversion.Normalize)
+def normalize(step: type_conversion.Normalize, state: State) -> None:
     if state.std or state.erased:
         raise MissingKernelError(step, "after another one, or after erasing")
     state.mean, state.std = step.mean, step.std

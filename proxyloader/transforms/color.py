@@ -126,12 +126,11 @@ def rgb(transform: Any, state: ImageState) -> Translation:
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Translation:
     how = kind, _ = arithmetic(transform, state.kind)
-    # Grayscale images have no saturation or hue.
-    colored: tuple[Branch, ...] = (
-        ((Adjustment("saturation", *how),), (Adjustment("hue", *how),)) if state.channels == 3 else ((), ())
-    )
-    choice = OneOf(((Adjustment("brightness", *how),), (Adjustment("contrast", *how),), *colored))
-    given = transform.brightness, transform.contrast, transform.saturation, transform.hue
+    names = "brightness", "contrast", "saturation", "hue"
+    branches: list[Branch] = [(Adjustment(name, *how),) for name in names]
+    if state.channels == 1:
+        branches[2:] = (), ()  # grayscale images have no saturation or hue
+    choice, given = OneOf(tuple(branches)), [getattr(transform, name) for name in names]
     ranges = [None if each is None else (float(each[0]), float(each[1])) for each in given]
 
     def sample(size: Size, row: ParamRow) -> Size:
