@@ -100,14 +100,10 @@ class State:
         for step in steps:
             add_step(step, self)
 
-    def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
-        """Append a step to the programs of the images, or of those where a condition is true."""
+    def add(self, name: str, numbers: Any = (), sizes: Any = None) -> None:
+        """Append a step to the programs of the images."""
         self.make_crop()
-        if where is None:
-            self.programs.add(name, numbers, self.images, sizes)
-        elif where.any():
-            numbers = [values[where] if isinstance(values, np.ndarray) else values for values in numbers]
-            self.programs.add(name, numbers, self.images[where], sizes)
+        self.programs.add(name, numbers, self.images, sizes)
 
     def make_crop(self) -> None:
         if self.crop is not None:
@@ -120,7 +116,7 @@ class State:
         self.make_crop()
         is_vertical = axis == "vertical"
         if not self.programs.flip_last(8 + is_vertical, wanted, self.images):
-            self.add("FLIP_Y" if is_vertical else "FLIP_X", where=wanted != 0)
+            self.programs.add("FLIP_Y" if is_vertical else "FLIP_X", images=self.images[wanted != 0])
 
     def resample(self, step: resize.Resize | resize.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
         """Resize the images or, as Pillow does, ``box`` of them: left, top, right and bottom. See ``RESAMPLE``."""
@@ -205,8 +201,7 @@ def get_output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
 
 def get_output_kind(plan: Plan) -> tuple[Any, ...]:
     """Return a key that is equal for plans whose images may share a schedule."""
-    output = plan.output
-    return output.dtype, output.channels
+    return plan.output.dtype, plan.output.channels
 
 
 def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channels_last: bool, *groups: Any) -> Schedule:
@@ -494,13 +489,11 @@ def erase(step: augment.Erase | augment.EraseWithNoise, state: State) -> None:
 
 
 @add_step.register(type_conversion.ToTensor)
-def to_tensor(step: type_conversion.ToTensor, state: State) -> None:
-    """Nothing changes but the layout, which is that of the output."""
-
-
 @add_step.register(type_conversion.ToPIL)
-def to_pil(step: type_conversion.ToPIL, state: State) -> None:
-    state.require_levels(step)
+def keep(step: Step, state: State) -> None:
+    """Change nothing but the layout, which is that of the output."""
+    if isinstance(step, type_conversion.ToPIL):
+        state.require_levels(step)
 
 
 @add_step.register(type_conversion.ToFloat)

@@ -23,7 +23,7 @@ from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untransl
 from .random_numbers import meta_image
 from .registry import rule
 from .resize import Target, interpolation_value, resizing
-from .type_conversion import pil_to_tensor, to_tensor
+from .type_conversion import to_tensor
 from .warp import Affine, rotation
 
 
@@ -53,8 +53,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     return in_sequence([cropping(box, inside=True, draws="any"), resized])
 
 
-rule(transforms.MaybeToTensor)(to_tensor)
-rule(transforms.MaybePILToTensor)(pil_to_tensor)
+rule(transforms.MaybeToTensor, transforms.MaybePILToTensor)(to_tensor)
 
 
 # --- erasing ----------------------------------------------------------------------------------------------------------

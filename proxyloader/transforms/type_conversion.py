@@ -10,10 +10,8 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
-from .geometry import center_cropping
-from .plan import ImageState, MemoryOrder, Step, Translation, Untranslatable, Version, in_sequence
-from .registry import rule, version_of
-from .resize import parse_size, resizing
+from .plan import ImageState, MemoryOrder, Step, Translation, Untranslatable, Version
+from .registry import rule, translate, version_of
 
 
 @dataclass(frozen=True)
@@ -63,27 +61,17 @@ class ToPIL(Step):
         return replace(state, kind="pil")
 
 
-@rule(v1.ToTensor, v2.ToTensor)
+@rule(v1.ToTensor, v2.ToTensor, v1.PILToTensor, v2.PILToTensor, v2.ToImage)
 def to_tensor(transform: Any, state: ImageState) -> Translation:
-    if state.kind == "tensor":
-        return tensor_already(transform)
+    if state.kind == "tensor":  # classes of v2 and timm leave it unchanged; those of v1 raise an error
+        if type(transform) in (v1.ToTensor, v1.PILToTensor):
+            raise Untranslatable
+        return Translation()
+    if not isinstance(transform, (v1.ToTensor, v2.ToTensor)):
+        return Translation((ToTensor(pure=not isinstance(transform, v2.ToImage)),))
     if torch.get_default_dtype() is not torch.float32:
         raise Untranslatable
     return Translation((ToTensor("CHW"), ToFloat(scale=True)))
-
-
-@rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
-def pil_to_tensor(transform: Any, state: ImageState) -> Translation:
-    if state.kind == "tensor":
-        return tensor_already(transform)
-    return Translation((ToTensor(pure=not isinstance(transform, v2.ToImage)),))
-
-
-def tensor_already(transform: Any) -> Translation:
-    """Return no steps for classes of v2 and timm, which leave tensors unchanged. Those of v1 raise an error."""
-    if type(transform) in (v1.ToTensor, v1.PILToTensor):
-        raise Untranslatable
-    return Translation()
 
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
@@ -131,7 +119,8 @@ def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
 @rule(ImageClassification)
 def image_classification(transform: Any, state: ImageState) -> Translation:
     """Translate the preset of torchvision's weights: resize, center crop, conversion to float, normalization."""
-    resized = resizing(parse_size(transform.resize_size), transform.interpolation, transform.antialias, state)
-    conversion = (ToTensor(),) * (state.kind == "pil") + (ToFloat(scale=True),) * (state.dtype == "uint8")
-    last = *conversion, normalization(transform.mean, transform.std, state)
-    return in_sequence([resized, center_cropping(transform.crop_size, state), Translation(last)])
+    resize = v1.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
+    to_tensor = [v1.PILToTensor()] * (state.kind == "pil")
+    last = v1.ConvertImageDtype(torch.float32), v1.Normalize(transform.mean, transform.std)
+    parts = [resize, v1.CenterCrop(transform.crop_size), *to_tensor, *last]
+    return translate(v1.Compose(parts), state)[0]
