@@ -321,7 +321,9 @@ class Jobs:
         sizes = 3 * self.jobs["height"].astype(np.int64) * self.jobs["width"]
         sizes[self._is_output] = 0
         largest = np.maximum.reduceat(sizes, self._first_job)
-        self._room = np.repeat(-(-largest // 16) * 16, 2).reshape(-1, 2)  # in bytes, of memory 0 and 1 of each image
+        self._room = np.repeat(-(-largest // ALIGNMENT) * ALIGNMENT, 2).reshape(
+            -1, 2
+        )  # in bytes, of memory 0 and 1 of each image
         self._room[:, 1] *= bool(self._target_turn[~self._is_output].any())
 
     def _place_weights(self) -> int:

@@ -467,7 +467,7 @@ RESAMPLE(resample_rows_store, RowsFirst, ToOutput, 4)
 RESAMPLE(resample_columns, ColumnsFirst, ToImage, 3)
 RESAMPLE(resample_columns_store, ColumnsFirst, ToOutput, 3)
 
-// From an image to the output. A thread has four pixels, which are in one row, or else stored one by one.
+// From an image to the output. A thread has four pixels, which follow one another in the output, too.
 extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int first) {
     __shared__ Normalization by;
     const Job job = batch.jobs[first + blockIdx.y];
@@ -480,32 +480,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int fir
     if (count <= 0) return;
     Pixel quad[4];
     load_quad(job.source + 3 * (size_t)at, count, quad);
-    const int channels = (int)step.numbers[0], x = at % job.width, y = at / job.width;
+    const int channels = (int)step.numbers[0];
     Element values[12];
 #pragma unroll
     for (int i = 0; i < 12; i++) {
         const Pixel p = quad[i / 3];
         values[i] = to_element(i % 3 == 0 ? p.r : i % 3 == 1 ? p.g : p.b, i % 3, by);
     }
-    if (x + count > job.width) {  // the rest is in the next rows
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i >= count) break;
-            const int column = (at + i) % job.width, row = (at + i) / job.width;
-#pragma unroll
-            for (int c = 0; c < 3; c++)
-                if (c < channels) *place(job, column, row, c, channels) = values[3 * i + c];
-        }
-        return;
-    }
 #pragma unroll
     for (int c = 0; c < 3; c++) {
         if (!PLANAR && channels == 3) {
             const Element *v = values + 4 * c;
-            store_four(place(job, x, y, 4 * c, 3), Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
+            store_four(place(job, at, 0, 4 * c, 3), Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
         } else if (c < channels) {
             const Element *v = values + c;
-            store_four(place(job, x, y, c, channels), Four<Element>{v[0], v[3], v[6], v[9]}, count);
+            store_four(place(job, at, 0, c, channels), Four<Element>{v[0], v[3], v[6], v[9]}, count);
         }
     }
 }
