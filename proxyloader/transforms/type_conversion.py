@@ -74,26 +74,21 @@ def to_tensor(transform: Any, state: ImageState) -> Translation:
     return Translation((ToTensor("CHW"), ToFloat(scale=True)))
 
 
-@rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
-def convert_image_dtype(transform: Any, state: ImageState) -> Translation:
+@rule(v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype)
+def to_dtype(transform: Any, state: ImageState) -> Translation:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
         raise Untranslatable
-    return to_dtype(transform, state)
+    if state.kind == "pil" or transform.dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
+        return Translation()
+    if transform.dtype is torch.float32:
+        return Translation((ToFloat(bool(getattr(transform, "scale", True)), version_of(transform)),))
+    raise Untranslatable
 
 
 @rule(v2.Identity, v2.ToPureTensor)
 def as_it_is(transform: Any, state: ImageState) -> Translation:
     """Return no steps. ToPureTensor only changes the class of a tensor, and batches are plain tensors anyway."""
     return Translation()
-
-
-@rule(v2.ToDtype)
-def to_dtype(transform: Any, state: ImageState) -> Translation:
-    if state.kind == "pil" or transform.dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
-        return Translation()
-    if transform.dtype is torch.float32:
-        return Translation((ToFloat(bool(getattr(transform, "scale", True)), version_of(transform)),))
-    raise Untranslatable
 
 
 @rule(v1.Normalize, v2.Normalize)
