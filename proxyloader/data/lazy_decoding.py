@@ -36,8 +36,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torchvision.datasets import folder
 from torchvision.io import ImageReadMode
 
-from ..transforms import given
 from ..transforms.chain import START_AS_TENSOR
+from ..transforms.geometry import Transpose, transposed
 from .deferral import active
 from .encoded_image import EncodedImage
 from .lazy_image import APP1_MARKER, create_lazy_image
@@ -140,12 +140,12 @@ def _defer_torchcodec(
     if not turn:
         return transformed
     # What ``decode`` returns is turned already.
-    turned = transformed.note(turn, (), given.transposed(transformed.size, turn[0].method), lambda values: values)
+    turned = transformed.note(turn, (), transposed(transformed.size, turn[0].method), lambda values: values)
     deferral = active()
     return None if deferral is None or deferral.find_call_obstacle(turned.chain) else turned
 
 
-def find_orientation(image: EncodedImage) -> tuple[()] | tuple[given.Transpose] | None:
+def find_orientation(image: EncodedImage) -> tuple[()] | tuple[Transpose] | None:
     """Return the step that applies the EXIF orientation, if any; None if decoders might read it differently."""
     assert image.header is not None
     head = image.data[: image.header.first_scan]
@@ -162,9 +162,9 @@ def find_orientation(image: EncodedImage) -> tuple[()] | tuple[given.Transpose] 
         return None
 
 
-ORIENTATIONS: dict[int, tuple[()] | tuple[given.Transpose]] = {
+ORIENTATIONS: dict[int, tuple[()] | tuple[Transpose]] = {
     1: (),
-    **{k: (given.Transpose(Image.Transpose(method)),) for k, method in enumerate((0, 3, 1, 5, 4, 6, 2), 2)},
+    **{k: (Transpose(Image.Transpose(method)),) for k, method in enumerate((0, 3, 1, 5, 4, 6, 2), 2)},
 }
 """Steps that apply an EXIF orientation, as ``ImageOps.exif_transpose`` does."""
 

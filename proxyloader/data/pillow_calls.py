@@ -32,12 +32,12 @@ from PIL import Image, ImageEnhance, ImageFilter
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from ..transforms import color, given
-from ..transforms.geometry import Crop, Flip, IndexSelect, as_ltrb
+from ..transforms import augment, color
+from ..transforms.geometry import Crop, Flip, IndexSelect, Transpose, as_ltrb, transposed
 from ..transforms.plan import Branch, Size, Step
-from ..transforms.resize import Line
+from ..transforms.resize import Line, ResizeBox
 from ..transforms.type_conversion import ToFloat, ToTensor
-from ..transforms.warp import Affine
+from ..transforms.warp import Affine, Perspective
 from .called_transforms import apply_undecoded, wrap_result
 from .deferral import Deferral, active
 from .lazy_decoding import find_decoded
@@ -203,7 +203,7 @@ def resize(
         return Note((Affine("nearest", (0.0,) * 3),), (height, width, *matrix), (height, width))
     if reducing_gap is not None and (reducing_gap < 1 or max(scales) / reducing_gap >= 2):
         return None  # Pillow shrinks the image in two steps
-    step = given.ResizeBox(FILTERS[Image.Resampling.BICUBIC if resample is None else resample])  # type: ignore[arg-type]
+    step = ResizeBox(FILTERS[Image.Resampling.BICUBIC if resample is None else resample])  # type: ignore[arg-type]
     return Note((step,), (*edges, height, width), (height, width))
 
 
@@ -211,7 +211,7 @@ def transpose(image: Image.Image, method: Any) -> Note | None:
     method = Image.Transpose(method)
     if axis := FLIPS.get(method):  # which DALI also does without kernels
         return _one(Flip(axis), image, 1.0)
-    return Note((given.Transpose(method),), (), given.transposed(image.size[::-1], method))
+    return Note((Transpose(method),), (), transposed(image.size[::-1], method))
 
 
 def transform(
@@ -234,7 +234,7 @@ def transform(
     numbers = tuple(map(number, data[: 8 if is_perspective else 6]))
     if len(numbers) != (8 if is_perspective else 6):
         return None
-    step = (given.Projection if is_perspective else Affine)(WARPS[resample], outside)  # type: ignore[arg-type]
+    step = (Perspective if is_perspective else Affine)(WARPS[resample], outside)  # type: ignore[arg-type]
     return Note((step,), (height, width, *numbers), (height, width))
 
 
@@ -243,7 +243,7 @@ def convert(image: Image.Image, mode: Any = None, matrix: Any = None, *_: Any, *
     if matrix:
         if image.mode != "RGB" or len(matrix) != {"RGB": 12, "L": 4}[mode]:
             return None
-        return _one(given.Matrix(len(matrix) // 4), image, *tuple(map(number, matrix)) * (12 // len(matrix)))  # type: ignore[arg-type]
+        return _one(color.Matrix(len(matrix) // 4), image, *tuple(map(number, matrix)) * (12 // len(matrix)))  # type: ignore[arg-type]
     if encoded is None or mode not in ("L", "RGB") or mode == image.mode or can_read_as(encoded, mode):
         return None
     return _one(color.Grayscale(1 if mode == "L" else 3), image)
@@ -256,15 +256,16 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
         x, y = (float(np.float32(number(each))) for each in radii)
         if not max(x, y):
             return Note((), (), image.size[::-1])
-        is_gaussian = type(made) is ImageFilter.GaussianBlur
-        return _one(given.PillowBlur(is_gaussian), image, x, y) if min(x, y) >= 0 and max(x, y) <= MAX_RADIUS else None
+        if min(x, y) < 0 or max(x, y) > MAX_RADIUS:
+            return None
+        return _one(augment.PillowBlur(type(made) is ImageFilter.GaussianBlur), image, x, y)
     if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
         return None
     (side, other), scale, offset, weights = made.filterargs
     if side not in (3, 5) or side != other or len(weights) != side**2 or not scale:
         return None
     divided = np.asarray([*map(number, weights)], np.float32) / np.float32(scale)
-    return _one(given.Kernel(side), image, float(np.float32(offset)), *divided.tolist())
+    return _one(augment.Kernel(side), image, float(np.float32(offset)), *divided.tolist())
 
 
 def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
@@ -279,7 +280,7 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
     if len(table) != 256 * bands:
         return None
     array = np.frombuffer(table * (3 // bands), np.uint8).view(np.float32)
-    return _one(given.Table(), image, array)._replace(again=operator.methodcaller("point", table))
+    return _one(color.Table(), image, array)._replace(again=operator.methodcaller("point", table))
 
 
 class Band(NamedTuple):
@@ -299,7 +300,7 @@ def getchannel(image: Image.Image, channel: Any) -> Note | None:
     if image.mode != "RGB" or not 0 <= number < 3 or (of := get_transformed(image)) is None:
         return None
     weights = [float(number == each) for each in range(3)]
-    return _one(given.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
+    return _one(color.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
 
 
 def _split(split: Any, image: Image.Image) -> Any:
@@ -401,13 +402,13 @@ def _thumbnail(thumbnail: Any, image: Image.Image, *args: Any, **kwargs: Any) ->
 # --- ImageEnhance -----------------------------------------------------------------------------------------------------
 
 
-ENHANCERS: dict[Any, tuple[type[color.Adjustment], bool]] = {
-    ImageEnhance.Brightness: (color.Brightness, False),
-    ImageEnhance.Contrast: (color.Contrast, False),
-    ImageEnhance.Color: (color.Saturation, True),
-    ImageEnhance.Sharpness: (color.Sharpness, True),
+ENHANCERS: dict[Any, tuple[str, bool]] = {
+    ImageEnhance.Brightness: ("brightness", False),
+    ImageEnhance.Contrast: ("contrast", False),
+    ImageEnhance.Color: ("saturation", True),
+    ImageEnhance.Sharpness: ("sharpness", True),
 }
-"""Classes of ``ImageEnhance``, their steps, and whether their degenerate image has the info of the image."""
+"""Classes of ``ImageEnhance``, their adjustments, and whether their degenerate image has the info of the image."""
 
 
 class Degenerate(NamedTuple):
@@ -425,7 +426,7 @@ class Degenerate(NamedTuple):
 
 
 def _defer_degenerate(enhancer: Any, init: Any, made: Any, image: Any) -> Any:
-    step, has_info = ENHANCERS[enhancer]
+    name, has_info = ENHANCERS[enhancer]
     is_itself = enhancer is ImageEnhance.Color and image.mode == "L"  # the degenerate image is the image
     if is_itself or get_transformed(image) is None:
         return NotImplemented
@@ -442,7 +443,7 @@ def _defer_degenerate(enhancer: Any, init: Any, made: Any, image: Any) -> Any:
     made.image = image
     if enhancer is ImageEnhance.Color:
         made.intermediate_mode = "L"
-    pixels = DeferredPixels(image.size, compute, Degenerate(step(), find_undecoded(image), enhance))
+    pixels = DeferredPixels(image.size, compute, Degenerate(color.Adjustment(name), find_undecoded(image), enhance))
     made.degenerate = create_lazy_image(pixels, image if has_info else None, image.mode)
     return None
 
@@ -489,21 +490,21 @@ def autocontrast(
     image: Image.Image, cutoff: Any = 0, ignore: Any = None, mask: Any = None, preserve_tone: Any = False
 ) -> Note | None:
     is_plain = not cutoff and ignore is None and mask is None and not preserve_tone
-    return _one(color.Autocontrast(), image) if is_plain else None
+    return _one(color.Adjustment("autocontrast"), image) if is_plain else None
 
 
 def equalize(image: Image.Image, mask: Any = None) -> Note | None:
-    return _one(color.Equalize(), image) if mask is None else None
+    return _one(color.Adjustment("equalize"), image) if mask is None else None
 
 
 def invert(image: Image.Image) -> Note | None:
-    return _one(color.Invert(), image)
+    return _one(color.Adjustment("invert"), image)
 
 
 def adjust_hue(img: Image.Image, hue_factor: Any) -> Note | None:
     if img.mode != "RGB" or not -0.5 <= hue_factor <= 0.5:
         return None
-    return _one(color.Hue(), img, color.hue_shift(hue_factor, "pil"))
+    return _one(color.Adjustment("hue"), img, color.hue_shift(hue_factor, "pil"))
 
 
 def to_grayscale(img: Image.Image, num_output_channels: int) -> Note | None:

@@ -25,10 +25,10 @@ from torchvision import tv_tensors
 from torchvision.transforms import functional as F
 from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
-from ..transforms import augment, color, given, resize, warp
-from ..transforms.geometry import Box, Crop, Flip, as_fill, as_ltrb, as_pair, center_box
+from ..transforms import augment, color, resize, warp
+from ..transforms.geometry import Box, Crop, Flip, Transpose, as_fill, as_ltrb, as_pair, center_box, transposed
 from ..transforms.plan import Branch, ImageState, Size, Step
-from ..transforms.type_conversion import Normalize, ToFloat, ToTensor, normalization
+from ..transforms.type_conversion import Normalize, ToFloat, ToPIL, ToTensor, normalization
 from .deferral import active
 from .lazy_image import create_lazy_image
 from .lazy_tensor import (
@@ -256,7 +256,7 @@ def rotate_v2(
         return Note((), (), image.size)
     if center is None and angle in QUARTERS and (angle == 180 or expand or image.size[0] == image.size[1]):
         method = QUARTERS[int(angle)]
-        return Note((given.Transpose(method),), (), given.transposed(image.size, method))
+        return Note((Transpose(method),), (), transposed(image.size, method))
     step = _warp(warp.Affine, image, interpolation, fill)
     height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center, "v2")
     return Note((step,), (height, width, *matrix), (int(height), int(width)))
@@ -286,7 +286,7 @@ def perspective_v1(
     image: Input, perspective_coeffs: Any, interpolation: Any = "bilinear", fill: Any = None
 ) -> Note | None:
     step = _warp(warp.Perspective, image, interpolation, fill)
-    return _one(step, image, *map(number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
+    return _one(step, image, *image.size, *map(number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
 
 
 def perspective_v2(
@@ -307,14 +307,14 @@ def perspective_v2(
 # --- colors -----------------------------------------------------------------------------------------------------------
 
 
-def _adjust(kind: type[color.Adjustment], keeps_grey: bool = False) -> Noter:
+def _adjust(name: str, keeps_grey: bool = False) -> Noter:
     """Return the function for adjustments by a factor. ``keeps_grey``: whether torchvision returns a grey tensor."""
 
     def note(image: Input, *args: Any, **kwargs: Any) -> Note | None:
         (factor,) = map(number, (*args, *kwargs.values()))
         if factor < 0 or (keeps_grey and image.state.channels == 1):
             return None
-        return _one(kind("tensor", image.version), image, factor)
+        return _one(color.Adjustment(name, "tensor", image.version), image, factor)
 
     return note
 
@@ -322,13 +322,13 @@ def _adjust(kind: type[color.Adjustment], keeps_grey: bool = False) -> Noter:
 def adjust_hue(image: Input, hue_factor: Any) -> Note | None:
     if image.state.channels == 1 or not -0.5 <= number(hue_factor) <= 0.5:
         return None
-    return _one(color.Hue("tensor", image.version), image, color.hue_shift(float(hue_factor), "tensor"))
+    return _one(color.Adjustment("hue", "tensor", image.version), image, color.hue_shift(float(hue_factor), "tensor"))
 
 
 def adjust_sharpness(image: Input, sharpness_factor: Any) -> Note | None:
     if min(image.size) <= 2 or number(sharpness_factor) < 0:
         return None
-    return _one(color.Sharpness("tensor", image.version), image, float(sharpness_factor))
+    return _one(color.Adjustment("sharpness", "tensor", image.version), image, float(sharpness_factor))
 
 
 def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
@@ -338,32 +338,32 @@ def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
     exact = np.minimum(number(gain) * (np.arange(256) / 255) ** float(gamma), 1) * 255.999
     if image.state.channels not in (1, 3) or gain < 0 or (abs(exact - exact.round())[exact > 0] < 1e-4).any():
         return None
-    return _one(given.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
+    return _one(color.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
 
 
 def posterize(image: Input, bits: Any) -> Note | None:
     if image.state.dtype != "uint8" or not 1 <= operator.index(bits) <= 8:
         return None
-    return _one(color.Posterize("tensor", image.version), image, float(bits))
+    return _one(color.Adjustment("posterize", "tensor", image.version), image, float(bits))
 
 
 def solarize(image: Input, threshold: Any) -> Note | None:
     if number(threshold) > (255 if image.state.dtype == "uint8" else 1):
         return None
-    step = color.Solarize("tensor", image.version)
+    step = color.Adjustment("solarize", "tensor", image.version)
     return _one(step, image, color.solarize_threshold(float(threshold), "tensor"))
 
 
 def autocontrast(image: Input) -> Note:
-    return _one(color.Autocontrast("tensor", image.version), image)
+    return _one(color.Adjustment("autocontrast", "tensor", image.version), image)
 
 
 def equalize(image: Input) -> Note | None:
-    return _one(color.Equalize("tensor", image.version), image) if image.state.dtype == "uint8" else None
+    return _one(color.Adjustment("equalize", "tensor", image.version), image) if image.state.dtype == "uint8" else None
 
 
 def invert(image: Input) -> Note:
-    return _one(color.Invert(), image)
+    return _one(color.Adjustment("invert"), image)
 
 
 def permute_channels(image: Input, permutation: Any) -> Note | None:
@@ -443,7 +443,7 @@ def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note |
 
 
 def to_pil_image(image: Input, mode: Any = None) -> Note | None:
-    return _one(given.ToPIL(), image) if mode in (None, "RGB" if image.state.channels == 3 else "L") else None
+    return _one(ToPIL(), image) if mode in (None, "RGB" if image.state.channels == 3 else "L") else None
 
 
 OF_BOTH: tuple[Noter, ...] = (
@@ -451,9 +451,9 @@ OF_BOTH: tuple[Noter, ...] = (
     pad, posterize, rgb_to_grayscale, solarize,
 )  # fmt: skip
 ADJUSTMENTS = {
-    "adjust_brightness": _adjust(color.Brightness),
-    "adjust_contrast": _adjust(color.Contrast),
-    "adjust_saturation": _adjust(color.Saturation, keeps_grey=True),
+    "adjust_brightness": _adjust("brightness"),
+    "adjust_contrast": _adjust("contrast"),
+    "adjust_saturation": _adjust("saturation", keeps_grey=True),
 }
 
 V1: dict[str, Noter] = {

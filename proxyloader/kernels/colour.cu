@@ -35,6 +35,8 @@ __device__ int clip(int v) { return clip_to(v, 255); }
 __device__ int clip(float v) { return v <= 0.0f ? 0 : v >= 255.0f ? 255 : (int)v; }
 __device__ int clip(double v) { return v <= 0.0 ? 0 : v >= 255.0 ? 255 : (int)v; }
 
+__device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
+
 // Image.blend. Between 0 and 1 Pillow does not clip, and need not.
 __device__ int blend(int a, int b, float factor) { return clip((float)a + factor * (float)(b - a)); }
 
@@ -535,7 +537,7 @@ __device__ Pixel tensor_warped(const Job &job, int kind, const double *n, int x,
 
 // As floats, with a cast back. Each pixel makes all weights of its own: this is rare.
 __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
-    const FloatResize to = {job.height, job.width, n[0] == 3, n[1] != 0, n[2] != 0};
+    const FloatResize to = {job.height, job.width, n[0] == 3, n[1] != 0};
     const Colour mean = to.at(job, x, y, [&](int level) { return (float)level; });
     return {clip(rintf(mean.r)), clip(rintf(mean.g)), clip(rintf(mean.b))};
 }
@@ -555,26 +557,6 @@ __device__ Pixel turned(const Job &job, int quarters, int x, int y) {
 __device__ Pixel at_or(const Job &job, int x, int y, const double *colour) {
     if (x >= 0 && y >= 0 && x < job.source_width && y < job.source_height) return pixel_at(job, x, y);
     return {(int)colour[0], (int)colour[1], (int)colour[2]};
-}
-
-enum Border { CONSTANT, EDGE, REFLECT, SYMMETRIC };
-
-// The index that numpy.pad puts at `i`, which may be far outside: the image and its mirror image take turns.
-__device__ int inside(int i, int length, int border) {
-    if (i >= 0 && i < length) return i;
-    if (border == EDGE || length == 1) return clip_to(i, length - 1);
-    const int repeats = border == SYMMETRIC;  // whether the mirror image repeats the first and the last
-    const int period = 2 * length - 2 + 2 * repeats;
-    i %= period;
-    if (i < 0) i += period;
-    return i < length ? i : period - repeats - i;
-}
-
-__device__ Pixel through_window(const Job &job, const double *n, int x, int y) {
-    x += (int)n[0], y += (int)n[1];
-    const int border = (int)n[2];
-    if (border == CONSTANT) return at_or(job, x, y, n + 3);
-    return pixel_at(job, inside(x, job.source_width, border), inside(y, job.source_height, border));
 }
 
 // The same pixel of branches, by the places of these.
@@ -601,8 +583,8 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
     const float *extras = batch.extras + step.extra;
     const auto extra = [&](int i) { return extras[i]; };  // of a kernel: its weights, divided by the scale already
     switch (step.code) {
-        case WINDOW: return through_window(job, n, x, y);
-        case SELECT: return at_or(job, (int)extras[job.height + x], (int)extras[y], n);
+        case WINDOW: return at_or(job, x + (int)n[0], y + (int)n[1], n + 2);
+        case SELECT: return pixel_at(job, (int)extras[job.height + x], (int)extras[y]);
         case MIX: return mixed(batch, job, n, x, y);
         case BLEND: return blended(batch, job, n, x, y);
         case FLIP_X: return pixel_at(job, job.width - 1 - x, y);

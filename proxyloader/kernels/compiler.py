@@ -63,40 +63,26 @@ def compile_module(name: str, architecture: str, macros: tuple[str, ...] = ()) -
     Raises:
         KernelError: NVRTC is missing, or refuses the source or the architecture.
     """
-    source, nvrtc = read_source(name), _nvrtc()
-    options = (f"--gpu-architecture={architecture}", *OPTIONS, *macros)
-    major, minor = ctypes.c_int(), ctypes.c_int()
-    _check(nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "nvrtcVersion")
-    key = hashlib.sha256("\0".join([source, *options, f"{major.value}.{minor.value}"]).encode()).hexdigest()
-    cached = cache_folder() / f"{name}-{key[:32]}.cubin"
-    try:
+    source, options = read_source(name), (f"--gpu-architecture={architecture}", *OPTIONS, *macros)
+    key = hashlib.sha256("\0".join([source, *options, str(torch.version.cuda)]).encode()).hexdigest()
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    cached = Path(root, "proxyloader", f"{name}-{key[:32]}.cubin")
+    with contextlib.suppress(OSError):
         return cached.read_bytes()
-    except OSError:
-        code = _compile(nvrtc, source, name, options)
-        keep(cached, code)
-        return code
-
-
-def cache_folder() -> Path:
-    """Return the folder of compiled kernels: $XDG_CACHE_HOME/proxyloader, by default ~/.cache/proxyloader."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path(os.path.expanduser("~"), ".cache")) / "proxyloader"
-
-
-def keep(path: Path, code: bytes) -> None:
-    """Write a file of the cache. Another process may write or read the same file meanwhile."""
+    code = _compile(source, name, options)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=cached.parent)
         with os.fdopen(descriptor, "wb") as file:
             file.write(code)
-        os.replace(temporary, path)
+        os.replace(temporary, cached)  # another process may read or write the file meanwhile
     except OSError as error:
-        log.info("not caching %s: %s", path.name, error)
+        log.info("not caching %s: %s", cached.name, error)
+    return code
 
 
-def _compile(nvrtc: Any, source: str, name: str, options: tuple[str, ...]) -> bytes:
-    program = ctypes.c_void_p()
+def _compile(source: str, name: str, options: tuple[str, ...]) -> bytes:
+    nvrtc, program = _nvrtc(), ctypes.c_void_p()
     created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)
     _check(created, "nvrtcCreateProgram")
     try:

@@ -17,8 +17,7 @@ struct Step {
 struct Job {
     const uchar *source;
     uchar *target;
-    long long table_x, table_y;            // of a resize: where its weights are in the pool
-    long long row_stride, channel_stride;  // of the output, in elements
+    long long table_x, table_y;  // of a resize: where its weights are in the pool
     int source_height, source_width, height, width;
     int first, count;  // steps
     int stats;         // only valid if the first step needs statistics
@@ -39,7 +38,7 @@ struct Batch {
     const uchar *scratch;  // where the results of jobs are
 };
 
-static_assert(sizeof(Step) == 144 && sizeof(Job) == 88 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
+static_assert(sizeof(Step) == 144 && sizeof(Job) == 72 && sizeof(Run) == 16 && sizeof(Stats) == 3080, "programs.py");
 struct Pixel { int r, g, b; };
 
 __device__ Pixel pixel_of(const uchar *levels) { return {levels[0], levels[1], levels[2]}; }
@@ -69,8 +68,6 @@ __device__ void load_quad(const uchar *from, int count, Pixel quad[4]) {
 __device__ int clip_to(int v, int high) { return v < 0 ? 0 : v > high ? high : v; }
 
 // --- resizes of float tensors ----------------------------------------------------------------------------------------
-
-__device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
 
 // Bicubic with a = -0.5, fused as GCC fuses it.
 __device__ float tensor_cubic(float x) {
@@ -124,22 +121,10 @@ template <class Value> __device__ Colour tensor_mean(const FloatTaps &taps, Valu
     return sum;
 }
 
-// The two neighbours of one index of one axis, without antialias.
-struct Neighbours {
-    int at[2];
-    float weights[2];
-
-    __device__ Neighbours(int index, int from, int to) {
-        const float scale = (float)from / (float)to, position = fmaxf(fmaf(scale, index + 0.5f, -0.5f), 0.0f);
-        at[0] = min((int)position, from - 1), at[1] = min(at[0] + 1, from - 1);
-        weights[1] = between_0_and_1(position - at[0]), weights[0] = 1.0f - weights[1];
-    }
-};
-
-// interpolate of a tensor of floats, in the sums that torch computes in one thread.
+// interpolate with antialias of a tensor of floats, in the sums that torch computes in one thread.
 struct FloatResize {
     int height, width;
-    bool is_cubic, is_widened, is_all_fused;  // with antialias; whether torch fuses all products
+    bool is_cubic, is_all_fused;  // whether torch fuses all products
 
     // `value(level)` is a source value.
     template <class Value> __device__ Colour at(const Job &job, int x, int y, Value value) const {
@@ -147,16 +132,6 @@ struct FloatResize {
             const Pixel p = pixel_at(job, column, row);
             return Colour{value(p.r), value(p.g), value(p.b)};
         };
-        if (!is_widened) {
-            const Neighbours across(x, job.source_width, width), down(y, job.source_height, height);
-            const Colour a = source(across.at[0], down.at[0]), b = source(across.at[1], down.at[0]);
-            const Colour c = source(across.at[0], down.at[1]), d = source(across.at[1], down.at[1]);
-            const float wa = down.weights[0] * across.weights[0], wb = down.weights[0] * across.weights[1];
-            const float wc = down.weights[1] * across.weights[0], wd = down.weights[1] * across.weights[1];
-            return {fmaf(wd, d.r, fmaf(wc, c.r, fmaf(wa, a.r, wb * b.r))),
-                    fmaf(wd, d.g, fmaf(wc, c.g, fmaf(wa, a.g, wb * b.g))),
-                    fmaf(wd, d.b, fmaf(wc, c.b, fmaf(wa, a.b, wb * b.b)))};
-        }
         const FloatTaps across(x, job.source_width, width, is_cubic, is_all_fused);
         const FloatTaps down(y, job.source_height, height, is_cubic, is_all_fused);
         return tensor_mean(down, [&](int row) {

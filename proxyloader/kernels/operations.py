@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-import PIL
 import torch
 from numpy.typing import NDArray
 
-from ..transforms import augment, auto_augment, color, geometry, given, resize, type_conversion, warp
-from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step, iter_steps
-from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, Indices, Programs, Schedule
+from ..transforms import augment, auto_augment, color, geometry, resize, type_conversion, warp
+from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
+from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, OPCODES, Indices, Jobs, Programs, Schedule
 
 NO_KERNELS = "without CUDA kernels, torchvision runs it"
 """Reason that a machine without kernels gives."""
 
 Columns = NDArray[np.float64]
-
-F = TypeVar("F", bound=Callable[..., None])
 
 
 class FloatResize(NamedTuple):
@@ -34,7 +31,7 @@ class FloatResize(NamedTuple):
     numbers: tuple[Any, ...]
     x: tuple[Any, Any]
     y: tuple[Any, Any]
-    size: tuple[Any, Any]
+    size: Any
 
     def crop(self, top: Any, left: Any, height: Any, width: Any) -> FloatResize:
         (x, step_x), (y, step_y) = self.x, self.y
@@ -101,34 +98,27 @@ class State:
 
     def apply(self, steps: Branch) -> None:
         for step in steps:
-            function = OPERATIONS.get(type(step))
-            if function is None:
-                raise MissingKernelError(step)
-            function(self, step)
+            add_step(step, self)
 
-    def add(self, name: str, numbers: Any = (), where: Any = None, sizes: Any = None) -> None:
-        """Append a step to the programs of the images, or of those where a condition is true."""
+    def add(self, name: str, numbers: Any = (), sizes: Any = None) -> None:
+        """Append a step to the programs of the images."""
         self.make_crop()
-        if where is None:
-            self.programs.add(name, numbers, self.images, sizes)
-        elif where.any():
-            numbers = [values[where] if isinstance(values, np.ndarray) else values for values in numbers]
-            self.programs.add(name, numbers, self.images[where], sizes)
+        self.programs.add(name, numbers, self.images, sizes)
 
     def make_crop(self) -> None:
         if self.crop is not None:
             (left, top, width, height), fill = self.crop
             self.crop = None
-            self.add("WINDOW", (left, top, 0, *rgb(fill)), sizes=(height, width))
+            self.add("WINDOW", (left, top, *rgb(fill)), sizes=(height, width))
 
     def flip(self, axis: str, wanted: Columns) -> None:
         """Flip the images for which ``wanted`` is not 0."""
         self.make_crop()
         is_vertical = axis == "vertical"
         if not self.programs.flip_last(8 + is_vertical, wanted, self.images):
-            self.add("FLIP_Y" if is_vertical else "FLIP_X", where=wanted != 0)
+            self.programs.add("FLIP_Y" if is_vertical else "FLIP_X", images=self.images[wanted != 0])
 
-    def resample(self, step: resize.Resize | given.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
+    def resample(self, step: resize.Resize | resize.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
         """Resize the images or, as Pillow does, ``box`` of them: left, top, right and bottom. See ``RESAMPLE``."""
         old_height, old_width = self.programs.sizes[self.images].T
         crop, fill = self.crop or ((0, 0, old_width, old_height), (0.0,))
@@ -153,7 +143,7 @@ class MissingKernelError(Exception):
     """There is no kernel for a step. ``get_missing_kernel`` returns the message."""
 
     def __init__(self, step: Step, why: str = "") -> None:
-        super().__init__(f"there is no kernel for {type(step).__name__} {why}".strip())
+        super().__init__(f"there is no kernel for {step.title} {why}".strip())
 
 
 def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -211,8 +201,7 @@ def get_output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
 
 def get_output_kind(plan: Plan) -> tuple[Any, ...]:
     """Return a key that is equal for plans whose images may share a schedule."""
-    output = plan.output
-    return output.dtype, output.channels
+    return plan.output.dtype, plan.output.channels
 
 
 def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channels_last: bool, *groups: Any) -> Schedule:
@@ -220,11 +209,11 @@ def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channel
 
     Args:
         dtype: that of floating-point images; None is float32.
-        groups: ``counts`` and ``files`` of ``Programs.schedule``.
+        groups: ``counts`` and ``files`` of ``Jobs.schedule``.
     """
     plan = images[0][0]
     output_dtype = get_output_dtype(plan, dtype)
-    return build_programs(images).schedule(plan.output.channels, output_dtype, channels_last, *groups)
+    return Jobs(build_programs(images)).schedule(plan.output.channels, output_dtype, channels_last, *groups)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -237,36 +226,24 @@ def get_missing_kernel(plan: Plan) -> str:
     return ""
 
 
-def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ()) -> str:
-    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators.
-
-    ``left_out``: names of the classes of steps that the installed Pillow does differently.
-    """
+def find_obstacle(plan: Plan, has_kernels: bool) -> str:
+    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators."""
     if not has_kernels:
         return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
-    if left_out and (names := {type(step).__name__ for step in iter_steps(plan.steps)}.intersection(left_out)):
-        return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(names))}"
     return get_missing_kernel(plan)
 
 
-OPERATIONS: dict[type[Step], Callable[[State, Any], None]] = {}
-
-
-def operation(*kinds: type[Step]) -> Callable[[F], F]:
-    """Register the function that appends steps of these classes to programs."""
-
-    def register(function: F) -> F:
-        OPERATIONS.update(dict.fromkeys(kinds, function))
-        return function
-
-    return register
+@functools.singledispatch
+def add_step(step: Any, state: State) -> None:
+    """Append a step to the programs of images. MissingKernelError: there is no kernel for it."""
+    raise MissingKernelError(step)
 
 
 # --- choices ----------------------------------------------------------------------------------------------------------
 
 
-@operation(OneOf)
-def one_of(state: State, step: OneOf) -> None:
+@add_step.register(OneOf)
+def one_of(step: OneOf, state: State) -> None:
     state.make_crop()
     column = state.column
     (chosen,) = state.take(1)
@@ -283,8 +260,8 @@ def one_of(state: State, step: OneOf) -> None:
     state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
 
 
-@operation(auto_augment.Mixture)
-def mixture(state: State, step: auto_augment.Mixture) -> None:
+@add_step.register(auto_augment.Mixture)
+def mixture(step: auto_augment.Mixture, state: State) -> None:
     if len(step.branches) > MAX_BRANCHES:
         raise MissingKernelError(step, f"of more than {MAX_BRANCHES} branches")
     weights = state.take(1 + len(step.branches))
@@ -293,8 +270,8 @@ def mixture(state: State, step: auto_augment.Mixture) -> None:
     state.add("MIX", (len(branches), *weights, *[0] * unused, *branches, *branches[:1] * unused))
 
 
-@operation(auto_augment.Blend)
-def blend(state: State, step: auto_augment.Blend) -> None:
+@add_step.register(auto_augment.Blend)
+def blend(step: auto_augment.Blend, state: State) -> None:
     (share,) = state.take(1)
     branch = state.branch(step.branch)
     state.add("BLEND", (share, *[0] * (FIRST_BRANCH - 1), *[branch] * MAX_BRANCHES))
@@ -303,8 +280,8 @@ def blend(state: State, step: auto_augment.Blend) -> None:
 # --- geometry ---------------------------------------------------------------------------------------------------------
 
 
-@operation(geometry.Crop)
-def crop(state: State, step: geometry.Crop) -> None:
+@add_step.register(geometry.Crop)
+def crop(step: geometry.Crop, state: State) -> None:
     if state.erased or (not step.inside and (state.std or (state.scale is not None and any(step.fill)))):
         raise MissingKernelError(step, "of floats with these arguments")
     top, left, height, width = state.take(4)
@@ -315,8 +292,8 @@ def crop(state: State, step: geometry.Crop) -> None:
     state.crop = (left, top, width, height), step.fill
 
 
-@operation(geometry.Flip)
-def flip(state: State, step: geometry.Flip) -> None:
+@add_step.register(geometry.Flip)
+def flip(step: geometry.Flip, state: State) -> None:
     (wanted,) = state.take(1)
     if state.erased:
         raise MissingKernelError(step, "after erasing")
@@ -326,10 +303,10 @@ def flip(state: State, step: geometry.Flip) -> None:
     state.flip(step.axis, wanted)
 
 
-@operation(given.Transpose)
-def transpose(state: State, step: given.Transpose) -> None:
+@add_step.register(geometry.Transpose)
+def transpose(step: geometry.Transpose, state: State) -> None:
     state.require_moves(step)
-    quarters, axis = given.TURNS[step.method]
+    quarters, axis = geometry.TURNS[step.method]
     state.make_crop()
     if quarters:
         height, width = state.programs.sizes[state.images].T
@@ -338,36 +315,36 @@ def transpose(state: State, step: given.Transpose) -> None:
         state.flip(axis, np.ones(len(state.images)))
 
 
-@operation(geometry.IndexSelect)
-def index_select(state: State, step: geometry.IndexSelect) -> None:
+@add_step.register(geometry.IndexSelect)
+def index_select(step: geometry.IndexSelect, state: State) -> None:
     state.require_moves(step)
     height, width, first_block = state.take(3)
     state.make_crop()
     lines = state.arrays(first_block, height + width)
-    state.add("SELECT", (0.0,) * 3, sizes=(height, width))
+    state.add("SELECT", sizes=(height, width))
     state.programs.add_extras(lines)
 
 
-@operation(resize.Resize)
-def resize_(state: State, step: resize.Resize) -> None:
+@add_step.register(resize.Resize)
+def resize_(step: resize.Resize, state: State) -> None:
     size = height, width = state.take(2)
+    if not step.antialias:
+        raise MissingKernelError(step, "without antialias")
     if state.scale is not None:
         if state.std or state.erased or state.resized is not None:
             raise MissingKernelError(step, "of floats after another one, Normalize or erasing")
         state.make_crop()
-        how = step.antialias + 2 * torch_fuses_products()
-        axis = 0, np.ones_like(width)
-        state.resized = FloatResize((FILTERS[step.interpolation], how, height, width), axis, axis, (height, width))
+        axis, numbers = (0, np.ones_like(width)), (FILTERS[step.interpolation], torch_fuses_products(), height, width)
+        state.resized = FloatResize(numbers, axis, axis, size)
         return
     if step.rounding is None:
-        numbers = (FILTERS[step.interpolation], step.antialias, torch_fuses_products())
-        state.add("TENSOR_RESIZE", numbers, sizes=size)
+        state.add("TENSOR_RESIZE", (FILTERS[step.interpolation], torch_fuses_products()), sizes=size)
         return
-    state.resample(step, size, 0 if step.rounding == "pil" else 1 if step.antialias else 2)
+    state.resample(step, size, int(step.rounding == "torch"))
 
 
-@operation(given.ResizeBox)
-def resize_box(state: State, step: given.ResizeBox) -> None:
+@add_step.register(resize.ResizeBox)
+def resize_box(step: resize.ResizeBox, state: State) -> None:
     state.require_levels(step)
     box, size = state.take(4), state.take(2)
     state.resample(step, size, 0, box)
@@ -387,15 +364,13 @@ def torch_fuses_products() -> bool:
     return bool(resized[..., 1] != 0)
 
 
-@operation(warp.Affine, warp.Perspective, given.Projection)
-def warped(state: State, step: warp.Warp) -> None:
+@add_step.register(warp.Warp)
+def warped(step: warp.Warp, state: State) -> None:
     if step.interpolation == "nearest":
         state.require_moves(step, step.fill)
     else:
         state.require_levels(step)
-    numbers, sizes = state.take(step.num_params), None
-    if not isinstance(step, warp.Perspective):
-        sizes, numbers = numbers[:2], numbers[2:]
+    sizes, numbers = state.take(2), state.take(step.num_params - 2)
     name = f"{'AFFINE' if isinstance(step, warp.Affine) else 'PERSPECTIVE'}_{step.interpolation.upper()}"
     fill = rgb(step.fill)
     if step.kind == "tensor":
@@ -406,36 +381,17 @@ def warped(state: State, step: warp.Warp) -> None:
 # --- colors -----------------------------------------------------------------------------------------------------------
 
 
-ADJUSTMENTS: dict[type[Step], tuple[str, ...]] = {
-    color.Brightness: ("BRIGHTNESS", "TENSOR_BRIGHTNESS"),
-    color.Contrast: ("CONTRAST", "TENSOR_CONTRAST"),
-    color.Saturation: ("SATURATION", "TENSOR_SATURATION"),
-    color.Hue: ("HUE", "TENSOR_HUE"),
-    color.Sharpness: ("SHARPNESS", "TENSOR_SHARPNESS"),
-    color.Autocontrast: ("AUTOCONTRAST", "TENSOR_AUTOCONTRAST"),
-    color.Posterize: ("POSTERIZE",),
-    color.Solarize: ("SOLARIZE",),
-    color.SolarizeAdd: ("SOLARIZE_ADD",),
-    color.Invert: ("INVERT",),
-    color.Equalize: ("EQUALIZE",),
-}
-"""Steps that append one step with their parameters: that for PIL images, and that for tensors unless it is the same."""
-
-
-def adjust(state: State, step: Any) -> None:
+@add_step.register(color.Adjustment)
+def adjust(step: color.Adjustment, state: State) -> None:
     state.require_levels(step)
-    numbers, names = tuple(state.take(step.num_params)), ADJUSTMENTS[type(step)]
-    if len(names) == 2 and step.kind == "tensor":
-        state.add(names[1], (*numbers, step.version == "v1", state.channels == 1))
-    else:
-        state.add(names[0], numbers)
+    numbers, name = tuple(state.take(step.num_params)), step.name.upper()
+    if step.kind == "tensor" and f"TENSOR_{name}" in OPCODES:
+        name, numbers = f"TENSOR_{name}", (*numbers, step.version == "v1", state.channels == 1)
+    state.add(name, numbers)
 
 
-OPERATIONS |= dict.fromkeys(ADJUSTMENTS, adjust)
-
-
-@operation(given.Table)
-def table(state: State, step: given.Table) -> None:
+@add_step.register(color.Table)
+def table(step: color.Table, state: State) -> None:
     state.require_levels(step)
     (first_block,) = state.take(1)
     levels = state.arrays(first_block, np.full_like(first_block, 192))
@@ -443,21 +399,21 @@ def table(state: State, step: given.Table) -> None:
     state.programs.add_extras(levels)
 
 
-@operation(given.Matrix)
-def matrix(state: State, step: given.Matrix) -> None:
+@add_step.register(color.Matrix)
+def matrix(step: color.Matrix, state: State) -> None:
     state.require_levels(step)
     state.add("MATRIX", state.take(12))
     state.channels = step.channels
 
 
-@operation(color.ChannelOrder)
-def channel_order(state: State, step: color.ChannelOrder) -> None:
+@add_step.register(color.ChannelOrder)
+def channel_order(step: color.ChannelOrder, state: State) -> None:
     state.require_moves(step)
     state.add("CHANNELS", state.take(3))
 
 
-@operation(color.Grayscale)
-def grayscale(state: State, step: color.Grayscale) -> None:
+@add_step.register(color.Grayscale)
+def grayscale(step: color.Grayscale, state: State) -> None:
     state.require_levels(step)
     if state.channels == 3:
         state.add(*(("GREY", ()) if step.kind == "pil" else ("TENSOR_GREY", (step.version == "v1",))))
@@ -467,8 +423,8 @@ def grayscale(state: State, step: color.Grayscale) -> None:
 # --- blurs and erasing ------------------------------------------------------------------------------------------------
 
 
-@operation(augment.Blur)
-def blur(state: State, step: augment.Blur) -> None:
+@add_step.register(augment.Blur)
+def blur(step: augment.Blur, state: State) -> None:
     state.require_levels(step)
     (sigmas,) = state.take(1)
     height, width = step.window
@@ -485,13 +441,11 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
     return weights
 
 
-@operation(augment.BoxBlur, given.PillowBlur)
-def box_blur(state: State, step: augment.BoxBlur | given.PillowBlur) -> None:
+@add_step.register(augment.PillowBlur)
+def box_blur(step: augment.PillowBlur, state: State) -> None:
     state.require_levels(step)
-    radii: NDArray[Any] = state.take(step.num_params)
-    if is_gaussian := isinstance(step, augment.BoxBlur) or step.is_gaussian:
-        radii = _box_radius(radii)
-    state.add("BOX_BLUR", (radii[0], radii[-1], 3 if is_gaussian else 1))
+    radii = state.take(2)
+    state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
 
 
 def _box_radius(sigmas: Columns) -> NDArray[Any]:
@@ -504,16 +458,17 @@ def _box_radius(sigmas: Columns) -> NDArray[Any]:
     return radius
 
 
-@operation(given.Kernel)
-def kernel(state: State, step: given.Kernel) -> None:
+@add_step.register(augment.Kernel)
+def kernel(step: augment.Kernel, state: State) -> None:
     state.require_levels(step)
     offset, *weights = state.take(step.num_params)
     state.add(f"KERNEL{step.side}", (offset,))
     state.programs.add_extras(np.stack(weights, 1))
 
 
-@operation(augment.Erase, augment.EraseWithNoise)
-def erase(state: State, step: augment.Erase | augment.EraseWithNoise) -> None:
+@add_step.register(augment.Erase)
+@add_step.register(augment.EraseWithNoise)
+def erase(step: augment.Erase | augment.EraseWithNoise, state: State) -> None:
     top, left, height, width = state.take(4)
     values: Any = (0.0,) * 3
     noise = None
@@ -533,26 +488,26 @@ def erase(state: State, step: augment.Erase | augment.EraseWithNoise) -> None:
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
-@operation(type_conversion.ToTensor)
-def to_tensor(state: State, step: type_conversion.ToTensor) -> None:
-    """Nothing changes but the layout, which is that of the output."""
+@add_step.register(type_conversion.ToTensor)
+def keep(step: Step, state: State) -> None:
+    """Change nothing but the layout, which is that of the output."""
 
 
-@operation(given.ToPIL)
-def to_pil(state: State, step: given.ToPIL) -> None:
+@add_step.register(type_conversion.ToPIL)
+def to_pil(step: type_conversion.ToPIL, state: State) -> None:
     state.require_moves(step)
     if state.scale == 0:
         raise MissingKernelError(step, "of floats that are levels")
     state.scale = None  # a level divided by 255 and multiplied again is the same
 
 
-@operation(type_conversion.ToFloat)
-def to_float(state: State, step: type_conversion.ToFloat) -> None:
+@add_step.register(type_conversion.ToFloat)
+def to_float(step: type_conversion.ToFloat, state: State) -> None:
     state.scale = (1 if step.version == "v1" else 2) if step.scale else 0
 
 
-@operation(type_conversion.Normalize)
-def normalize(state: State, step: type_conversion.Normalize) -> None:
+@add_step.register(type_conversion.Normalize)
+def normalize(step: type_conversion.Normalize, state: State) -> None:
     if state.std or state.erased:
         raise MissingKernelError(step, "after another one, or after erasing")
     state.mean, state.std = step.mean, step.std

@@ -74,8 +74,8 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_GREY": Kind.POINTS,  # whether as in v1
     "TENSOR_HUE": Kind.POINTS,  # turn, of 1; whether as in v1
     # From other pixels.
-    "WINDOW": Kind.GATHER,  # left, top, border (0 constant, 1 edge, 2 reflect, 3 symmetric), r, g, b
-    "SELECT": Kind.GATHER,  # r, g, b where a line is -1; extras: rows, columns
+    "WINDOW": Kind.GATHER,  # left, top, r, g, b outside
+    "SELECT": Kind.GATHER,  # extras: rows, columns
     # Number of branches, weight of the image, 7 of the branches; 7 branches, by their program, later by their place.
     "MIX": Kind.GATHER,
     "BLEND": Kind.GATHER,  # share of the branch, 8 unused; the branch
@@ -97,16 +97,16 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_AFFINE_BILINEAR": Kind.GATHER,
     "TENSOR_PERSPECTIVE_NEAREST": Kind.GATHER,
     "TENSOR_PERSPECTIVE_BILINEAR": Kind.GATHER,
-    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is widened (3 always is), and fused
+    "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is fused
     "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
     "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
-    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch,
-    # 2 torch without antialias; r | g << 8 | b << 16 outside; whether the height is resized first.
+    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
+    # r | g << 8 | b << 16 outside; whether the height is resized first.
     "RESAMPLE": Kind.RESAMPLE_ROWS,
     # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,
-    # Those of STORE; filter (2 or 3), 1 if it is widened + 2 if fused; height and width after the resize of floats; the
-    # first column of the output in it, the step to the next, and both for rows.
+    # Those of STORE; filter (2 or 3), whether it is fused; height and width after the resize of floats; the first
+    # column of the output in it, the step to the next, and both for rows.
     "STORE_RESIZED": Kind.STORE_RESIZED,
     # In the output. Left, top, width, height, whether the extras have the values (H, W, channels), 3 values, channels.
     "ERASE_OUTPUT": Kind.OUTPUT,
@@ -137,15 +137,14 @@ AS_BYTES = f"V{STEP.itemsize}"
 JOB = np.dtype(
     [
         *((name, "u8") for name in ("source", "target")),
-        *((name, "i8") for name in ("table_x", "table_y", "row_stride", "channel_stride")),
+        *((name, "i8") for name in ("table_x", "table_y")),
         *((name, "i4") for name in ("source_height", "source_width", "height", "width", "first", "count", "stats")),
         *((name, "i4") for name in ("source_base", "target_base")),
     ],
     align=True,
 )
 """``struct Job``. ``source`` and ``target`` are offsets from a base until ``Schedule.bind``. ``table_x`` and
-``table_y`` are the indices of the weights of a resize in the pool. The strides of the target, in elements, are those of
-the output, and only used by kinds that store it."""
+``table_y`` are the indices of the weights of a resize in the pool."""
 
 SCRATCH, OUTPUT, DECODED = 0, 1, 2
 """Bases of addresses: the memory of the results of jobs, the outputs, and from 2 on each decoded image."""
@@ -250,43 +249,6 @@ class Programs:
         self.sources = np.concatenate([self.sources, self.sources[images]])
         return added
 
-    def schedule(
-        self,
-        channels: int,
-        dtype: torch.dtype,
-        channels_last: bool,
-        counts: Sequence[int] = (),
-        files: Indices | None = None,
-    ) -> Schedule:
-        """Return the launches. Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last.
-
-        Args:
-            counts: number of images in each output; by default, one output has all.
-            files: the decoded image of each image; None: each has its own.
-        """
-        height, width = self.sizes[: self.num_outputs].T
-        strides = (width * channels, 1) if channels_last else (width, height * width)
-        ends = (channels * height * width).cumsum()
-        begins = dtype.itemsize * np.concatenate(([0], ends[:-1]))
-        sizes = list(map(tuple, self.sizes[: self.num_outputs].tolist()))
-        return Jobs(self).schedule(
-            begins,
-            *strides,
-            files=files,
-            outputs=_group(sizes, counts or [self.num_outputs]),
-            num_values=int(ends[-1]),
-            channels=channels,
-            dtype=dtype,
-            channels_last=channels_last,
-        )
-
-
-def _group(sizes: list[tuple[int, int]], counts: Sequence[int]) -> list[tuple[int, list[tuple[int, int]]]]:
-    """Return the number of images in each output and their sizes; only one if all are equal."""
-    ends = list(itertools.accumulate(counts))
-    parts = [sizes[end - count : end] for count, end in zip(counts, ends)]
-    return [(len(part), part[:1] if len(set(part)) == 1 else part) for part in parts]
-
 
 class Jobs:
     """The jobs of programs, in the order of the images until they are scheduled, and their steps."""
@@ -359,7 +321,9 @@ class Jobs:
         sizes = 3 * self.jobs["height"].astype(np.int64) * self.jobs["width"]
         sizes[self._is_output] = 0
         largest = np.maximum.reduceat(sizes, self._first_job)
-        self._room = np.repeat(-(-largest // 16) * 16, 2).reshape(-1, 2)  # in bytes, of memory 0 and 1 of each image
+        self._room = np.repeat(-(-largest // ALIGNMENT) * ALIGNMENT, 2).reshape(
+            -1, 2
+        )  # in bytes, of memory 0 and 1 of each image
         self._room[:, 1] *= bool(self._target_turn[~self._is_output].any())
 
     def _place_weights(self) -> int:
@@ -376,30 +340,38 @@ class Jobs:
         return int(ends[-1, -1]) if len(ends) else 0
 
     def schedule(
-        self, begins: Any, row_strides: Any, channel_strides: Any, *, files: Indices | None = None, **format: Any
+        self,
+        channels: int,
+        dtype: torch.dtype,
+        channels_last: bool,
+        counts: Sequence[int] = (),
+        files: Indices | None = None,
     ) -> Schedule:
         """Order the jobs by launch, and pack all arrays.
 
+        Outputs follow one another, each dense, (C, H, W), or (H, W, C) if channels are last.
+
         Args:
-            begins: offset in bytes of the output of each program that has one.
-            row_strides, channel_strides: of the outputs, in elements.
-            files: as for ``Programs.schedule``.
-            format: further attributes of the schedule.
+            counts: number of images in each output; by default, one output has all.
+            files: the decoded image of each image; None: each has its own.
         """
         pool_size = self._place_weights()
-        self._place(begins, row_strides, channel_strides)
+        sizes = self.programs.sizes[: self.programs.num_outputs]
+        output_ends = channels * sizes.prod(1).cumsum()
+        self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
+        parts = np.split(sizes, np.cumsum(counts, dtype=int)[:-1])
         decoded_sizes = self.programs.decoded_sizes
         if files is not None:
             decoded_sizes = decoded_sizes[np.unique(files, return_index=True)[1]]
         runs = self._runs()
         extras = self.programs._extras or [np.zeros(0, np.float32)]
         arrays = self.jobs, self.steps, runs
-        sizes = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
-        *at, end = itertools.accumulate(map(_aligned, sizes), initial=0)
+        lengths = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
+        *at, end = itertools.accumulate(map(_aligned, lengths), initial=0)
         memory = np.empty(end, np.uint8)
         for begin, array in zip(at, arrays):
             memory[begin : begin + array.nbytes] = array.view(np.uint8)
-        np.concatenate(extras, out=memory[at[3] : at[3] + sizes[3]].view(np.float32))
+        np.concatenate(extras, out=memory[at[3] : at[3] + lengths[3]].view(np.float32))
         return Schedule(
             memory=memory,
             begins=tuple(at),
@@ -412,11 +384,15 @@ class Jobs:
             shapes=[(height, width, 3) for height, width in decoded_sizes.tolist()],
             decoded_ends=3 * decoded_sizes.prod(1).cumsum(),
             files=files,
-            **format,
+            outputs=[(len(part), _distinct(part)) for part in parts],
+            num_values=int(output_ends[-1]),
+            channels=channels,
+            dtype=dtype,
+            channels_last=channels_last,
         )
 
-    def _place(self, begins: Any, row_strides: Any, channel_strides: Any) -> None:
-        """Set the bases, offsets and strides of all jobs, and bring them into the order of their launches."""
+    def _place(self, begins: Indices) -> None:
+        """Set the bases and offsets of all jobs, given those of the outputs, and sort the jobs by their launches."""
         jobs, images = self.jobs, self.images
         ends = self._room.cumsum().reshape(self._room.shape)
         places = ends - self._room
@@ -425,12 +401,9 @@ class Jobs:
         jobs["source_base"] = np.where(self._is_first, DECODED + own, SCRATCH)
         targets = places[images, self._target_turn]
         self.steps["numbers"][self._mixes, FIRST_BRANCH:] = targets[self._last_job][self._branches]
-        to, is_output = images[self._is_output], self._is_output
         jobs["target"] = targets
-        jobs["target_base"] = np.where(is_output, OUTPUT, SCRATCH)
-        jobs["target"][is_output] = np.asarray(begins, np.uint64)[to]
-        jobs["row_stride"][is_output] = np.broadcast_to(row_strides, self.programs.num_outputs)[to]
-        jobs["channel_stride"][is_output] = np.broadcast_to(channel_strides, self.programs.num_outputs)[to]
+        jobs["target"][self._is_output] = begins[images[self._is_output]]
+        jobs["target_base"] = np.where(self._is_output, OUTPUT, SCRATCH)
         order = np.argsort(self.stages * len(Kind) + self.kinds, kind="stable")
         for name in ("jobs", "kinds", "stages", "images"):
             setattr(self, name, getattr(self, name)[order])
@@ -514,12 +487,12 @@ class Schedule:
     pool_bytes: int
     shapes: list[tuple[int, int, int]]
     decoded_ends: Indices
-    files: Indices | None = None
-    outputs: Sequence[tuple[int, Sequence[tuple[int, int]]]] = ()
-    num_values: int = 0
-    channels: int = 3
-    dtype: torch.dtype = torch.uint8
-    channels_last: bool = True
+    files: Indices | None
+    outputs: list[tuple[int, list[tuple[int, int]]]]
+    num_values: int
+    channels: int
+    dtype: torch.dtype
+    channels_last: bool
 
     def bind(self, memory: NDArray[np.uint8], scratch: int, outputs: int, decoded: Any) -> None:
         """Copy the arrays to ``memory``, with addresses in place of offsets.
@@ -535,6 +508,11 @@ class Schedule:
         bases = np.concatenate(([scratch, outputs], decoded)).astype(np.uint64)
         jobs["source"] += bases[jobs["source_base"]]
         jobs["target"] += bases[jobs["target_base"]]
+
+
+def _distinct(sizes: Indices) -> list[tuple[int, int]]:
+    """Return the sizes, only one if all are equal."""
+    return [(height, width) for height, width in sizes[: 1 if (sizes == sizes[:1]).all() else None].tolist()]
 
 
 def _aligned(size: int) -> int:

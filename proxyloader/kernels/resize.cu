@@ -24,7 +24,7 @@ const int SHARED_WORDS = CHUNK * CHANNELS * (TILE_X > TILE_Y ? TILE_X : TILE_Y) 
 static_assert(CHUNK % ROWS_PER_THREAD == 0 && CHUNK % 4 == 0, "threads write groups of rows, and rows are words");
 
 enum Filter { LANCZOS = 1, BILINEAR = 2, BICUBIC = 3, BOX = 4, HAMMING = 5 };  // as Pillow numbers them
-enum Arithmetic { PILLOW = 0, TORCH = 1, TORCH_UNWIDENED = 2 };  // the last without antialias
+enum Arithmetic { PILLOW = 0, TORCH = 1 };
 
 // One axis of a resize.
 struct Axis {
@@ -76,7 +76,7 @@ __device__ double hamming(double x) {
 
 // Pillow and torch order the operations of the outer part differently.
 __device__ double bicubic(double x, int arithmetic) {
-    const double a = arithmetic == TORCH_UNWIDENED ? -0.75 : -0.5;
+    const double a = -0.5;
     if (x < 1.0) return ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0;
     if (x >= 2.0) return 0.0;
     if (arithmetic != PILLOW) return ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a;
@@ -99,16 +99,11 @@ __device__ double support_of(int filter) {
 // The source pixels of one output, in the crop, and where the filter stands over them.
 struct Window {
     int first, count, filter, arithmetic;
-    int last, unbounded;  // of the crop; the first of the pixels before those outside are clamped
     double center, inverse_scale, sum;
 
     __device__ Window(const Axis &axis, int index)
-        : filter(axis.filter), arithmetic(axis.arithmetic), last(axis.crop_size - 1), sum(0.0) {
+        : filter(axis.filter), arithmetic(axis.arithmetic), sum(0.0) {
         const double scale = (double)(axis.box_end - axis.box_begin) / axis.output_size;
-        if (arithmetic == TORCH_UNWIDENED) {
-            stand_unwidened((index + 0.5) * scale - 0.5);
-            return;
-        }
         const double widening = scale < 1.0 ? 1.0 : scale;
         const double support = support_of(filter) * widening;
         center = axis.box_begin + (index + 0.5) * scale;
@@ -118,28 +113,7 @@ struct Window {
         for (int tap = 0; tap < count; ++tap) sum += filter_at_tap(tap);
     }
 
-    // Between two pixels. `center` is the distance to the one before.
-    __device__ void stand_unwidened(double position) {
-        if (filter == BILINEAR) position = fmax(position, 0.0);
-        const int before = min((int)floor(position), last), reach = (int)support_of(filter);
-        center = fmin(fmax(position - before, 0.0), 1.0);
-        unbounded = before - reach + 1;
-        first = max(unbounded, 0);
-        count = min(before + reach, last) - first + 1;
-    }
-
-    // Pixels outside are those at the edge.
-    __device__ double unwidened_weight(int tap) const {
-        const int reach = (int)support_of(filter);
-        double weight = 0.0;
-        for (int i = 0; i < 2 * reach; ++i)
-            if (clip_to(unbounded + i, last) == first + tap)
-                weight += filter_at(filter, arithmetic, i + 1 - reach - center);
-        return weight;
-    }
-
     __device__ double filter_at_tap(int tap) const {
-        if (arithmetic == TORCH_UNWIDENED) return unwidened_weight(tap);
         return filter_at(filter, arithmetic, (tap + first - center + 0.5) * inverse_scale);
     }
 
@@ -412,7 +386,6 @@ struct ToImage {
     static const bool IS_PLANAR = false;
     __device__ static void prepare(const Step &, Normalization &) {}
     __device__ static Value value(int level, int, const Normalization &) { return level; }
-    __device__ static long long row_stride(const Job &job) { return (long long)job.width * CHANNELS; }
 };
 
 struct ToOutput {
@@ -420,8 +393,14 @@ struct ToOutput {
     static const bool IS_PLANAR = PLANAR;
     __device__ static void prepare(const Step &step, Normalization &by) { by.read(step); }
     __device__ static Value value(int level, int c, const Normalization &by) { return to_element(level, c, by); }
-    __device__ static long long row_stride(const Job &job) { return job.row_stride; }
 };
+
+// Where an image, by default the output, has a value.
+template <class T = Element, bool IS_PLANAR = PLANAR>
+__device__ T *place(const Job &job, int x, int y, int c, int channels) {
+    const size_t width = job.width;
+    return (T *)job.target + (IS_PLANAR ? ((size_t)c * job.height + y) * width + x : channels * (y * width + x) + c);
+}
 
 template <class Target>
 __device__ void write_word(const Job &job, const Tile &tile, Word<Target::IS_PLANAR> word,
@@ -430,12 +409,11 @@ __device__ void write_word(const Job &job, const Tile &tile, Word<Target::IS_PLA
     Four<Value> values;
 #pragma unroll
     for (int i = 0; i < 4; ++i) values.at[i] = Target::value(to_level(sums[i], shift), word.channel(i), by);
-    Value *row = (Value *)job.target + (tile.y + word.row) * Target::row_stride(job);
-    const int columns = tile.last_x - tile.x + 1;
+    const int y = tile.y + word.row, columns = tile.last_x - tile.x + 1, x = word.x(0);
     if (Target::IS_PLANAR)
-        store_four(row + word.channel(0) * job.channel_stride + tile.x + word.x(0), values, columns - word.x(0));
+        store_four(place<Value, true>(job, tile.x + x, y, word.channel(0), CHANNELS), values, columns - x);
     else
-        store_four(row + tile.x * CHANNELS + word.place, values, columns * CHANNELS - word.place);
+        store_four(place<Value, false>(job, tile.x, y, word.place, CHANNELS), values, columns * CHANNELS - word.place);
 }
 
 template <template <bool> class Order, class Target> __device__ void resample(const Batch &batch, int number) {
@@ -489,12 +467,7 @@ RESAMPLE(resample_rows_store, RowsFirst, ToOutput, 4)
 RESAMPLE(resample_columns, ColumnsFirst, ToImage, 3)
 RESAMPLE(resample_columns_store, ColumnsFirst, ToOutput, 3)
 
-// Where the output has a value.
-__device__ Element *place(const Job &job, int x, int y, int c, int channels) {
-    return (Element *)job.target + y * job.row_stride + (PLANAR ? c * job.channel_stride + x : channels * x + c);
-}
-
-// From an image to the output. A thread has four pixels, which are in one row, or else stored one by one.
+// From an image to the output. A thread has four pixels, which follow one another in the output, too.
 extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int first) {
     __shared__ Normalization by;
     const Job job = batch.jobs[first + blockIdx.y];
@@ -507,32 +480,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int fir
     if (count <= 0) return;
     Pixel quad[4];
     load_quad(job.source + 3 * (size_t)at, count, quad);
-    const int channels = (int)step.numbers[0], x = at % job.width, y = at / job.width;
+    const int channels = (int)step.numbers[0];
     Element values[12];
 #pragma unroll
     for (int i = 0; i < 12; i++) {
         const Pixel p = quad[i / 3];
         values[i] = to_element(i % 3 == 0 ? p.r : i % 3 == 1 ? p.g : p.b, i % 3, by);
     }
-    if (x + count > job.width) {  // the rest is in the next rows
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (i >= count) break;
-            const int column = (at + i) % job.width, row = (at + i) / job.width;
-#pragma unroll
-            for (int c = 0; c < 3; c++)
-                if (c < channels) *place(job, column, row, c, channels) = values[3 * i + c];
-        }
-        return;
-    }
 #pragma unroll
     for (int c = 0; c < 3; c++) {
         if (!PLANAR && channels == 3) {
             const Element *v = values + 4 * c;
-            store_four(place(job, x, y, 4 * c, 3), Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
+            store_four(place(job, at, 0, 4 * c, 3), Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
         } else if (c < channels) {
             const Element *v = values + c;
-            store_four(place(job, x, y, c, channels), Four<Element>{v[0], v[3], v[6], v[9]}, count);
+            store_four(place(job, at, 0, c, channels), Four<Element>{v[0], v[3], v[6], v[9]}, count);
         }
     }
 }
@@ -547,10 +509,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) store_resized(Batch batch,
     if ((int)(blockIdx.x * THREADS) >= job.height * job.width) return;
     by.read(step);
     __syncthreads();
-    const int at = blockIdx.x * THREADS + threadIdx.x, channels = (int)n[0], how = (int)n[9];
+    const int at = blockIdx.x * THREADS + threadIdx.x, channels = (int)n[0];
     if (at >= job.height * job.width) return;
     const int x = at % job.width, y = at / job.width;
-    const FloatResize to = {(int)n[10], (int)n[11], n[8] == 3, (how & 1) != 0, (how & 2) != 0};
+    const FloatResize to = {(int)n[10], (int)n[11], n[8] == 3, n[9] != 0};
     const int from_x = (int)n[12] + (int)n[13] * x, from_y = (int)n[14] + (int)n[15] * y;
     Colour mean = {0, 0, 0};  // outside
     if (from_x >= 0 && from_x < to.width && from_y >= 0 && from_y < to.height)

@@ -19,7 +19,6 @@ from ..data.bad_samples import ON_ERROR, OnError
 from ..data.dataset import get_sources
 from ..kernels.compiler import can_compile
 from ..kernels.operations import find_obstacle
-from ..kernels.pillow_check import differing_steps, is_new
 from ..transforms.plan import Plan
 from .stats import ImageCounts
 
@@ -107,8 +106,7 @@ class LoaderOptions:
     @property
     def find_obstacle(self) -> Callable[[Plan], str]:
         """Function that returns why torchvision runs a plan in the workers; "" if it does not."""
-        left_out = differing_steps(cuda_ordinal(self.device) or 0) if self.has_kernels and is_new() else ()
-        return functools.partial(find_obstacle, has_kernels=self.has_kernels, left_out=left_out)
+        return functools.partial(find_obstacle, has_kernels=self.has_kernels)
 
     @property
     def image_device(self) -> torch.device:
@@ -157,7 +155,7 @@ def describe_backend(
         return f"torch: {reason or counts.fallback_reason}"
     first = f", the first: {counts.decode_reason}" if counts.decode_reason else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
-    parts = [", ".join(type(step).__name__ for step in plan.steps) for plan in plans]
+    parts = [", ".join(step.title for step in plan.steps) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
     if not parts and counts.images[0]:

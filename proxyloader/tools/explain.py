@@ -215,7 +215,7 @@ def _describe_steps(steps: Branch, numbers: Sequence[float]) -> Iterator[str]:
             yield from _describe_steps(step.branches[int(own[0])], own[1:])
         else:
             shown = ", ".join([f"{round(each, 3):g}" for each in own[:8]] + ["..."] * (len(own) > 8))
-            yield f"{type(step).__name__} {shown}".strip()
+            yield f"{step.title} {shown}".strip()
 
 
 def _merge(runs: list[list[tuple[str, str]]]) -> tuple[str, ...]:

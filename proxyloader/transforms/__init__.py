@@ -3,13 +3,7 @@
 Importing this folder registers the rules for torchvision's classes.
 """
 
-from . import augment as augment
-from . import auto_augment as auto_augment
-from . import color as color
-from . import geometry as geometry
-from . import resize as resize
-from . import type_conversion as type_conversion
-from . import warp as warp
+from . import augment, auto_augment, color, geometry, resize, type_conversion, warp
 
 __all__ = [
     "augment",
@@ -17,7 +11,6 @@ __all__ = [
     "chain",
     "color",
     "geometry",
-    "given",
     "plan",
     "random_numbers",
     "registry",

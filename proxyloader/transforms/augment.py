@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,10 +39,23 @@ def gaussian_blur(transform: Any, state: ImageState) -> Translation:
     return Translation((Blur((height, width)),), sample, "torch")
 
 
-class BoxBlur(Step):
-    """``ImageFilter.GaussianBlur`` of a PIL image: three box blurs in each direction. Parameter: its radius."""
+@dataclass(frozen=True)
+class PillowBlur(Step):
+    """``ImageFilter.BoxBlur``, or ``GaussianBlur``. Parameters: the radius in x and in y, or sigmas."""
 
-    num_params: ClassVar[int] = 1
+    is_gaussian: bool
+    num_params: ClassVar[int] = 2
+
+
+@dataclass(frozen=True)
+class Kernel(Step):
+    """``ImageFilter.Kernel``. Parameters: the offset, and side x side weights, in float32."""
+
+    side: Literal[3, 5]
+
+    @property
+    def num_params(self) -> int:
+        return 1 + self.side**2
 
 
 @dataclass(frozen=True)

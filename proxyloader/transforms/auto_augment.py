@@ -41,15 +41,15 @@ def _branches(warp: Affine, channels: int) -> dict[str, Branch]:
     return {
         "Identity": (),
         **dict.fromkeys(("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"), (warp,)),
-        "Brightness": (color.Brightness(*how),),
-        "Color": (color.Saturation(*how),) if channels == 3 else (),
-        "Contrast": (color.Contrast(*how),),
-        "Sharpness": (color.Sharpness(*how),),
-        "Posterize": (color.Posterize(),),
-        "Solarize": (color.Solarize(),),
-        "AutoContrast": (color.Autocontrast(*how),),
-        "Equalize": (color.Equalize(),),
-        "Invert": (color.Invert(),),
+        "Brightness": (color.Adjustment("brightness", *how),),
+        "Color": (color.Adjustment("saturation", *how),) if channels == 3 else (),
+        "Contrast": (color.Adjustment("contrast", *how),),
+        "Sharpness": (color.Adjustment("sharpness", *how),),
+        "Posterize": (color.Adjustment("posterize"),),
+        "Solarize": (color.Adjustment("solarize"),),
+        "AutoContrast": (color.Adjustment("autocontrast", *how),),
+        "Equalize": (color.Adjustment("equalize"),),
+        "Invert": (color.Adjustment("invert"),),
     }
 
 
@@ -188,10 +188,6 @@ class Blend(Step):
     """
 
     branch: Branch
-
-    @property
-    def branches(self) -> tuple[Branch, ...]:
-        return (self.branch,)
 
     @property
     def num_params(self) -> int:

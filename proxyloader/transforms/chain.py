@@ -106,9 +106,12 @@ class Chain:
                 return f"{type(part).__name__}: {why}"
         return ""
 
+    @functools.lru_cache(maxsize=4 * MAX_CHAINS)  # noqa: B019
     def then_steps(self, steps: Branch) -> Chain:
         """Return the continuation with a recorded call, whose parameters are given."""
-        return _then_steps(self, steps)
+        whole, state = self.steps + steps, output_state(steps, self.state)
+        is_pil = self.state.kind == state.kind == "pil"
+        return Chain(whole, state, Translation(steps), (), len(whole) if is_pil else self.num_recorded)
 
     @cached_property
     def plan(self) -> Plan:
@@ -122,13 +125,6 @@ class Chain:
         The kernels of these steps do not depend on the steps of PIL images before them.
         """
         return Plan(self.steps[self.num_recorded :], self.state)
-
-
-@functools.lru_cache(maxsize=4 * MAX_CHAINS)
-def _then_steps(chain: Chain, steps: Branch) -> Chain:
-    whole, state = chain.steps + steps, output_state(steps, chain.state)
-    is_pil = chain.state.kind == state.kind == "pil"
-    return Chain(whole, state, Translation(steps), (), len(whole) if is_pil else chain.num_recorded)
 
 
 def settings_of(transform: Any) -> Any:

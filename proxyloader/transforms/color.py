@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from torchvision.transforms import transforms as v1
@@ -38,71 +38,53 @@ class Grayscale(Step):
 
 @dataclass(frozen=True)
 class Adjustment(Step):
-    """Base class of the operations whose arithmetic may depend on the kind of the image.
+    """A function of torchvision's ``functional``, or timm's ``solarize_add``.
+
+    Parameter, unless the function has none: the factor of ``adjust_brightness``, ``adjust_contrast``,
+    ``adjust_saturation`` and ``adjust_sharpness``; the :func:`hue_shift` of the factor of ``adjust_hue``; the number of
+    bits to keep of ``posterize``, where 0 gives black; the :func:`solarize_threshold` of ``solarize``; the number of
+    levels that ``solarize_add`` adds to pixels below 128.
 
     Attributes:
+        name: name of the function without ``adjust_``.
         kind: kind of the image, if the result depends on it.
         version: version whose arithmetic is used for tensors: few levels differ, by one.
     """
 
+    name: str
     kind: Kind = "pil"
     version: Version = "v2"
 
-    num_params: ClassVar[int] = 1
+    @property
+    def title(self) -> str:
+        return self.name.title().replace("_", "")
 
-
-class Brightness(Adjustment):
-    """``functional.adjust_brightness``. Parameter: the factor."""
-
-
-class Contrast(Adjustment):
-    """``functional.adjust_contrast``. Parameter: the factor."""
-
-
-class Saturation(Adjustment):
-    """``functional.adjust_saturation``. Parameter: the factor."""
-
-
-class Hue(Adjustment):
-    """``functional.adjust_hue``. Parameter: :func:`hue_shift` of the factor."""
-
-
-class Posterize(Adjustment):
-    """``functional.posterize``. Parameter: the number of bits to keep. 0 gives black; Pillow >= 13 raises."""
-
-
-class Solarize(Adjustment):
-    """``functional.solarize``. Parameter: :func:`solarize_threshold` of the threshold."""
-
-
-class SolarizeAdd(Adjustment):
-    """timm's ``solarize_add``: brighten pixels below 128. Parameter: the number of levels."""
-
-
-class Sharpness(Adjustment):
-    """``functional.adjust_sharpness``. Parameter: the factor."""
-
-
-class Autocontrast(Adjustment):
-    """``functional.autocontrast``."""
-
-    num_params: ClassVar[int] = 0
-
-
-class Equalize(Adjustment):
-    """``functional.equalize``."""
-
-    num_params: ClassVar[int] = 0
-
-
-class Invert(Step):
-    """``functional.invert``."""
+    @property
+    def num_params(self) -> int:
+        return int(self.name not in ("autocontrast", "equalize", "invert"))
 
 
 class ChannelOrder(Step):
     """``functional.permute_channels``. Parameters: for each output channel, the number of the input channel."""
 
     num_params: ClassVar[int] = 3
+
+
+class Table(Step):
+    """``Image.point``. Parameter: the position of an array with the levels of all channels, 768 bytes."""
+
+    num_params: ClassVar[int] = 1
+
+
+@dataclass(frozen=True)
+class Matrix(Step):
+    """``Image.convert`` with a matrix. Parameters: three weights and an offset for each of three channels."""
+
+    channels: Literal[1, 3]
+    num_params: ClassVar[int] = 12
+
+    def output_state(self, state: ImageState) -> ImageState:
+        return replace(state, channels=self.channels)
 
 
 def solarize_threshold(threshold: float, kind: Kind) -> float:
@@ -144,10 +126,11 @@ def rgb(transform: Any, state: ImageState) -> Translation:
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Translation:
     how = kind, _ = arithmetic(transform, state.kind)
-    # Grayscale images have no saturation or hue.
-    colored: tuple[Branch, ...] = ((Saturation(*how),), (Hue(*how),)) if state.channels == 3 else ((), ())
-    choice = OneOf(((Brightness(*how),), (Contrast(*how),), *colored))
-    given = transform.brightness, transform.contrast, transform.saturation, transform.hue
+    names = "brightness", "contrast", "saturation", "hue"
+    branches: list[Branch] = [(Adjustment(name, *how),) for name in names]
+    if state.channels == 1:
+        branches[2:] = (), ()  # grayscale images have no saturation or hue
+    choice, given = OneOf(tuple(branches)), [getattr(transform, name) for name in names]
     ranges = [None if each is None else (float(each[0]), float(each[1])) for each in given]
 
     def sample(size: Size, row: ParamRow) -> Size:

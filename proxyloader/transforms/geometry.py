@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -61,21 +62,17 @@ def _center_offset(available: int, wanted: int) -> int:
     return round((available - wanted) / 2.0)
 
 
-def center_cropping(size: Any, state: ImageState) -> Translation:
-    pair = as_pair(size)
-    return cropping(lambda height, width: center_box(pair, height, width), as_fill(0, state), draws="")
-
-
 @rule(v1.CenterCrop, v2.CenterCrop)
 def center_crop(transform: Any, state: ImageState) -> Translation:
-    return center_cropping(transform.size, state)
+    size = as_pair(transform.size)
+    return cropping(lambda height, width: center_box(size, height, width), as_fill(0, state), draws="")
 
 
 @rule(v1.RandomCrop, v2.RandomCrop)
 def random_crop(transform: Any, state: ImageState) -> Translation:
     size, version = as_pair(transform.size), version_of(transform)
-    padding = as_ltrb(transform.padding, in_lrtb_order=version == "v2")
-    if padding != (0, 0, 0, 0) or transform.pad_if_needed:
+    padding = as_ltrb(transform.padding)
+    if any(padding) or transform.pad_if_needed:
         _check_padding(transform, state)
 
     def box_v1(height: int, width: int) -> Box:
@@ -128,14 +125,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def as_ltrb(padding: Any, in_lrtb_order: bool = False) -> tuple[int, int, int, int]:
+def as_ltrb(padding: Any) -> tuple[int, int, int, int]:
     """Convert torchvision padding, 1, 2 or 4 numbers, to (left, top, right, bottom)."""
     given = [padding or 0] if padding is None or is_number(padding) else padding
     if len(given) not in (1, 2, 4):
         raise Untranslatable
     left, top, right, bottom = [int(each) for each in given] * (4 // len(given))
-    if in_lrtb_order and len(given) == 4:  # v2.RandomCrop stores its padding as left, right, top, bottom
-        top, right = right, top
     return left, top, right, bottom
 
 
@@ -166,6 +161,30 @@ def random_flip(transform: Any, state: ImageState) -> Translation:
         return size
 
     return Translation((Flip("vertical" if is_vertical else "horizontal"),), sample, "ahead")
+
+
+@dataclass(frozen=True)
+class Transpose(Step):
+    """``Image.transpose``."""
+
+    method: Image.Transpose
+
+
+TURNS: dict[Image.Transpose, tuple[int, Literal["", "horizontal", "vertical"]]] = {
+    Image.Transpose.FLIP_LEFT_RIGHT: (0, "horizontal"),
+    Image.Transpose.FLIP_TOP_BOTTOM: (0, "vertical"),
+    Image.Transpose.ROTATE_90: (1, ""),
+    Image.Transpose.ROTATE_180: (2, ""),
+    Image.Transpose.ROTATE_270: (3, ""),
+    Image.Transpose.TRANSPOSE: (1, "vertical"),
+    Image.Transpose.TRANSVERSE: (1, "horizontal"),
+}
+"""Each transpose as quarter turns, counterclockwise, and a flip along an axis after them."""
+
+
+def transposed(size: Size, method: Image.Transpose) -> Size:
+    """Return the size after a transpose."""
+    return size[::-1] if TURNS[method][0] % 2 else size
 
 
 class IndexSelect(Step):

@@ -8,7 +8,7 @@ the GPU, kernels transform what DALI decodes by these rows; without kernels, the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -92,6 +92,11 @@ class Step:
     """
 
     keeps_order: ClassVar[bool] = False
+
+    @property
+    def title(self) -> str:
+        """Name in messages."""
+        return type(self).__name__
 
     @property
     def needs_kernels(self) -> bool:
@@ -188,14 +193,6 @@ def output_state(steps: Branch, state: ImageState) -> ImageState:
         after = step.output_state(state)
         state = after if step.keeps_order else replace(after, order=None)
     return state
-
-
-def iter_steps(steps: Branch) -> Iterator[Step]:
-    """Yield the steps and, recursively, those of their branches."""
-    for step in steps:
-        yield step
-        for branch in getattr(step, "branches", ()):
-            yield from iter_steps(branch)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ NOTE [ Numbers drawn in advance ]
 Drawing a hundred numbers at once takes torch hardly longer than drawing one, and its generator advances by one step per
 number, whether float or integer. So the numbers of many images are drawn from one state, once as floats and once as
 integers, and each draw takes the next element of the list of its type. Afterwards, the generator is advanced as if each
-number had been drawn individually. Before first use, the results are compared with individual draws.
+number had been drawn individually.
 
 Nothing else may draw from the generator in the meantime. So this is done only in workers, and only for transforms that
 all draw with ``uniform`` and ``integer``.
@@ -12,8 +12,8 @@ all draw with ``uniform`` and ``integer``.
 NOTE [ Fast parameter sampling ]
 RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
 worker's time per JPEG. The code below draws the same numbers in the same order from torch's generator, into reused
-tensors. Before first use, its boxes and the resulting generator states are compared with those of the installed
-torchvision, for several ranges. If they differ, torchvision samples the boxes.
+tensors. Before first use, boxes drawn one by one and in advance, and the resulting generator states, are compared with
+those of the installed torchvision, for several ranges. If they differ, torchvision samples the boxes.
 """
 
 from __future__ import annotations
@@ -34,36 +34,29 @@ from .plan import Version
 BLOCK = 512
 """Number of random numbers drawn at once."""
 
-SEEDS = range(4)
-
 BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
 """Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
 
 Range = tuple[float, float]
 
 TRIES = 10
-BOX_SEEDS = range(24)
 SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries may fail
 RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
 
-class OneByOne(threading.local):
-    """Draws each number on request, into reused tensors.
+class OneByOne:
+    """Draws each number on request, into reused tensors. Creating a tensor takes as long as drawing a number."""
 
-    Creating a tensor takes as long as drawing a number, so each thread has one set of tensors.
-    """
-
-    def __init__(self, generator: torch.Generator | None = None) -> None:
-        self._generator = generator
+    def __init__(self) -> None:
         with torch.inference_mode(False):  # inference tensors cannot be written outside of it
             self._float, self._integer = torch.empty(1, dtype=torch.float32), torch.empty(1, dtype=torch.int64)
 
     def uniform(self, low: float, high: float, exp: bool = False) -> float:
-        drawn = self._float.uniform_(low, high, generator=self._generator)
+        drawn = self._float.uniform_(low, high)
         return (drawn.exp_() if exp else drawn).item()
 
     def integer(self, end: int) -> int:
-        return int(self._integer.random_(0, end, generator=self._generator).item())
+        return int(self._integer.random_(0, end).item())
 
 
 class NumbersAhead:
@@ -114,8 +107,10 @@ class NumbersAhead:
 
 
 class _InThread(threading.local):
-    ahead: NumbersAhead | None = None
-    """Source of this thread's random numbers; None: torch's default generator."""
+    """Source of the random numbers of this thread."""
+
+    def __init__(self) -> None:
+        self.numbers: NumbersAhead | OneByOne = OneByOne()
 
 
 in_thread = _InThread()
@@ -124,38 +119,12 @@ in_thread = _InThread()
 @contextlib.contextmanager
 def drawing_ahead() -> Iterator[None]:
     """Context manager that draws this thread's numbers for many images at once."""
-    in_thread.ahead = ahead = NumbersAhead(torch.default_generator)
+    before, in_thread.numbers = in_thread.numbers, (ahead := NumbersAhead(torch.default_generator))
     try:
         yield
     finally:
-        in_thread.ahead = None
+        in_thread.numbers = before
         ahead.end()
-
-
-@functools.cache
-def are_alike_ahead() -> bool:
-    """Return whether the installed torch draws the same numbers ahead and one by one.
-
-    The main process passes the result to workers, because the check takes a while.
-    """
-    with torch.device("cpu"):  # regardless of torch's default device
-        return all(_draw_numbers(seed, is_ahead=True) == _draw_numbers(seed, is_ahead=False) for seed in SEEDS)
-
-
-def _draw_numbers(seed: int, is_ahead: bool) -> list[float]:
-    """Return more than a block of numbers of all types, and the number after them."""
-    generator = torch.Generator().manual_seed(seed)
-    numbers: NumbersAhead | OneByOne = NumbersAhead(generator) if is_ahead else OneByOne(generator)
-    drawn: list[float] = []
-    while len(drawn) < BLOCK + 40 * seed:  # each seed ends at a different position
-        drawn += [numbers.uniform(0.08, 1.0), numbers.uniform(-seed, 0.3, exp=True)]
-        drawn += [numbers.integer(1 + len(drawn) ** 2), numbers.uniform(0.0, 1.0)]
-    if isinstance(numbers, NumbersAhead):
-        numbers.end()
-    return [*drawn, torch.rand(1, generator=generator).item()]
-
-
-# --- draws of transforms ----------------------------------------------------------------------------------------------
 
 
 @functools.lru_cache(maxsize=256)
@@ -166,58 +135,50 @@ def meta_image(height: int, width: int) -> torch.Tensor:
 
 def bernoulli(p: float, closed: bool = False) -> bool:
     """Return ``torch.rand(1) < p``, or if ``closed`` <=, compared in float32 as in torch, without a new tensor."""
-    ahead, p = in_thread.ahead, _in_float32(p)
-    drawn = torch.rand(1).item() if ahead is None else ahead.uniform(0.0, 1.0)
+    drawn, p = in_thread.numbers.uniform(0.0, 1.0), float(np.float32(p))
     return drawn <= p if closed else drawn < p
-
-
-@functools.lru_cache(maxsize=64)
-def _in_float32(value: float) -> float:
-    return torch.tensor(value, dtype=torch.float32).item()
 
 
 def resized_crop_box(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
     """Return a function that samples a box like RandomResizedCrop, and whether it may draw ahead."""
     ours, theirs = _samplers(version, scale, ratio)
-    return (ours, True) if _matches_torchvision(version) else (theirs, False)
+    return (ours, True) if draws_alike(version) else (theirs, False)
 
 
 def _samplers(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, BoxSampler]:
     """Return the functions that sample a box here and in torchvision."""
     low, high = torch.log(torch.tensor(ratio)).tolist()
-    ours = functools.partial(_fast_box, OneByOne(), scale, ratio, (low, high))
+    ours = functools.partial(_fast_box, scale, ratio, (low, high))
     return ours, functools.partial(_torchvision_box, version, scale, ratio)
 
 
 @functools.cache
-def _matches_torchvision(version: Version) -> bool:
-    """Return whether the code below matches the installed torchvision."""
-    state, ahead, in_thread.ahead = torch.get_rng_state(), in_thread.ahead, None
+def draws_alike(version: Version) -> bool:
+    """Return whether boxes drawn here, one by one and ahead, are those of the installed torch and torchvision."""
+    state, before = torch.get_rng_state(), in_thread.numbers
     try:
-        pairs = (_samplers(version, scale, ratio) for scale, ratio in RANGES)
-        return all(
-            _sample_boxes(ours, seed) == _sample_boxes(theirs, seed) for ours, theirs in pairs for seed in BOX_SEEDS
-        )
+        with torch.device("cpu"):  # regardless of torch's default device
+            in_thread.numbers = OneByOne()
+            pairs = [_samplers(version, *ranges) for ranges in RANGES]
+            return all(
+                _sample_boxes(theirs, seed) == _sample_boxes(ours, seed) == _sample_boxes(ours, seed, is_ahead=True)
+                for seed, (ours, theirs) in enumerate(pairs)
+            )
     finally:
         torch.set_rng_state(state)
-        in_thread.ahead = ahead
+        in_thread.numbers = before
 
 
-def _sample_boxes(sample_box: BoxSampler, seed: int) -> list[float]:
-    """Return boxes in images of several sizes, and the next number of torch's generator."""
+def _sample_boxes(sample_box: BoxSampler, seed: int, is_ahead: bool = False) -> list[float]:
+    """Return boxes in images of several sizes, from more than a block of numbers, and the number after them."""
     torch.default_generator.manual_seed(seed)
-    return [number for size in SIZES for number in sample_box(*size)] + [torch.rand(1).item()]
+    with drawing_ahead() if is_ahead else contextlib.nullcontext():
+        boxes = [number for size in SIZES * 14 for number in sample_box(*size)]
+    return [*boxes, torch.rand(1).item()]
 
 
-def _fast_box(
-    one_by_one: OneByOne,
-    scale: Range,
-    ratio: Range,
-    log_ratio: Range,
-    height: int,
-    width: int,
-) -> tuple[int, int, int, int]:
-    numbers = in_thread.ahead or one_by_one
+def _fast_box(scale: Range, ratio: Range, log_ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:
+    numbers = in_thread.numbers
     for _ in range(TRIES):
         area = height * width * numbers.uniform(*scale)
         aspect_ratio = numbers.uniform(*log_ratio, exp=True)

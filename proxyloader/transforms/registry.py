@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -61,21 +61,16 @@ def translate(transform: Any, state: ImageState) -> tuple[Translation, ImageStat
     if is_changed(transform):
         raise Untranslatable
     if type(transform) in COMPOSES:
-        return translate_all(transform.transforms, state)
+        parts = []
+        for each in transform.transforms:
+            part, state = translate(each, state)
+            parts.append(part)
+        return in_sequence(parts), state
     if type(transform) not in RULES:
         raise Untranslatable
     translation = RULES[type(transform)](transform, state)
     after = output_state(translation.steps, state)
     return translation, after if _keeps_class(transform) else replace(after, pure=True)
-
-
-def translate_all(transforms: Iterable[Any], state: ImageState) -> tuple[Translation, ImageState]:
-    """Translate transforms that are applied in sequence. Return also the state after them."""
-    parts = []
-    for each in transforms:
-        part, state = translate(each, state)
-        parts.append(part)
-    return in_sequence(parts), state
 
 
 def _keeps_class(transform: Any) -> bool:
@@ -109,7 +104,7 @@ def at_random(transform: Any, inner: Translation, closed: bool = False) -> Trans
 
 @rule(v1.RandomApply, v2.RandomApply)
 def random_apply(transform: Any, state: ImageState) -> Translation:
-    inner, _ = translate_all(transform.transforms, state)
+    inner, _ = translate(v1.Compose(transform.transforms), state)
     return at_random(transform, inner, closed=version_of(transform) == "v1")
 
 

@@ -77,6 +77,14 @@ class Resize(Step):
         return not self.in_dali
 
 
+@dataclass(frozen=True)
+class ResizeBox(Step):
+    """``Image.resize`` with a filter. Parameters: left, top, right and bottom of the box; the new height and width."""
+
+    interpolation: Literal["bilinear", "bicubic", "lanczos", "box", "hamming"]
+    num_params: ClassVar[int] = 6
+
+
 def pillow_resizes_height_first(size: Any, new_size: Any) -> Any:
     """Return whether Pillow resizes the height first. Heights and widths may be arrays.
 
@@ -113,14 +121,16 @@ def _pillow_nearest(line: Line, new_count: int) -> Line:
 
 @rule(v1.Resize, v2.Resize)
 def resize(transform: Any, state: ImageState) -> Translation:
-    return resize_like(parse_size(transform.size, transform.max_size), transform, state)
+    target = parse_size(transform.size, transform.max_size)
+    return resizing(target, transform.interpolation, transform.antialias, state, version_of(transform))
 
 
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
-    box, is_ours = resized_crop_box(version_of(transform), (low, high), (narrow, wide))
-    resized = resize_like(Target(as_pair(transform.size)), transform, state, is_crop=True)
+    target, version = Target(as_pair(transform.size)), version_of(transform)
+    box, is_ours = resized_crop_box(version, (low, high), (narrow, wide))
+    resized = resizing(target, transform.interpolation, transform.antialias, state, version, is_crop=True)
     return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "torch"), resized])
 
 
@@ -137,33 +147,28 @@ def parse_size(size: Any, max_size: int | None = None) -> Target:
     return Target(None if shorter is None else (int(shorter),), max_size)
 
 
-def resize_like(target: Target, transform: Any, state: ImageState, is_crop: bool = False) -> Translation:
-    """Return the translation of a resize with the interpolation and antialias of a transform."""
-    how = transform.interpolation, transform.antialias, state, version_of(transform)
-    return resizing(target, resize_step(*how), is_crop)
-
-
-def resizing(target: Target, step: Resize | Nearest, is_crop: bool = False) -> Translation:
+def resizing(
+    target: Target,
+    interpolation: Any,
+    antialias: bool | None,
+    state: ImageState,
+    version: Version = "v1",
+    is_crop: bool = False,
+) -> Translation:
     """Return the translation of a resize. ``is_crop``: whether the image is the crop of a RandomResizedCrop."""
-
-    def new_size(size: Size) -> Size:
-        found = target.resolve(size)
-        if 0 in found:
-            raise Untranslatable
-        return found
-
-    def select(size: Size, row: ParamRow) -> Size:
-        found = new_size(size)
-        row.extend((*found, row.attach(np.concatenate(nearest_pixels(size, found, step)))))  # type: ignore[arg-type]
-        return found
+    step = resize_step(interpolation, antialias, state, version)
 
     def sample(size: Size, row: ParamRow) -> Size:
-        found = new_size(size)
-        row.extend(found)
-        return found
+        new_size = target.resolve(size)
+        if 0 in new_size:
+            raise Untranslatable
+        row.extend(new_size)
+        if not isinstance(step, Resize):
+            row.append(row.attach(np.concatenate(nearest_pixels(size, new_size, step))))
+        return new_size
 
     if not isinstance(step, Resize):
-        return Translation((IndexSelect(),), select)
+        return Translation((IndexSelect(),), sample)
     # DALI repeats the outermost pixels, where torchvision truncates the filter: small images show it, and Lanczos
     # carries it far into an image. And it is slow if the width shrinks more than the height, as when most photos become
     # squares.
@@ -174,9 +179,7 @@ def resizing(target: Target, step: Resize | Nearest, is_crop: bool = False) -> T
     return Translation((replace(step, in_dali=in_dali),), sample)
 
 
-def resize_step(
-    interpolation: Any, antialias: bool | None, state: ImageState, version: Version = "v1"
-) -> Resize | Nearest:
+def resize_step(interpolation: Any, antialias: bool | None, state: ImageState, version: Version) -> Resize | Nearest:
     """Return the step of a resize with a filter, or how the nearest pixel is selected."""
     mode = interpolation_value(interpolation)
     if mode in ("nearest", "nearest-exact"):

@@ -16,14 +16,14 @@ import torch
 from timm.data import auto_augment, random_erasing, transforms
 
 from . import color
-from .augment import BoxBlur, Erase, EraseWithNoise, to_hwc
+from .augment import Erase, EraseWithNoise, PillowBlur, to_hwc
 from .auto_augment import Blend, BranchParams, Mixture, put_chain
 from .geometry import Box, as_fill, as_pair, cropping
 from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
 from .random_numbers import meta_image
 from .registry import rule
-from .resize import Target, interpolation_value, resize_step, resizing
-from .type_conversion import pil_to_tensor, to_tensor
+from .resize import Target, interpolation_value, resizing
+from .type_conversion import to_tensor
 from .warp import Affine, rotation
 
 
@@ -34,9 +34,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     target, modes = Target(as_pair(transform.size)), transform.interpolation
     is_drawn = isinstance(modes, (tuple, list))
-    resizes = [
-        resizing(target, resize_step(mode, True, state), is_crop=True) for mode in (modes if is_drawn else [modes])
-    ]
+    resizes = [resizing(target, mode, True, state, is_crop=True) for mode in (modes if is_drawn else [modes])]
 
     def box(height: int, width: int) -> Box:
         drawn = transforms.RandomResizedCropAndInterpolation.get_params(meta_image(height, width), scale, ratio)
@@ -55,14 +53,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     return in_sequence([cropping(box, inside=True, draws="any"), resized])
 
 
-@rule(transforms.MaybeToTensor)
-def maybe_to_tensor(transform: Any, state: ImageState) -> Translation:
-    return to_tensor(transform, state) if state.kind == "pil" else Translation()
-
-
-@rule(transforms.MaybePILToTensor)
-def maybe_pil_to_tensor(transform: Any, state: ImageState) -> Translation:
-    return pil_to_tensor(transform, state) if state.kind == "pil" else Translation()
+rule(transforms.MaybeToTensor, transforms.MaybePILToTensor)(to_tensor)
 
 
 # --- erasing ----------------------------------------------------------------------------------------------------------
@@ -108,17 +99,17 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
 
 
 COLORS: dict[Any, Step] = {
-    auto_augment.auto_contrast: color.Autocontrast(),
-    auto_augment.brightness: color.Brightness(),
-    auto_augment.color: color.Saturation(),
-    auto_augment.contrast: color.Contrast(),
-    auto_augment.desaturate: color.Saturation(),
-    auto_augment.equalize: color.Equalize(),
-    auto_augment.invert: color.Invert(),
-    auto_augment.posterize: color.Posterize(),
-    auto_augment.sharpness: color.Sharpness(),
-    auto_augment.solarize: color.Solarize(),
-    auto_augment.solarize_add: color.SolarizeAdd(),
+    auto_augment.auto_contrast: color.Adjustment("autocontrast"),
+    auto_augment.brightness: color.Adjustment("brightness"),
+    auto_augment.color: color.Adjustment("saturation"),
+    auto_augment.contrast: color.Adjustment("contrast"),
+    auto_augment.desaturate: color.Adjustment("saturation"),
+    auto_augment.equalize: color.Adjustment("equalize"),
+    auto_augment.invert: color.Adjustment("invert"),
+    auto_augment.posterize: color.Adjustment("posterize"),
+    auto_augment.sharpness: color.Adjustment("sharpness"),
+    auto_augment.solarize: color.Adjustment("solarize"),
+    auto_augment.solarize_add: color.Adjustment("solarize_add"),
 }
 """timm's functions without random numbers of their own, and the equivalent steps."""
 
@@ -158,7 +149,7 @@ class _Recorder:
         return self.record(warp, rotation(self._size, degrees, warp))
 
     def filter(self, blur: Any) -> _Recorder:
-        return self.record(BoxBlur(), (blur.radius,))
+        return self.record(PillowBlur(True), (blur.radius, blur.radius))
 
     def record(self, step: Step, numbers: Sequence[float]) -> _Recorder:
         self.calls.append((step, numbers))
@@ -195,7 +186,7 @@ def _prepare(operations: Iterable[Any], state: ImageState) -> tuple[list[Any], l
         if each.aug_fn in WARPS:
             steps += [_warp(mode, fill) for mode in (resample if isinstance(resample, (tuple, list)) else (resample,))]
         else:
-            steps.append(COLORS.get(each.aug_fn, BoxBlur()))
+            steps.append(COLORS.get(each.aug_fn, PillowBlur(True)))
         operation = copy.copy(each)
         operation.aug_fn, operation.kwargs = _recorded(each.aug_fn), {**each.kwargs, "fillcolor": fill}
         made.append(operation)

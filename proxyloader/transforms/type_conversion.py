@@ -10,10 +10,8 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 from torchvision.transforms._presets import ImageClassification
 
-from .geometry import center_cropping
-from .plan import ImageState, MemoryOrder, Step, Translation, Untranslatable, Version, in_sequence
-from .registry import rule, version_of
-from .resize import parse_size, resize_like
+from .plan import ImageState, MemoryOrder, Step, Translation, Untranslatable, Version
+from .registry import rule, translate, version_of
 
 
 @dataclass(frozen=True)
@@ -56,53 +54,41 @@ class Normalize(Step):
     keeps_order: ClassVar[bool] = True
 
 
-@rule(v1.ToTensor, v2.ToTensor)
+class ToPIL(Step):
+    """``functional.to_pil_image`` of a uint8 tensor, or of one divided by 255."""
+
+    def output_state(self, state: ImageState) -> ImageState:
+        return replace(state, kind="pil", dtype="uint8")
+
+
+@rule(v1.ToTensor, v2.ToTensor, v1.PILToTensor, v2.PILToTensor, v2.ToImage)
 def to_tensor(transform: Any, state: ImageState) -> Translation:
-    if state.kind == "tensor":
-        return tensor_already(transform)
+    if state.kind == "tensor":  # classes of v2 and timm leave it unchanged; those of v1 raise an error
+        if type(transform) in (v1.ToTensor, v1.PILToTensor):
+            raise Untranslatable
+        return Translation()
+    if not isinstance(transform, (v1.ToTensor, v2.ToTensor)):
+        return Translation((ToTensor(pure=not isinstance(transform, v2.ToImage)),))
     if torch.get_default_dtype() is not torch.float32:
         raise Untranslatable
     return Translation((ToTensor("CHW"), ToFloat(scale=True)))
 
 
-@rule(v1.PILToTensor, v2.PILToTensor, v2.ToImage)
-def pil_to_tensor(transform: Any, state: ImageState) -> Translation:
-    if state.kind == "tensor":
-        return tensor_already(transform)
-    return Translation((ToTensor(pure=not isinstance(transform, v2.ToImage)),))
-
-
-def tensor_already(transform: Any) -> Translation:
-    """Return no steps for v2 classes, which leave tensors unchanged. v1 classes raise an error in torchvision."""
-    if isinstance(transform, v2.Transform):
-        return Translation()
-    raise Untranslatable
-
-
-@rule(v1.ConvertImageDtype, v2.ConvertImageDtype)
-def convert_image_dtype(transform: Any, state: ImageState) -> Translation:
+@rule(v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype)
+def to_dtype(transform: Any, state: ImageState) -> Translation:
     if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
         raise Untranslatable
-    return _to_dtype(transform.dtype, True, state, version_of(transform))
-
-
-@rule(v2.ToDtype)
-def to_dtype(transform: Any, state: ImageState) -> Translation:
-    return _to_dtype(transform.dtype, bool(transform.scale), state, "v2")
+    if state.kind == "pil" or transform.dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
+        return Translation()
+    if transform.dtype is torch.float32:
+        return Translation((ToFloat(bool(getattr(transform, "scale", True)), version_of(transform)),))
+    raise Untranslatable
 
 
 @rule(v2.Identity, v2.ToPureTensor)
 def as_it_is(transform: Any, state: ImageState) -> Translation:
     """Return no steps. ToPureTensor only changes the class of a tensor, and batches are plain tensors anyway."""
     return Translation()
-
-
-def _to_dtype(dtype: Any, scale: bool, state: ImageState, version: Version) -> Translation:
-    if state.kind == "pil" or dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
-        return Translation()
-    if dtype is torch.float32:
-        return Translation((ToFloat(scale, version),))
-    raise Untranslatable
 
 
 @rule(v1.Normalize, v2.Normalize)
@@ -128,7 +114,8 @@ def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
 @rule(ImageClassification)
 def image_classification(transform: Any, state: ImageState) -> Translation:
     """Translate the preset of torchvision's weights: resize, center crop, conversion to float, normalization."""
-    resized = resize_like(parse_size(transform.resize_size), transform, state)
-    conversion = (ToTensor(),) * (state.kind == "pil") + (ToFloat(scale=True),) * (state.dtype == "uint8")
-    last = *conversion, normalization(transform.mean, transform.std, state)
-    return in_sequence([resized, center_cropping(transform.crop_size, state), Translation(last)])
+    resize = v1.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
+    to_tensor = [v1.PILToTensor()] * (state.kind == "pil")
+    last = v1.ConvertImageDtype(torch.float32), v1.Normalize(transform.mean, transform.std)
+    parts = [resize, v1.CenterCrop(transform.crop_size), *to_tensor, *last]
+    return translate(v1.Compose(parts), state)[0]

@@ -24,7 +24,7 @@ are relative to the centers of both images, as in torchvision, whose rounding ca
 
 @dataclass(frozen=True)
 class Warp(Step):
-    """Base class of the steps that read each pixel from another position, with eight parameters.
+    """Base class of the steps that read each pixel from another position.
 
     Attributes:
         interpolation: name of the mode in torchvision; bicubic only for PIL images.
@@ -39,15 +39,18 @@ class Warp(Step):
     fill: tuple[float, ...]
     kind: Kind = "pil"
     version: Version = "v2"
-    num_params: ClassVar[int] = 8
 
 
 class Affine(Warp):
     """Affine transform. Parameters: the new height and width, and a Matrix."""
 
+    num_params: ClassVar[int] = 8
+
 
 class Perspective(Warp):
-    """``functional.perspective``. Parameters: its eight coefficients."""
+    """Perspective transform. Parameters: the new height and width, and eight coefficients."""
+
+    num_params: ClassVar[int] = 10
 
 
 W = TypeVar("W", bound=Warp)

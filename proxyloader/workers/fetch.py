@@ -35,7 +35,7 @@ from ..data.placeholders import ProxySample
 from ..data.transformed import TransformedImage
 from ..errors import ImageError, InputError, ProxyLoaderError
 from ..transforms.chain import START
-from ..transforms.random_numbers import are_alike_ahead, drawing_ahead
+from ..transforms.random_numbers import drawing_ahead, draws_alike
 from .arena import Arena
 from .request_sampler import BatchRequest
 
@@ -141,7 +141,7 @@ class Fetcher:
         self._seed, self._passed, self._has_workers = seed, passed, has_workers
         self.deferral, self._plans = deferral, plans
         # Without workers, other threads may draw from the generators.
-        self._can_draw_ahead = has_workers and seed is None and bool(plans) and are_alike_ahead()
+        self._can_draw_ahead = has_workers and seed is None and bool(plans) and draws_alike("v1")
 
     def __call__(self, request: BatchRequest) -> FetchedSamples:
         """Return the samples of a request. ImageError: an image cannot be read."""

@@ -78,38 +78,32 @@ where = {"device": "cpu"}
 
 
 def run(
-    images: Sequence[Any],
-    programs: Programs,
-    layout: str = "HWC",
-    dtype: torch.dtype = torch.uint8,
-    outputs: Sequence[torch.Tensor] | None = None,
+    images: Sequence[Any], programs: Programs, layout: str = "HWC", dtype: torch.dtype = torch.uint8
 ) -> list[torch.Tensor]:
     """Return the output of each program, in the format, as the CPU or a GPU makes it: see ``where``.
 
     Args:
         images: the decoded images that ``programs`` start from, (H, W, 3) uint8.
-        outputs: where to store, of any strides; only on the CPU. By default results of one size are a dense batch.
     """
-    if where["device"] == "cuda":
-        return _run_on_gpu(images, programs, layout, dtype)
-    jobs = Jobs(programs)
-    channels = jobs.steps["numbers"][np.isin(jobs.steps["code"], STORES), 0].astype(int)
-    outputs = empty(programs.sizes[: programs.num_outputs], channels, layout, dtype) if outputs is None else outputs
-    rows, planes = (1, 0) if layout == "CHW" else (0, 2)
-    decoded = Memory(sum(image.size + 1 for image in images))
-    begins = np.cumsum([1] + [image.size + 1 for image in images])[:-1]  # at odd addresses
-    for image, begin in zip(images, begins, strict=True):
+    last = programs._steps[-1]
+    channels = int(last["numbers"][0, 0 if last["code"][0] in STORES else 8])
+    schedule = Jobs(programs).schedule(channels, dtype, layout == "HWC")
+    begins = np.cumsum([1] + [image.size + 1 for image in images])  # at odd addresses
+    decoded = Memory(begins[-1])
+    for image, begin in zip(images, begins):
         decoded.view[begin : begin + image.size] = image.reshape(-1)
-    schedule = jobs.schedule(
-        [output.data_ptr() for output in outputs],
-        [output.stride(rows) for output in outputs],
-        [output.stride(planes) for output in outputs],
-    )
     before = decoded.view.copy()
-    _launch(schedule, dtype, layout == "CHW", 0, [decoded.address + begin for begin in begins.tolist()])
+    if where["device"] == "cuda":
+        on_gpu = torch.from_numpy(before).cuda()
+        addresses, stream = on_gpu.data_ptr() + begins[:-1], torch.cuda.current_stream()
+        outputs = Launcher(0, dtype, layout == "HWC").run(schedule, addresses, stream)
+        decoded.view[:] = on_gpu.cpu().numpy()
+    else:
+        outputs = EmulatedLauncher(dtype, layout == "HWC").run(schedule, decoded.address + begins[:-1], None)
     decoded.check()
     assert np.array_equal(decoded.view, before), "a decoded image was written to"
-    return list(outputs)
+    flat = [image.cpu() for output in outputs for image in output]
+    return flat if layout == "CHW" else [image.permute(1, 2, 0) for image in flat]
 
 
 def _launch(schedule: Schedule, dtype: torch.dtype, is_planar: bool, outputs: int, decoded: Any) -> None:
@@ -135,9 +129,10 @@ class EmulatedLauncher(Launcher):
         self.dtype, self.channels_last = dtype, channels_last
 
     def run(self, schedule: Schedule, decoded: Any, stream: Any) -> list[Any]:
-        buffer = torch.empty(schedule.num_values, dtype=self.dtype)
-        _launch(schedule, self.dtype, not self.channels_last, buffer.data_ptr(), decoded)
-        return as_images(buffer, schedule)
+        buffer = Memory(schedule.num_values * self.dtype.itemsize)
+        _launch(schedule, self.dtype, not self.channels_last, buffer.address, decoded)
+        buffer.check()
+        return as_images(torch.from_numpy(buffer.view).view(self.dtype), schedule)
 
 
 @pytest.fixture
@@ -153,29 +148,3 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LoaderOptions, "has_kernels", True)
     for module in (launcher, plan_server):
         monkeypatch.setattr(module, "get_launcher", get_launcher)
-
-
-def _run_on_gpu(images: Sequence[Any], programs: Programs, layout: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    begins = np.cumsum([1] + [image.size + 1 for image in images])  # at odd addresses
-    decoded = np.zeros(begins[-1], np.uint8)
-    for image, begin in zip(images, begins):
-        decoded[begin : begin + image.size] = image.reshape(-1)
-    before = torch.from_numpy(decoded).cuda()
-    on_gpu, channels = before.clone(), int(programs._steps[-1]["numbers"][0, 0])
-    if programs._steps[-1]["code"][0] not in STORES:
-        channels = int(programs._steps[-1]["numbers"][0, 8])
-    schedule = programs.schedule(channels, dtype, layout == "HWC")
-    outputs = Launcher(0, dtype, layout == "HWC").run(
-        schedule, on_gpu.data_ptr() + begins[:-1], torch.cuda.current_stream()
-    )
-    assert torch.equal(on_gpu, before), "a decoded image was written to"
-    flat = [image for output in outputs for image in output]
-    return [image.cpu() if layout == "CHW" else image.permute(1, 2, 0).cpu() for image in flat]
-
-
-def empty(sizes: Any, channels: Any, layout: str, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return places for outputs: one dense batch if all have the same shape."""
-    shapes = [(c, h, w) if layout == "CHW" else (h, w, c) for (h, w), c in zip(sizes.tolist(), channels.tolist())]
-    if len(set(shapes)) == 1:
-        return list(torch.full((len(shapes), *shapes[0]), UNTOUCHED, dtype=dtype).unbind())
-    return [torch.full(shape, UNTOUCHED, dtype=dtype) for shape in shapes]

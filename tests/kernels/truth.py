@@ -121,22 +121,15 @@ def window(rng: Random, image: Pixels) -> Done:
     begins = [rng.randint(-3 * side - 2, side + 2) for side in sides]
     sizes = [rng.randint(1, min(3 * side, 200)) for side in sides]
     pads = [(max(0, -b), max(0, b + n - side)) for b, n, side in zip(begins, sizes, sides)]
-    mode, colour = rng.randrange(4), _colour(rng)
-    name = ("constant", "edge", "reflect", "symmetric")[mode]
-    padded = np.stack(
-        [np.pad(image[..., c], pads, name, **({"constant_values": colour[c]} if mode == 0 else {})) for c in range(3)],
-        -1,
-    )
+    colour = _colour(rng)
+    padded = np.stack([np.pad(image[..., c], pads, constant_values=colour[c]) for c in range(3)], -1)
     rows, columns = (slice(b + low, b + low + n) for b, n, (low, _) in zip(begins, sizes, pads))
-    return Done("WINDOW", np.ascontiguousarray(padded[rows, columns]), [begins[1], begins[0], mode, *colour])
+    return Done("WINDOW", np.ascontiguousarray(padded[rows, columns]), [begins[1], begins[0], *colour])
 
 
 def select(rng: Random, image: Pixels) -> Done:
-    lines = [[rng.randrange(-1, side) for _ in range(rng.randint(1, 60))] for side in image.shape[:2]]
-    colour, result = _colour(rng), image[np.ix_(*lines)]
-    result[[row < 0 for row in lines[0]]] = colour
-    result[:, [column < 0 for column in lines[1]]] = colour
-    return Done("SELECT", np.ascontiguousarray(result), colour, [*lines[0], *lines[1]])
+    lines = [[rng.randrange(side) for _ in range(rng.randint(1, 60))] for side in image.shape[:2]]
+    return Done("SELECT", np.ascontiguousarray(image[np.ix_(*lines)]), extras=[*lines[0], *lines[1]])
 
 
 def kernel(side: int, rng: Random, image: Pixels) -> Done:
@@ -220,14 +213,14 @@ def tensor_warp(name: str, rng: Random, image: Pixels) -> Done:
     return Done(name, result, [*(fill or [0] * 3), blend, *numbers])
 
 
-def tensor_resize(antialias: bool, rng: Random, image: Pixels) -> Done:
-    """v1's resize of tensors. With antialias, torch itself fails on some sizes of one pixel: these stay."""
-    name = rng.choice(["bilinear", "bicubic"]) if antialias else "bilinear"
+def tensor_resize(rng: Random, image: Pixels) -> Done:
+    """v1's resize of tensors. torch itself fails on some sizes of one pixel: these stay."""
+    name = rng.choice(["bilinear", "bicubic"])
     size, how = [max(2, a_size(rng, 90)) for _ in range(2)], F.InterpolationMode(name)
-    if antialias and min(image.shape[:2]) == 1:
+    if min(image.shape[:2]) == 1:
         size = list(image.shape[:2])
-    result = on_tensor(image, lambda t: F.resize(t, size, how, antialias=antialias))
-    return Done("TENSOR_RESIZE", result, [FILTERS[name], antialias, torch_fuses_products()])
+    result = on_tensor(image, lambda t: F.resize(t, size, how))
+    return Done("TENSOR_RESIZE", result, [FILTERS[name], torch_fuses_products()])
 
 
 def box_blur(rng: Random, image: Pixels) -> Done:
@@ -286,11 +279,11 @@ def resample(rng: Random, image: Pixels, largest: int = 90) -> Done:
     return Done("RESAMPLE", result, [*crop, *box, *flips, FILTERS[name], 0, fill, is_height_first])
 
 
-def resample_tensor(rng: Random, image: Pixels, largest: int = 90, antialias: bool = True) -> Done:
+def resample_tensor(rng: Random, image: Pixels, largest: int = 90) -> Done:
     size, name = [max(2, a_size(rng, largest)) for _ in range(2)], rng.choice(["bilinear", "bicubic"])
-    how = {"mode": name, "align_corners": False, "antialias": antialias}
+    how = {"mode": name, "align_corners": False, "antialias": True}
     height, width = image.shape[:2]
-    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1 if antialias else 2]
+    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1]
     # Not by torchvision, which on some CPUs resizes as floats.
     return Done("RESAMPLE", on_tensor(image, lambda t: interpolate(t[None], size, **how)[0]), numbers)
 
@@ -341,7 +334,7 @@ EXACT: dict[str, Draw] = {
     **{f"AFFINE_{mode}": partial(affine, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{f"PERSPECTIVE_{mode}": partial(perspective, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
     **{name: partial(tensor_warp, name) for name in CODE if name.startswith(("TENSOR_AFFINE", "TENSOR_PERSPECTIVE"))},
-    "TENSOR_RESIZE": partial(tensor_resize, True),
+    "TENSOR_RESIZE": tensor_resize,
     "BOX_BLUR": box_blur,
     "RESAMPLE": resample,
 }
@@ -353,11 +346,9 @@ CLOSE: dict[str, Draw] = {
     "TENSOR_SHARPNESS": of_tensor("TENSOR_SHARPNESS", F2.adjust_sharpness, FACTORS),
     "TENSOR_CONTRAST of grey": contrast_of_grey,
     "TENSOR_BLUR": tensor_blur,
-    "TENSOR_RESIZE without antialias": partial(tensor_resize, False),
 }
 """Steps of which a few levels differ by one. torch fuses multiplication and addition, but not for the last values of a
-tensor, which depend on the CPU; it sums a blur, and large means, in an order of its own; and a resize without antialias
-in another order if it has several threads."""
+tensor, which depend on the CPU; and it sums a blur, and large means, in an order of its own."""
 
 
 # Batches --------------------------------------------------------------------------------------------------------------
