@@ -65,20 +65,29 @@ def compile_module(name: str, architecture: str, macros: tuple[str, ...] = ()) -
     """
     source, options = read_source(name), (f"--gpu-architecture={architecture}", *OPTIONS, *macros)
     key = hashlib.sha256("\0".join([source, *options, str(torch.version.cuda)]).encode()).hexdigest()
-    root = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    cached = Path(root, "proxyloader", f"{name}-{key[:32]}.cubin")
+    cached = cache_folder() / f"{name}-{key[:32]}.cubin"
     with contextlib.suppress(OSError):
         return cached.read_bytes()
     code = _compile(source, name, options)
-    try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=cached.parent)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(code)
-        os.replace(temporary, cached)  # another process may read or write the file meanwhile
-    except OSError as error:
-        log.info("not caching %s: %s", cached.name, error)
+    keep(cached, code)
     return code
+
+
+def cache_folder() -> Path:
+    """Return the folder of compiled kernels: $XDG_CACHE_HOME/proxyloader, by default ~/.cache/proxyloader."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "proxyloader")
+
+
+def keep(path: Path, content: bytes) -> None:
+    """Write a file of the cache. Another process may write or read the same file meanwhile."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, path)
+    except OSError as error:
+        log.info("not caching %s: %s", path.name, error)
 
 
 def _compile(source: str, name: str, options: tuple[str, ...]) -> bytes:

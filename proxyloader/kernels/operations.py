@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import PIL
 import torch
 from numpy.typing import NDArray
 
 from ..transforms import augment, auto_augment, color, geometry, resize, type_conversion, warp
-from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step
+from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step, iter_steps
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, OPCODES, Indices, Jobs, Programs, Schedule
 
 NO_KERNELS = "without CUDA kernels, torchvision runs it"
@@ -226,10 +227,15 @@ def get_missing_kernel(plan: Plan) -> str:
     return ""
 
 
-def find_obstacle(plan: Plan, has_kernels: bool) -> str:
-    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators."""
+def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ()) -> str:
+    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators.
+
+    ``left_out``: titles of the steps that the installed Pillow does differently.
+    """
     if not has_kernels:
         return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
+    if left_out and (titles := {step.title for step in iter_steps(plan.steps)}.intersection(left_out)):
+        return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(titles))}"
     return get_missing_kernel(plan)
 
 

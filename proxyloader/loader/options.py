@@ -19,6 +19,7 @@ from ..data.bad_samples import ON_ERROR, OnError
 from ..data.dataset import get_sources
 from ..kernels.compiler import can_compile
 from ..kernels.operations import find_obstacle
+from ..kernels.pillow_check import differing_steps, is_new
 from ..transforms.plan import Plan
 from .stats import ImageCounts
 
@@ -106,7 +107,8 @@ class LoaderOptions:
     @property
     def find_obstacle(self) -> Callable[[Plan], str]:
         """Function that returns why torchvision runs a plan in the workers; "" if it does not."""
-        return functools.partial(find_obstacle, has_kernels=self.has_kernels)
+        left_out = differing_steps(cuda_ordinal(self.device) or 0) if self.has_kernels and is_new() else ()
+        return functools.partial(find_obstacle, has_kernels=self.has_kernels, left_out=left_out)
 
     @property
     def image_device(self) -> torch.device:

@@ -8,7 +8,7 @@ the GPU, kernels transform what DALI decodes by these rows; without kernels, the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, NamedTuple, get_args
 
@@ -193,6 +193,14 @@ def output_state(steps: Branch, state: ImageState) -> ImageState:
         after = step.output_state(state)
         state = after if step.keeps_order else replace(after, order=None)
     return state
+
+
+def iter_steps(steps: Branch) -> Iterator[Step]:
+    """Yield the steps and, recursively, those of their branches."""
+    for step in steps:
+        yield step
+        for branch in getattr(step, "branches", ()):
+            yield from iter_steps(branch)
 
 
 @dataclass(frozen=True)
