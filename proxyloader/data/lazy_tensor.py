@@ -72,7 +72,6 @@ UNREACHABLE = (
 SET_DATA = vars(torch._C.TensorBase)["data"].__set__
 """Setter called by ``tensor.data = other``."""
 
-GET_GRAD = vars(torch._C.TensorBase)["grad"].__get__
 SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
 
 VALUE_METHODS = frozenset(
@@ -175,24 +174,21 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
     def as_subclass(self, cls: Any) -> Any:  # bypasses the functions below
         stock = getattr(cls, "stock", cls)
-        if stock in (torch.Tensor, tv_tensors.Image) and not requires_gradient(self):
+        if stock in (torch.Tensor, tv_tensors.Image) and not is_materialized(self):
             kind = LazyTensor if stock is torch.Tensor else LazyImageTensor
             alias = kind.__new__(kind, self, self._node)
             alias._has_known_strides = self._has_known_strides
-            return share(self, alias, lambda values: values)
+            return share(self, alias, lambda values: values.view_as(values))
         return wrap_values(materialize(self).as_subclass(stock))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        sets_gradient = function in (torch.Tensor.requires_grad_, SET_REQUIRES_GRAD)
+        if sets_gradient and False not in (*args[1:], *kwargs.values()):
+            _become_stock(args[0])
+            return function(*args, **kwargs)
         if _needs_autograd(function, args, kwargs):
-            if _sets_requires_grad(function):
-                materialize(args[0])
-                args[0]._node = get_values(args[0])
-                with torch._C.DisableTorchFunctionSubclass():
-                    function(*args, **kwargs)  # for autograd.Function, which does not dispatch on its arguments
-            if function == GET_GRAD:
-                _gather_grad(args[0])
             return _run_eagerly(function, args, kwargs)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
@@ -241,25 +237,12 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
         return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
 
     def __deepcopy__(self, memo: Any) -> Any:
-        copied = copy.deepcopy(get_values(self), memo) if requires_gradient(self) else as_image(self.detach().clone())
-        return memo.setdefault(id(self), copied)
+        return memo.setdefault(id(self), as_image(self.detach().clone()))
 
 
 for _class in (LazyTensor, LazyImageTensor):
     for _name in ("__module__", "__qualname__", "__name__"):  # for error messages
         setattr(_class, _name, getattr(_class.stock, _name))
-
-
-class _Values(torch.autograd.Function):
-    """The values of a LazyTensor as part of its graph, for the results of a custom ``autograd.Function``."""
-
-    @staticmethod
-    def forward(ctx: Any, lazy: Any) -> Any:
-        return lazy._node.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad
 
 
 def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
@@ -328,16 +311,7 @@ def materialize(value: Any) -> Any:
         return value
     if not isinstance(value._node, torch.Tensor):
         value.compute()
-    if _is_in_graph(value) and not _is_in_graph(get_values(value)):
-        with torch._C.DisableTorchFunctionSubclass():
-            is_leaf = value.is_leaf
-        value._node = get_values(value).requires_grad_() if is_leaf else _Values.apply(value)
     return value._node
-
-
-def _is_in_graph(tensor: torch.Tensor) -> bool:
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.requires_grad
 
 
 def requires_gradient(*tensors: torch.Tensor) -> bool:
@@ -358,28 +332,20 @@ def _is_undispatched(name: str) -> bool:
     return is_composite and not name.startswith("aten::")
 
 
-def _gather_grad(tensor: LazyTensor) -> None:
-    """Add the gradient accumulated by a leaf to the gradient of its values."""
-    with torch._C.DisableTorchFunctionSubclass():
-        grad, tensor.grad = tensor.grad, None
-    if grad is not None:
-        values = materialize(tensor)
-        values.grad = materialize(grad) if values.grad is None else values.grad + materialize(grad)
-
-
-def _sets_requires_grad(function: Any) -> bool:
-    return function is torch.Tensor.requires_grad_ or function == SET_REQUIRES_GRAD
-
-
 def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a function must be called on values, because its result may require gradients."""
     if getattr(function, "__name__", "") == "__get__":
         node = args[0]._node
         return isinstance(node, torch.Tensor) and node.requires_grad
-    if _sets_requires_grad(function):
-        return bool({"requires_grad": True, **dict(zip(("self", "requires_grad"), args)), **kwargs}["requires_grad"])
     kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
     return requires_gradient(*[each for each in flatten((args, kwargs)) if isinstance(each, kind)])
+
+
+def _become_stock(tensor: LazyTensor) -> None:
+    """Turn a LazyTensor into a tensor of its stock class."""
+    torch._C._swap_tensor_impl(tensor, materialize(tensor))  # type: ignore[attr-defined]
+    vars(tensor).clear()
+    _set_class(tensor, type(tensor).stock)
 
 
 def _run_eagerly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
