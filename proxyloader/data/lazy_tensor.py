@@ -21,7 +21,6 @@ share it are computed first.
 
 from __future__ import annotations
 
-import copy
 import copyreg
 import functools
 import operator as operators
