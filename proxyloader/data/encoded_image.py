@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import stat
 from collections.abc import Callable
 from typing import IO, Any
@@ -32,9 +31,6 @@ EMPTY = "the file is empty (0 bytes)"
 REPLACE_ADVICE = "Replace the file, or remove it from the dataset"
 LIMIT_ADVICE = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is supposed to be this large"
 SYSTEM_ADVICE = "The file may be intact; the cause may be the disk, the network or a process limit"
-
-_SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
-"""Byte sequence that looks like a scan header, in any kind of JPEG."""
 
 PILLOW_LIMIT_PIXELS = 2 * 89_478_485
 MAX_PASSES = 20
@@ -238,8 +234,6 @@ def _decode(
     try:
         file: IO[bytes]
         with open(path, "rb") if data is None else io.BytesIO(data) as file, (opener or Image.open)(file) as image:
-            if opener is None and image.format in ("JPEG", "MPO"):
-                _check_scans(file, image, path)
             decoded: Image.Image = image.convert("RGB")
             _ = decoded.im  # forces decoding: see NOTE [ Deferred decoding ]
             return decoded
@@ -255,16 +249,6 @@ def _decode(
         if isinstance(error, OSError) and is_system_fault(error):
             raise _read_error(path, error) from error
         raise _error(path, f"Pillow cannot decode it: {error}") from error
-
-
-def _check_scans(file: IO[bytes], image: Image.Image, path: str) -> None:
-    """Raise ImageError if decoding the scans of a JPEG would take minutes."""
-    file.seek(0)
-    scans = len(_SCAN_HEADER.findall(file.read(MAX_READ_BYTES)))
-    if _is_too_large(image.height, image.width, scans):
-        reason = f"{image.width} x {image.height} pixels in {scans} scans, each decoded in one pass over the image"
-        reason += "; this may be a decompression bomb"
-        raise _error(path, reason, "too-large", LIMIT_ADVICE, kind=LargeImageError)
 
 
 def _read_error(path: str, error: OSError) -> ImageError:

@@ -159,7 +159,7 @@ def hook_pillow() -> None:
             return transformed.image.data
         if name == "info" and _INFO in vars(self):
             transformed, before = vars(self)[_INFO]
-            info = _copy_info(before.info) if transformed.keeps_info(before.mode, before.size) else {}
+            info = _copy_info(before.info) if transformed.materialize().info else {}
             return vars(self).setdefault("info", info)
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
@@ -266,11 +266,6 @@ def get_transformed(image: Image.Image) -> TransformedImage | None:
 def is_lazy(value: Any) -> bool:
     """Return whether a value is an image that may be undecoded. This is fast."""
     return isinstance(value, Image.Image) and (_IMAGE in value.__dict__ or _FILE in value.__dict__)
-
-
-def is_unread(image: Image.Image) -> bool:
-    """Return whether an image is a file before ``load``."""
-    return _FILE in vars(image)
 
 
 def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
