@@ -98,12 +98,8 @@ def _info_state(image: Image.Image) -> dict[str, Any]:
     """Return a copy of the key that ``info`` depends on."""
     state = image.__dict__
     if (info := state.get("info")) is not None:
-        return {"info": _copy_info(info)}
+        return {"info": info.copy()}
     return {_HEADER: state[_HEADER]} if _HEADER in state else {_INFO: state[_INFO]}
-
-
-def _copy_info(info: dict[str | tuple[int, int], Any]) -> dict[str | tuple[int, int], Any]:
-    return {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
 
 def find_undecoded(image: Image.Image) -> Undecoded | None:
@@ -159,7 +155,7 @@ def hook_pillow() -> None:
             return transformed.image.data
         if name == "info" and _INFO in vars(self):
             transformed, before = vars(self)[_INFO]
-            info = _copy_info(before.info) if transformed.materialize().info else {}
+            info = before.info if transformed.materialize().info else {}
             return vars(self).setdefault("info", info)
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:

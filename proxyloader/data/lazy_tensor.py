@@ -479,30 +479,26 @@ def share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor
     return alias
 
 
-BASIC_INDICES = (int, slice, type(None), type(...))
+BASIC_INDICES = frozenset({int, slice, type(None), type(...)})
 
 
 def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """Execute or record ``tensor[index] = value``."""
     alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and is_unshared(tensor)
-    alone &= not any(each is tensor for each in flatten((index, value)))  # torch may refuse to read what it writes
-    if isinstance(value, torch.Tensor) and value.dtype != tensor.dtype:
-        # torch converts values only for basic indices, but does not check that on the meta device.
-        alone &= all(isinstance(each, BASIC_INDICES) for each in (index if isinstance(index, tuple) else (index,)))
+    # torch may refuse to read what it writes, and checks other indices only on values.
+    indices = index if isinstance(index, tuple) else (index,)
+    alone &= value is not tensor and all(type(each) in BASIC_INDICES for each in indices)
     if alone:
         try:
             with no_dispatch():
-                meta, meta_index = to_meta(tensor), map_leaves(to_meta, index)
-                meta[meta_index] = to_meta(value)
-                if isinstance(value, torch.Tensor):  # the line above does not check shapes for lists of indices
-                    extra = max(0, value.ndim - meta[meta_index].ndim)
-                    meta[meta_index].copy_(to_meta(value).reshape(value.shape[extra:]))
+                to_meta(tensor)[index] = to_meta(value)
         except Exception:
             alone = False
     if alone:
         assert isinstance(tensor, LazyTensor)
-        args = tensor._node, map_leaves(to_node, index), to_node(value)
-        tensor._node = Operation("set", args, {}, keeps_dtype=True)
+        tensor._node = Operation(
+            "set", (tensor._node, map_leaves(to_node, index), to_node(value)), {}, keeps_dtype=True
+        )
     else:
         materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
 
