@@ -32,8 +32,7 @@ from .deferral import active, materializing
 from .encoded_image import MAX_READ_BYTES, EncodedImage
 from .transformed import TransformedImage, pixel_uses
 
-_ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
-"""Attributes of an image without pixels."""
+_ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}  # without pixels
 
 APP1_MARKER = b"\xff\xe1"
 """Marker of APP1 segments, which hold EXIF and XMP data."""
@@ -237,9 +236,6 @@ class _Pixels:
 
     def __setitem__(self, xy: Any, color: Any) -> None:
         self._decoded()[xy] = color
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._decoded(), name)
 
     def _decoded(self) -> Any:
         return self._image.im.pixel_access(self._image.readonly)

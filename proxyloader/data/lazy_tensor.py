@@ -188,12 +188,12 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
             _become_stock(args[0])
             return function(*args, **kwargs)
         if _needs_autograd(function, args, kwargs):
-            return _run_eagerly(function, args, kwargs)
+            return run_eagerly(function, args, kwargs)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _assign(*args)
         if isinstance(function, torch._ops.OpOverloadPacket) and _is_undispatched(function._qualified_op_name):
-            return _run_eagerly(function, args, kwargs)
+            return run_eagerly(function, args, kwargs)
         if function is torch.Tensor.new_tensor:  # of the same dtype; its values do not matter
             args = torch.empty(0, dtype=args[0].dtype), *args[1:]
         if name in VALUE_METHODS or function == SET_DATA:
@@ -211,7 +211,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         result = _record(operator, args, kwargs)
         if result is not NotImplemented:
             return result
-        result = _run_eagerly(operator, args, kwargs)
+        result = run_eagerly(operator, args, kwargs)
         if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
             with no_dispatch():
                 operator(*args, **kwargs)
@@ -342,16 +342,16 @@ def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
 
 def _become_stock(tensor: LazyTensor) -> None:
     """Turn a LazyTensor into a tensor of its stock class."""
-    torch._C._swap_tensor_impl(tensor, materialize(tensor))  # type: ignore[attr-defined]
+    torch._C._swap_tensor_impl(tensor, materialize(tensor))
     vars(tensor).clear()
     _set_class(tensor, type(tensor).stock)
 
 
-def _run_eagerly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def run_eagerly(function: Any, args: Any, kwargs: dict[str, Any], wrap: Callable[[Any], Any] = wrap_values) -> Any:
     """Call a function on values and wrap its results. An argument among the results stays the same object."""
     originals = {id(materialize(each)): each for each in flatten((args, kwargs)) if isinstance(each, torch.Tensor)}
     result = function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
-    return map_leaves(lambda each: originals[id(each)] if id(each) in originals else wrap_values(each), result)
+    return map_leaves(lambda each: originals[id(each)] if id(each) in originals else wrap(each), result)
 
 
 def _compute(tensor: LazyTensor) -> torch.Tensor:

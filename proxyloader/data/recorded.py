@@ -248,13 +248,10 @@ def infer_result(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation on the meta device. Results are cached, because this is slow.
 
     Raises:
-        Exception: the operator rejects the arguments, or does not support the meta device.
+        Exception: the operator rejects the arguments, does not support the meta device, or has unhashable arguments.
     """
     key = function, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
-    try:
-        result = _inferred.get(key)
-    except TypeError:  # an argument is not hashable
-        return function(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
+    result = _inferred.get(key)
     if result is None:
         result = function(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
         if len(_inferred) >= MAX_CACHED:

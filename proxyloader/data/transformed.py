@@ -201,11 +201,7 @@ class TransformedImage(ProxyInputs):
         return TransformedImage(self.image, self.decode, self.chain.then_steps(steps), calls, row, size)
 
     def materialize(self) -> Any:
-        """Return torchvision's result for the image that Pillow decodes: a PIL image or a tensor.
-
-        Raises:
-            ImageError: Pillow cannot decode the image.
-        """
+        """Return torchvision's result for the image that Pillow decodes. ImageError: Pillow cannot decode it."""
         if self._materialized is None:
             assert self.decode is not None
             pixel_uses.add()
