@@ -6,7 +6,7 @@ read directly into the slot, which saves a copy. The slot is reused for a later 
 batch, such as an image in the dataset's cache, may refer to it. When the batch is sent, ``end`` copies the data of
 every image that is still referenced. Only ``EncodedImage`` refers to the slot; its ``data`` is a copy.
 
-A forked process shares the slot. So all images get their own copies before a fork, and the child reads files elsewhere.
+A forked process shares the slot, so it reads files elsewhere.
 """
 
 from __future__ import annotations
@@ -79,10 +79,6 @@ class BatchMemory:
         self._images.clear()
         self.used_bytes = 0
 
-    def before_fork(self) -> None:
-        while self._images:
-            self._images.pop().detach_data()
-
 
 def get_address(array: NDArray[Any]) -> int:
     address: int = array.__array_interface__["data"][0]
@@ -90,4 +86,4 @@ def get_address(array: NDArray[Any]) -> int:
 
 
 batch_memory = BatchMemory()  # process-wide, because ``Image.open`` has no reference to a loader
-os.register_at_fork(before=batch_memory.before_fork, after_in_child=batch_memory.stop)
+os.register_at_fork(after_in_child=batch_memory.stop)

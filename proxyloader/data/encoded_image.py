@@ -171,7 +171,7 @@ def _is_too_large(height: int, width: int, scans: int = 1) -> bool:
 def _read(path: str) -> bytes | memoryview | None:
     """Return the content of a file, in the memory of the batch if it fits.
 
-    Return None for devices, pipes, files without a size, such as in /proc, and large files: Pillow reads what it needs.
+    Return None for devices, files without a size, such as in /proc, and large files: Pillow reads what it needs.
     This takes four system calls, three fewer than Python's ``open`` and ``read``. OSError: the file cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
@@ -179,19 +179,21 @@ def _read(path: str) -> bytes | memoryview | None:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_READ_BYTES:
+        is_pipe = stat.S_ISFIFO(status.st_mode)
+        if not (is_pipe or stat.S_ISREG(status.st_mode)) or status.st_size > MAX_READ_BYTES:
             return None
-        limit = status.st_size + 1  # one more byte, so that a short read means end of file
+        size = MAX_READ_BYTES if is_pipe else status.st_size
+        limit = size + 1  # one more byte, so that a short read means end of file
         data: bytes | memoryview
         if (memory := batch_memory.allocate(limit)) is None:
             data = os.read(descriptor, limit)
         else:
             data = memory[: os.readv(descriptor, [memory])]
-        if len(data) == limit - 1:
+        if len(data) == size:
             return data
         if len(data) == limit:  # it has grown, or has no size
             return None
-        parts = [data]  # some file systems return less than they could
+        parts = [data]  # pipes and some file systems return less than they could
         while parts[-1]:
             parts.append(os.read(descriptor, limit))
         return b"".join(parts)

@@ -192,8 +192,8 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _assign(*args)
-        if isinstance(function, torch._ops.OpOverloadPacket) and _is_undispatched(function._qualified_op_name):
-            return run_eagerly(function, args, kwargs)
+        if isinstance(function, torch._ops.OpOverloadPacket) and not function._qualified_op_name.startswith("aten::"):
+            return run_eagerly(function, args, kwargs)  # such as "image::encode_jpeg", which may not dispatch
         if function is torch.Tensor.new_tensor:  # of the same dtype; its values do not matter
             args = torch.empty(0, dtype=args[0].dtype), *args[1:]
         if name in VALUE_METHODS or function == SET_DATA:
@@ -322,13 +322,6 @@ def requires_gradient(*tensors: torch.Tensor) -> bool:
             if isinstance(each, LazyTensor) and isinstance(each._node, torch.Tensor) and each._node.requires_grad:
                 return True
     return False
-
-
-@functools.cache
-def _is_undispatched(name: str) -> bool:
-    """Return whether an operator of another library, such as "image::encode_jpeg", runs before it is dispatched."""
-    is_composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-    return is_composite and not name.startswith("aten::")
 
 
 def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
