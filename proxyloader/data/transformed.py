@@ -200,6 +200,16 @@ class TransformedImage(ProxyInputs):
         calls = *self.calls, ((again,), None)
         return TransformedImage(self.image, self.decode, self.chain.then_steps(steps), calls, row, size)
 
+    def keeps_info(self, mode: str, size: tuple[int, int]) -> bool:
+        """Return whether the last call preserves the ``info`` of a PIL image of this mode and (width, height)."""
+        transforms, states = self.calls[-1]
+        with materializing(), contextlib.nullcontext() if states is None else use_rng_states(states):
+            image = Image.new(mode, size)
+            image.info["key"] = "value"
+            for transform in transforms:
+                image = transform(image)
+        return bool(image.info)
+
     def materialize(self) -> Any:
         """Return torchvision's result for the image that Pillow decodes. ImageError: Pillow cannot decode it."""
         if self._materialized is None:
