@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from .jpeg_writer import END, START, Scan, scan_header, segment, write_jpeg
+from .jpeg_writer import END, START, Scan, segment, write_jpeg
 from .odd_formats import ODD_FORMATS, encoded
 
 Change = Callable[[bytes], bytes]
@@ -178,18 +178,6 @@ def progressive_without_last_scans(data: bytes) -> bytes:
         at = data.index(b"\xff\xda", at + 1)
     tables = data.rfind(b"\xff\xc4", 0, at)
     return data[: tables if tables > data.rfind(b"\xff\xda", 0, at) else at] + END
-
-
-def scan_bomb(width: int, height: int, scans: int, frame: int = FRAME_PROGRESSIVE) -> bytes:
-    """A file of some KB that costs its decoder a pass over the whole declared picture for each of its empty scans."""
-    first = Scan((0,)) if frame == FRAME else Scan((0,), last=0)
-    small = write_jpeg(Image.new("RGB", (8, 8)), frame=frame, scans=(first,), end=b"")
-    size_at = small.index(bytes([0xFF, frame])) + 5
-    declared = small[:size_at] + struct.pack(">HH", height, width) + small[size_at + 4 :]
-    return declared + scan_header(Scan((0,), first=int(frame != FRAME))) * scans + END
-
-
-# --- restart markers -------------------------------------------------------------------------------------------------
 
 
 def with_restarts(of: Callable[[list[int]], list[int]]) -> Change:

@@ -153,9 +153,6 @@ class UnreadableSamples(list[UnreadableSample]):
         self.total = 0
         self._seen: set[tuple[str, str]] = set()
 
-    def __repr__(self) -> str:
-        return f"UnreadableSamples({list(self)}, total={self.total})"
-
     def add(self, samples: Iterable[UnreadableSample], on_error: OnError) -> None:
         """Add samples, and log new ones unless ``on_error`` is "raise"."""
         for sample in samples:

@@ -101,7 +101,9 @@ def apply_undecoded(deferral: Deferral, transform: Any, is_compose: bool, image:
     Other inputs, such as a label, must be returned unchanged by the transform.
     """
     transformed = _find_transformed(image)
-    if transformed is None and not (is_compose and image.mode == "RGB" and _sends_pixels(deferral)):
+    # On a CPU, sending decoded images does not pay off if the dataset has used the pixels.
+    sends_pixels = deferral.on_gpu or pixel_uses.why is None
+    if transformed is None and not (is_compose and image.mode == "RGB" and sends_pixels):
         return None
     if others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others)):
         return None
@@ -142,11 +144,6 @@ def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> An
     except (ImageError, Untranslatable):  # too many pixels or too few
         return None
     return image  # preserves the class and attributes, like torchvision
-
-
-def _sends_pixels(deferral: Deferral) -> bool:
-    """Return whether to send decoded images. On a CPU, that does not pay off if the dataset has used the pixels."""
-    return deferral.on_gpu or pixel_uses.why is None
 
 
 def _is_v2(transform: Any) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .deferral import is_materializing
-from .lazy_tensor import SET_DATA, VALUE_METHODS, LazyTensor, is_materialized, to_node
+from .lazy_tensor import SET_DATA, VALUE_METHODS, LazyTensor, is_materialized, run_eagerly, to_node
 from .recorded import Node, Operation, can_record, compute_value, flatten, map_leaves, to_meta
 
 MAX_WRITES = 4096
@@ -153,10 +153,6 @@ class Canvas(LazyTensor):  # type: ignore[metaclass]
             if operator in _FILLS and painting.writes:
                 painting.write(first._part, to_node(args[1]) if len(args) > 1 else 0)
                 return first
-            if operator is _aten.fill_.Scalar and first._part.shape == painting.memory.shape:
-                operator(painting.memory, args[1])
-                painting.fill = args[1]
-                return first
         return _run(operator, args, kwargs)
 
 
@@ -185,13 +181,7 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     is_plain = not any(isinstance(each, LazyTensor) and not isinstance(each, Canvas) for each in leaves)
     if not is_plain or any(each.has_images for each in canvases) or torch.Tag.inplace_view in operator.tags:
         return LazyTensor.__torch_dispatch__.__func__(LazyTensor, operator, (), args, kwargs)  # type: ignore[attr-defined]
-    originals = {id(each._part): each for each in canvases}
-
-    def get_part(value: Any) -> Any:
-        return value._node if isinstance(value, Canvas) else value
-
-    result = operator(*map_leaves(get_part, args), **map_leaves(get_part, kwargs))
-    return map_leaves(lambda value: originals.get(id(value), value), result)
+    return run_eagerly(operator, args, kwargs, wrap=lambda value: value)
 
 
 class Canvases(TorchFunctionMode):

@@ -13,6 +13,7 @@ torch's own loader produces the batches, unless the workers persist or an argume
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 
@@ -26,6 +27,7 @@ MAX_CALLS = 1024
 """Maximum number of cached obstacles. A full cache is cleared, because colors may differ in every call."""
 
 
+@dataclasses.dataclass(eq=False)
 class Deferral:
     """Deferred decoding for the dataset of one loader, in one process.
 
@@ -37,16 +39,13 @@ class Deferral:
         can_stop: whether it stops. The inputs of a server are always packed.
     """
 
-    def __init__(
-        self,
-        on_gpu: bool,
-        find_obstacle: Callable[[Plan], str],
-        is_active: bool = True,
-        has_seen_images: bool = False,
-        can_stop: bool = True,
-    ) -> None:
-        self.on_gpu, self.find_obstacle = on_gpu, find_obstacle
-        self.is_active, self.has_seen_images, self.can_stop = is_active, has_seen_images, can_stop
+    on_gpu: bool
+    find_obstacle: Callable[[Plan], str]
+    is_active: bool = True
+    has_seen_images: bool = False
+    can_stop: bool = True
+
+    def __post_init__(self) -> None:
         self._unused = 0
         self._call_obstacles: dict[Chain, str] = {}
 
@@ -78,14 +77,7 @@ _process_deferral: Deferral | None = None  # in a worker, which belongs to one l
 
 
 class _Thread(threading.local):
-    """State of a thread.
-
-    Attributes:
-        deferral: deferral of this thread, without workers.
-        is_materializing: whether the thread is computing the pixels of an image.
-    """
-
-    deferral: Deferral | None = None
+    deferral: Deferral | None = None  # without workers
     is_materializing = False
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import os
-import re
 import stat
 from collections.abc import Callable
 from typing import IO, Any
@@ -32,9 +31,6 @@ EMPTY = "the file is empty (0 bytes)"
 REPLACE_ADVICE = "Replace the file, or remove it from the dataset"
 LIMIT_ADVICE = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is supposed to be this large"
 SYSTEM_ADVICE = "The file may be intact; the cause may be the disk, the network or a process limit"
-
-_SCAN_HEADER = re.compile(rb"\xff\xda\x00(?:\x08\x01|\x0a\x02|\x0c\x03|\x0e\x04)")
-"""Byte sequence that looks like a scan header, in any kind of JPEG."""
 
 PILLOW_LIMIT_PIXELS = 2 * 89_478_485
 MAX_PASSES = 20
@@ -88,11 +84,7 @@ class EncodedImage:
         return self.width, self.height
 
     def decoded(self) -> Image.Image:
-        """Decode the image with Pillow, like torchvision's ``pil_loader``.
-
-        Raises:
-            ImageError: Pillow cannot decode it.
-        """
+        """Decode the image with Pillow, like torchvision's ``pil_loader``. ImageError: Pillow cannot decode it."""
         # The pixel limit was checked when the image was opened, and may have changed since.
         opener = JpegImageFile if self.data[: len(JPEG_START)] == JPEG_START else PpmImageFile
         return _decode(self.data, self.path, opener)
@@ -108,41 +100,28 @@ class EncodedImage:
     def open(cls, path: str | os.PathLike[str]) -> EncodedImage:
         """Read an image file without decoding it. Pillow decodes files that DALI might decode differently.
 
-        ``PIL.Image.MAX_IMAGE_PIXELS`` limits the number of pixels, as for ``PIL.Image.open``.
-
-        Args:
-            path: path of the file.
-
-        Raises:
-            ImageError: the file is missing, empty, too large, or not an image that Pillow can decode.
+        ``PIL.Image.MAX_IMAGE_PIXELS`` limits the number of pixels, as for ``PIL.Image.open``. ImageError: the file is
+        missing, empty, too large, or not an image that Pillow can decode.
         """
         path = os.fspath(path)
         try:
             data = _read(path)
         except OSError as error:
             raise _read_error(path, error) from error
-        return cls._create(data, path, is_whole=data is not None and len(data) <= MAX_READ_BYTES)
+        return cls.from_bytes(data, path)
 
     @classmethod
-    def from_bytes(cls, data: bytes, path: str = "") -> EncodedImage:
-        """Create an image from the content of a file. Pillow decodes other formats, for which DALI is no faster.
+    def from_bytes(cls, data: bytes | memoryview | None, path: str = "") -> EncodedImage:
+        """Create an image from the content of a file; None: Pillow reads the file.
 
-        Args:
-            data: entire content of the file.
-            path: path for error messages.
-
-        Raises:
-            ImageError: Pillow cannot decode the image, or it is too large.
+        Pillow decodes other formats, for which DALI is no faster. ImageError: Pillow cannot decode the image, or it is
+        too large.
         """
-        return cls._create(bytes(data), path, is_whole=True)
-
-    @classmethod
-    def _create(cls, data: bytes | memoryview | None, path: str, is_whole: bool) -> EncodedImage:
         if data is not None and not data:
-            raise _error(path, EMPTY, kind=ForeignImageError)
+            raise make_error(path, EMPTY, kind=ForeignImageError)
         jpeg = None if data is None else cls.from_jpeg(data, path)
         if jpeg is None:
-            return cls.from_pil(_decode(data if is_whole else None, path), path)
+            return cls.from_pil(_decode(data, path), path)
         Image._decompression_bomb_check(jpeg.size)  # warns like Image.open
         return jpeg
 
@@ -153,17 +132,17 @@ class EncodedImage:
         Pillow then decodes damaged and oversized files when the dataset opens them, and raises its own errors. A
         memoryview refers to the memory of the current batch.
         """
-        if data[: len(JPEG_START)] != JPEG_START:
+        if data[: len(JPEG_START)] != JPEG_START or len(data) > MAX_READ_BYTES:
             return None
         header = read_jpeg_header(data)
         if header is None or not header.matches_pillow or min(header.height, header.width) < MIN_SIDE_PX:
             return None
         if _is_too_large(header.height, header.width):
             return None
-        ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END and len(data) <= MAX_READ_BYTES
+        ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END
         if checks.already_passed and ends_as_jpeg and not header.is_progressive and still_passes(header):
             return cls(data, header.height, header.width, path, header)
-        scans = read_scans(memoryview(data)[:MAX_READ_BYTES], header)
+        scans = read_scans(data, header)
         if scans is not None and not _is_too_large(header.height, header.width, scans.number):
             jpeg = data[: scans.end]
             if is_sound(jpeg, header, scans):
@@ -173,15 +152,11 @@ class EncodedImage:
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
-        """Create an image from a decoded RGB image, which is sent uncompressed as a PPM.
-
-        Raises:
-            ImageError: the image exceeds DALI's size limit.
-        """
+        """Create an image from a decoded RGB image, which is sent as a PPM. ImageError: it exceeds DALI's limit."""
         size_bytes = 3 * image.height * image.width
         if size_bytes > MAX_PIXEL_BYTES:
             reason = f"{image.width} x {image.height} pixels need {size_bytes} bytes; DALI's limit is {MAX_PIXEL_BYTES}"
-            raise _error(path, reason, "too-large", kind=LargeImageError)
+            raise make_error(path, reason, "too-large", kind=LargeImageError)
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
 
@@ -194,35 +169,33 @@ def _is_too_large(height: int, width: int, scans: int = 1) -> bool:
 
 
 def _read(path: str) -> bytes | memoryview | None:
-    """Return the content of a file, at most ``MAX_READ_BYTES`` and one more byte.
+    """Return the content of a file, in the memory of the batch if it fits.
 
-    Return None for devices and files without a size, such as in /proc, which may be endless: Pillow reads them.
-
-    The content is read into the memory of the batch if it fits. This takes four system calls, three fewer than
-    Python's ``open`` and ``read``. OSError: the file cannot be read, or it is a directory.
+    Return None for devices, files without a size, such as in /proc, and large files: Pillow reads what it needs.
+    This takes four system calls, three fewer than Python's ``open`` and ``read``. OSError: the file cannot be read.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(status.st_mode) and not stat.S_ISFIFO(status.st_mode):
+        is_pipe = stat.S_ISFIFO(status.st_mode)
+        if not (is_pipe or stat.S_ISREG(status.st_mode)) or status.st_size > MAX_READ_BYTES:
             return None
-        limit = min(status.st_size, MAX_READ_BYTES) + 1  # one more byte, so that a short read means end of file
+        size = MAX_READ_BYTES if is_pipe else status.st_size
+        limit = size + 1  # one more byte, so that a short read means end of file
         data: bytes | memoryview
         if (memory := batch_memory.allocate(limit)) is None:
             data = os.read(descriptor, limit)
         else:
             data = memory[: os.readv(descriptor, [memory])]
-        if len(data) == limit - 1:
+        if len(data) == size:
             return data
-        if status.st_size == 0 and stat.S_ISREG(status.st_mode):
+        if len(data) == limit:  # it has grown, or has no size
             return None
-        parts = [data]  # the file has grown or is a pipe
-        remaining = MAX_READ_BYTES + 1 - len(data)
-        while parts[-1] and remaining:
-            parts.append(os.read(descriptor, min(remaining, 1 << 20)))
-            remaining -= len(parts[-1])
+        parts = [data]  # pipes and some file systems return less than they could
+        while parts[-1]:
+            parts.append(os.read(descriptor, limit))
         return b"".join(parts)
     finally:
         os.close(descriptor)
@@ -238,42 +211,30 @@ def _decode(
     try:
         file: IO[bytes]
         with open(path, "rb") if data is None else io.BytesIO(data) as file, (opener or Image.open)(file) as image:
-            if opener is None and image.format in ("JPEG", "MPO"):
-                _check_scans(file, image, path)
             decoded: Image.Image = image.convert("RGB")
             _ = decoded.im  # forces decoding: see NOTE [ Deferred decoding ]
             return decoded
     except (ImageError, MemoryError, Image.DecompressionBombWarning):
         raise
     except Image.DecompressionBombError as error:
-        raise _error(path, str(error).rstrip("."), "too-large", LIMIT_ADVICE, kind=LargeImageError) from error
+        raise make_error(path, str(error).rstrip("."), "too-large", LIMIT_ADVICE, kind=LargeImageError) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
         reason = f"{size} bytes, not in an image format that Pillow recognizes"
-        raise _error(path, reason, kind=ForeignImageError) from error
+        raise make_error(path, reason, kind=ForeignImageError) from error
     except Exception as error:  # depends on the format; AVIF raises RuntimeError
         if isinstance(error, OSError) and is_system_fault(error):
             raise _read_error(path, error) from error
-        raise _error(path, f"Pillow cannot decode it: {error}") from error
-
-
-def _check_scans(file: IO[bytes], image: Image.Image, path: str) -> None:
-    """Raise ImageError if decoding the scans of a JPEG would take minutes."""
-    file.seek(0)
-    scans = len(_SCAN_HEADER.findall(file.read(MAX_READ_BYTES)))
-    if _is_too_large(image.height, image.width, scans):
-        reason = f"{image.width} x {image.height} pixels in {scans} scans, each decoded in one pass over the image"
-        reason += "; this may be a decompression bomb"
-        raise _error(path, reason, "too-large", LIMIT_ADVICE, kind=LargeImageError)
+        raise make_error(path, f"Pillow cannot decode it: {error}") from error
 
 
 def _read_error(path: str, error: OSError) -> ImageError:
     reason = f"cannot be read: {error.strerror or error}"
     code, advice = ("machine", SYSTEM_ADVICE) if is_system_fault(error) else ("unreadable", REPLACE_ADVICE)
-    return _error(path, reason, code, advice, error.errno, kind=get_image_error_class(error))
+    return make_error(path, reason, code, advice, error.errno, kind=get_image_error_class(error))
 
 
-def _error(
+def make_error(
     path: str,
     reason: str,
     code: str = "undecodable",
@@ -281,5 +242,6 @@ def _error(
     errno: int | None = None,
     kind: type[ImageError] = ImageError,
 ) -> ImageError:
+    """Return an error about a file."""
     message = f"{path or 'an image'}: {reason}. {advice}"
     return kind(message, code=code, path=path, reason=reason, errno=errno)

@@ -37,13 +37,7 @@ def hold(deferral: Deferral) -> None:
     with _lock:
         if not _is_held():
             # Before installing any, because classes inherit from each other.
-            patches = [
-                *opener_patches(),
-                *decoder_patches(),
-                *pillow_patches(),
-                *tensor_patches(),
-                *call_patches(),
-            ]
+            patches = [*opener_patches(), *decoder_patches(), *pillow_patches(), *tensor_patches(), *call_patches()]
             _undo.extend(_patch(*each) for each in patches)
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False

@@ -110,11 +110,7 @@ checks = _Checks()
 
 
 def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
-    """Parse the marker segments of a JPEG (ITU T.81, annex B). Return None if they are invalid.
-
-    Args:
-        data: content of the file, possibly truncated.
-    """
+    """Parse the marker segments of a JPEG (ITU T.81, annex B). Return None if they are invalid."""
     pos, end = 2, len(data)
     frame: tuple[int, int, bool, bytes, bool] | None = None
     adobe_transform = None
@@ -177,14 +173,10 @@ def _is_parsed(marker: int, content: bytes) -> bool:
 
 
 def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
-    """Parse all scans of a JPEG, which takes longer than parsing the header.
+    """Parse all scans of a JPEG, which takes longer than parsing the header. Other data may follow the JPEG.
 
-    Args:
-        data: the file that the header belongs to. Other data may follow the JPEG.
-
-    Returns:
-        The scans; None if decoders may differ, because a marker is misplaced, coefficients are repeated or missing, or
-        the file is truncated. libjpeg interpolates missing coefficients.
+    Return None if decoders may differ, because a marker is misplaced, coefficients are repeated or missing, or the file
+    is truncated. libjpeg interpolates missing coefficients.
     """
     array = np.frombuffer(data, np.uint8)
     is_marker = array[:-1] == 0xFF

@@ -21,7 +21,6 @@ import contextlib
 import functools
 import io
 import sys
-import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -181,14 +180,9 @@ class Decoded(NamedTuple):
     is_bgr: bool
 
 
-class _Recent(threading.local):
-    """The arrays that this thread decoded last."""
+_recent: collections.deque[Decoded] = collections.deque(maxlen=4)
+"""The arrays that were decoded last."""
 
-    def __init__(self) -> None:
-        self.arrays: collections.deque[Decoded] = collections.deque(maxlen=4)
-
-
-_recent = _Recent()
 _fromarray = original(Image.fromarray)
 
 BGR2RGB = 4
@@ -237,14 +231,14 @@ def _remember_file(array: Any, path: Any, flags: Any = 1) -> None:
 
 def _follow(result: Any, array: Any, code: Any) -> None:
     """Remember the result of a conversion of a remembered array."""
-    for known in tuple(_recent.arrays) if code == BGR2RGB else ():
+    for known in tuple(_recent) if code == BGR2RGB else ():
         if (source := known.array()) is not None and source is array and np.array_equal(source, known.pixels):
             _remember(result, known.image, not known.is_bgr)
 
 
 def _remember(array: NDArray[np.uint8], image: EncodedImage | None, is_bgr: bool) -> None:
     if image is not None and array.dtype == np.uint8 and array.shape == (image.height, image.width, 3):
-        _recent.arrays.append(Decoded(weakref.ref(array), array.copy(), image, is_bgr))
+        _recent.append(Decoded(weakref.ref(array), array.copy(), image, is_bgr))
 
 
 def _defer_fromarray(fromarray: Any, obj: Any, mode: Any = None) -> Any:
@@ -254,9 +248,9 @@ def _defer_fromarray(fromarray: Any, obj: Any, mode: Any = None) -> Any:
 
 def find_decoded(array: Any) -> TransformedImage | None:
     """Return the image of an array, or of a view of one, with RGB pixels; None if it is not known, or has changed."""
-    if type(array) is not np.ndarray or not _recent.arrays or not _is_on_gpu():
+    if type(array) is not np.ndarray or not _recent or not _is_on_gpu():
         return None
-    for known in _recent.arrays:
+    for known in _recent:
         decoded: Any = known.array()
         if decoded is not None and any(decoded is each for each in (array, array.base)):
             order = slice(None, None, -1 if known.is_bgr else 1)

@@ -32,8 +32,7 @@ from .deferral import active, materializing
 from .encoded_image import MAX_READ_BYTES, EncodedImage
 from .transformed import TransformedImage, pixel_uses
 
-_ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}
-"""Attributes of an image without pixels."""
+_ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}  # without pixels
 
 APP1_MARKER = b"\xff\xe1"
 """Marker of APP1 segments, which hold EXIF and XMP data."""
@@ -98,12 +97,8 @@ def _info_state(image: Image.Image) -> dict[str, Any]:
     """Return a copy of the key that ``info`` depends on."""
     state = image.__dict__
     if (info := state.get("info")) is not None:
-        return {"info": _copy_info(info)}
+        return {"info": info.copy()}
     return {_HEADER: state[_HEADER]} if _HEADER in state else {_INFO: state[_INFO]}
-
-
-def _copy_info(info: dict[str | tuple[int, int], Any]) -> dict[str | tuple[int, int], Any]:
-    return {key: list(value) if isinstance(value, list) else value for key, value in info.items()}
 
 
 def find_undecoded(image: Image.Image) -> Undecoded | None:
@@ -159,7 +154,7 @@ def hook_pillow() -> None:
             return transformed.image.data
         if name == "info" and _INFO in vars(self):
             transformed, before = vars(self)[_INFO]
-            info = _copy_info(before.info) if transformed.keeps_info(before.mode, before.size) else {}
+            info = before.info if transformed.keeps_info(before.mode, before.size) else {}
             return vars(self).setdefault("info", info)
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
@@ -242,9 +237,6 @@ class _Pixels:
     def __setitem__(self, xy: Any, color: Any) -> None:
         self._decoded()[xy] = color
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._decoded(), name)
-
     def _decoded(self) -> Any:
         return self._image.im.pixel_access(self._image.readonly)
 
@@ -266,11 +258,6 @@ def get_transformed(image: Image.Image) -> TransformedImage | None:
 def is_lazy(value: Any) -> bool:
     """Return whether a value is an image that may be undecoded. This is fast."""
     return isinstance(value, Image.Image) and (_IMAGE in value.__dict__ or _FILE in value.__dict__)
-
-
-def is_unread(image: Image.Image) -> bool:
-    """Return whether an image is a file before ``load``."""
-    return _FILE in vars(image)
 
 
 def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:

@@ -21,7 +21,6 @@ share it are computed first.
 
 from __future__ import annotations
 
-import copy
 import copyreg
 import functools
 import operator as operators
@@ -72,7 +71,6 @@ UNREACHABLE = (
 SET_DATA = vars(torch._C.TensorBase)["data"].__set__
 """Setter called by ``tensor.data = other``."""
 
-GET_GRAD = vars(torch._C.TensorBase)["grad"].__get__
 SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
 
 VALUE_METHODS = frozenset(
@@ -178,30 +176,27 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
     def as_subclass(self, cls: Any) -> Any:  # bypasses the functions below
         stock = getattr(cls, "stock", cls)
-        if stock in (torch.Tensor, tv_tensors.Image) and not requires_gradient(self):
+        if stock in (torch.Tensor, tv_tensors.Image) and not is_materialized(self):
             kind = LazyTensor if stock is torch.Tensor else LazyImageTensor
             alias = kind.__new__(kind, self, self._node)
             alias._has_known_strides = self._has_known_strides
-            return share(self, alias, lambda values: values)
+            return share(self, alias, lambda values: values.view_as(values))
         return wrap_values(materialize(self).as_subclass(stock))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        sets_gradient = function in (torch.Tensor.requires_grad_, SET_REQUIRES_GRAD)
+        if sets_gradient and False not in (*args[1:], *kwargs.values()):
+            _become_stock(args[0])
+            return function(*args, **kwargs)
         if _needs_autograd(function, args, kwargs):
-            if _sets_requires_grad(function):
-                materialize(args[0])
-                args[0]._node = get_values(args[0])
-                with torch._C.DisableTorchFunctionSubclass():
-                    function(*args, **kwargs)  # for autograd.Function, which does not dispatch on its arguments
-            if function == GET_GRAD:
-                _gather_grad(args[0])
-            return _run_eagerly(function, args, kwargs)
+            return run_eagerly(function, args, kwargs)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
             return _assign(*args)
-        if isinstance(function, torch._ops.OpOverloadPacket) and _is_undispatched(function._qualified_op_name):
-            return _run_eagerly(function, args, kwargs)
+        if isinstance(function, torch._ops.OpOverloadPacket) and not function._qualified_op_name.startswith("aten::"):
+            return run_eagerly(function, args, kwargs)  # such as "image::encode_jpeg", which may not dispatch
         if function is torch.Tensor.new_tensor:  # of the same dtype; its values do not matter
             args = torch.empty(0, dtype=args[0].dtype), *args[1:]
         if name in VALUE_METHODS or function == SET_DATA:
@@ -219,7 +214,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         result = _record(operator, args, kwargs)
         if result is not NotImplemented:
             return result
-        result = _run_eagerly(operator, args, kwargs)
+        result = run_eagerly(operator, args, kwargs)
         if _Tag.inplace_view in operator.tags and isinstance(args[0], LazyTensor):
             with no_dispatch():
                 operator(*args, **kwargs)
@@ -244,25 +239,12 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
         return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
 
     def __deepcopy__(self, memo: Any) -> Any:
-        copied = copy.deepcopy(get_values(self), memo) if requires_gradient(self) else as_image(self.detach().clone())
-        return memo.setdefault(id(self), copied)
+        return memo.setdefault(id(self), as_image(self.detach().clone()))
 
 
 for _class in (LazyTensor, LazyImageTensor):
     for _name in ("__module__", "__qualname__", "__name__"):  # for error messages
         setattr(_class, _name, getattr(_class.stock, _name))
-
-
-class _Values(torch.autograd.Function):
-    """The values of a LazyTensor as part of its graph, for the results of a custom ``autograd.Function``."""
-
-    @staticmethod
-    def forward(ctx: Any, lazy: Any) -> Any:
-        return lazy._node.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Any) -> Any:
-        return grad
 
 
 def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
@@ -331,16 +313,7 @@ def materialize(value: Any) -> Any:
         return value
     if not isinstance(value._node, torch.Tensor):
         value.compute()
-    if _is_in_graph(value) and not _is_in_graph(get_values(value)):
-        with torch._C.DisableTorchFunctionSubclass():
-            is_leaf = value.is_leaf
-        value._node = get_values(value).requires_grad_() if is_leaf else _Values.apply(value)
     return value._node
-
-
-def _is_in_graph(tensor: torch.Tensor) -> bool:
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.requires_grad
 
 
 def requires_gradient(*tensors: torch.Tensor) -> bool:
@@ -354,42 +327,27 @@ def requires_gradient(*tensors: torch.Tensor) -> bool:
     return False
 
 
-@functools.cache
-def _is_undispatched(name: str) -> bool:
-    """Return whether an operator of another library, such as "image::encode_jpeg", runs before it is dispatched."""
-    is_composite: bool = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-    return is_composite and not name.startswith("aten::")
-
-
-def _gather_grad(tensor: LazyTensor) -> None:
-    """Add the gradient accumulated by a leaf to the gradient of its values."""
-    with torch._C.DisableTorchFunctionSubclass():
-        grad, tensor.grad = tensor.grad, None
-    if grad is not None:
-        values = materialize(tensor)
-        values.grad = materialize(grad) if values.grad is None else values.grad + materialize(grad)
-
-
-def _sets_requires_grad(function: Any) -> bool:
-    return function is torch.Tensor.requires_grad_ or function == SET_REQUIRES_GRAD
-
-
 def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a function must be called on values, because its result may require gradients."""
     if getattr(function, "__name__", "") == "__get__":
         node = args[0]._node
         return isinstance(node, torch.Tensor) and node.requires_grad
-    if _sets_requires_grad(function):
-        return bool({"requires_grad": True, **dict(zip(("self", "requires_grad"), args)), **kwargs}["requires_grad"])
     kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
     return requires_gradient(*[each for each in flatten((args, kwargs)) if isinstance(each, kind)])
 
 
-def _run_eagerly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _become_stock(tensor: LazyTensor) -> None:
+    """Turn a LazyTensor into a tensor of its stock class."""
+    torch._C._swap_tensor_impl(tensor, materialize(tensor))
+    vars(tensor).clear()
+    _set_class(tensor, type(tensor).stock)
+
+
+def run_eagerly(function: Any, args: Any, kwargs: dict[str, Any], wrap: Callable[[Any], Any] = wrap_values) -> Any:
     """Call a function on values and wrap its results. An argument among the results stays the same object."""
     originals = {id(materialize(each)): each for each in flatten((args, kwargs)) if isinstance(each, torch.Tensor)}
     result = function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
-    return map_leaves(lambda each: originals[id(each)] if id(each) in originals else wrap_values(each), result)
+    return map_leaves(lambda each: originals[id(each)] if id(each) in originals else wrap(each), result)
 
 
 def _compute(tensor: LazyTensor) -> torch.Tensor:
@@ -519,30 +477,26 @@ def share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor
     return alias
 
 
-BASIC_INDICES = (int, slice, type(None), type(...))
+BASIC_INDICES = frozenset({int, slice, type(None), type(...)})
 
 
 def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
     """Execute or record ``tensor[index] = value``."""
     alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and is_unshared(tensor)
-    alone &= not any(each is tensor for each in flatten((index, value)))  # torch may refuse to read what it writes
-    if isinstance(value, torch.Tensor) and value.dtype != tensor.dtype:
-        # torch converts values only for basic indices, but does not check that on the meta device.
-        alone &= all(isinstance(each, BASIC_INDICES) for each in (index if isinstance(index, tuple) else (index,)))
+    # torch may refuse to read what it writes, and checks other indices only on values.
+    indices = index if isinstance(index, tuple) else (index,)
+    alone &= value is not tensor and all(type(each) in BASIC_INDICES for each in indices)
     if alone:
         try:
             with no_dispatch():
-                meta, meta_index = to_meta(tensor), map_leaves(to_meta, index)
-                meta[meta_index] = to_meta(value)
-                if isinstance(value, torch.Tensor):  # the line above does not check shapes for lists of indices
-                    extra = max(0, value.ndim - meta[meta_index].ndim)
-                    meta[meta_index].copy_(to_meta(value).reshape(value.shape[extra:]))
+                to_meta(tensor)[index] = to_meta(value)
         except Exception:
             alone = False
     if alone:
         assert isinstance(tensor, LazyTensor)
-        args = tensor._node, map_leaves(to_node, index), to_node(value)
-        tensor._node = Operation("set", args, {}, keeps_dtype=True)
+        tensor._node = Operation(
+            "set", (tensor._node, map_leaves(to_node, index), to_node(value)), {}, keeps_dtype=True
+        )
     else:
         materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
 

@@ -23,7 +23,6 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -49,7 +48,6 @@ from .lazy_image import (
     get_transformed,
     hook_pillow,
     is_lazy,
-    is_unread,
     replace_undecoded,
 )
 from .lazy_tensor import create_lazy_output
@@ -103,7 +101,6 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
         yield Image.Image, note.__name__, _record(getattr(Image.Image, note.__name__), note)
     yield Image.Image, "paste", unless_handled(Image.Image.paste, _paste)
     yield Image.Image, "split", unless_handled(Image.Image.split, _split)
-    yield Image.Image, "thumbnail", unless_handled(Image.Image.thumbnail, _thumbnail)
     for enhancer in ENHANCERS:
         yield enhancer, "__init__", unless_handled(enhancer.__init__, functools.partial(_defer_degenerate, enhancer))
     yield from replacements(Image.new, unless_handled(original(Image.new), _defer_new))
@@ -363,40 +360,6 @@ def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any =
     note = _crop(-left, -top, *image.size, canvas.meaning)
     transformed = _extend(deferral, im.convert(image.mode), note, again)
     return NotImplemented if transformed is None else replace_undecoded(image, transformed)
-
-
-class _Thumbnail:
-    """Stand-in for an image, which Pillow resizes in its place. ``resized`` is the result, if its size changes."""
-
-    resized: Image.Image | None = None
-
-    def __init__(self, image: Image.Image) -> None:
-        self._image, self.size = image, image.size
-        self.width, self.height = image.size
-
-    def draft(self, _: Any, size: Any) -> None:
-        if is_unread(self._image) and min(self.width // size[0], self.height // size[1]) > 1:
-            raise ValueError("Pillow decodes the file at a smaller size")
-
-    def load(self) -> None:
-        """Do nothing."""
-
-    def resize(self, *args: Any, **kwargs: Any) -> Any:
-        self.resized = self._image.resize(*args, **kwargs)
-        return SimpleNamespace(im=SimpleNamespace(mode=""))
-
-
-def _thumbnail(thumbnail: Any, image: Image.Image, *args: Any, **kwargs: Any) -> Any:
-    if not is_lazy(image):
-        return NotImplemented
-    stand_in = _Thumbnail(image)
-    thumbnail(stand_in, *args, **kwargs)
-    resized = None if stand_in.resized is None else get_transformed(stand_in.resized)
-    if resized is None:
-        return NotImplemented
-    replace_undecoded(image, resized)
-    image.readonly = 0
-    return None
 
 
 # --- ImageEnhance -----------------------------------------------------------------------------------------------------

@@ -42,10 +42,6 @@ class ProxyInputs:
         self.names = names or ("",) * len(inputs)
         self.run: weakref.ref[ProxyInputBatch] | None = None
 
-    def __repr__(self) -> str:
-        shapes = ", ".join(f"{array.dtype}{list(array.shape)}" for array in self.inputs)
-        return f"ProxyInputs({shapes}{', ' + self.source if self.source else ''})"
-
     def __reduce__(self) -> tuple[Any, ...]:
         return ProxyInputs, (self.server, self.inputs, self.source, self.names)
 
@@ -60,9 +56,6 @@ class ProxyInputBatch:
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:
         self.calls = calls
         self.done: dict[int, Sequence[torch.Tensor]] = {}
-
-    def __repr__(self) -> str:
-        return f"ProxyInputBatch({len(self.calls)} samples)"
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only for the queue of a stock DataLoader, where torch's shared memory is the fastest transport.
@@ -156,9 +149,6 @@ class Proxy:
 
     def __init__(self, server: str, input_names: tuple[str, ...], num_outputs: int) -> None:
         self.server, self.input_names, self.num_outputs = server, input_names, num_outputs
-
-    def __repr__(self) -> str:
-        return f"Proxy({', '.join(self.input_names)})"
 
     def __call__(self, *args: Any, **inputs: Any) -> ProxySample | tuple[ProxySample, ...]:
         """

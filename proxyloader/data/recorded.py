@@ -2,7 +2,7 @@
 
 Unpickling an operation in the main process executes it and yields its result. On a CPU, most of the time of an
 operation on a batch is spent on newly allocated memory, so the result overwrites the first argument if that is the
-result of another operation, and nothing else refers to it.
+result of a pointwise operation, and nothing else refers to it.
 """
 
 from __future__ import annotations
@@ -58,18 +58,12 @@ class Operation:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return the pickle reduction of the operation, which unpickles to its result."""
-        first = self.args[0] if self.args else None
-        used_once = False
-        if isinstance(first, Operation):  # ``first`` and the arguments hold two of the references
+        first, overwrites = self.args[0] if self.args else None, False
+        if self.keeps_dtype and isinstance(first, Operation) and _is_pointwise_operator(first.name):
             references, unreferenced = (sys.getrefcount(each) for each in (first, object()))
-            used_once = first.owns_memory and references == unreferenced + 2
+            overwrites = references == unreferenced + 2  # ``first`` and the arguments
         args, kwargs = map_leaves(_wrap_output, self.args), map_leaves(_wrap_output, self.kwargs)
-        return replay, (self.name, args, kwargs, used_once and self.keeps_dtype)
-
-    @property
-    def owns_memory(self) -> bool:
-        """Whether the result does not share memory with an argument."""
-        return self.name == "paint" or _writes(self.name) or _is_pointwise_operator(self.name)
+        return replay, (self.name, args, kwargs, overwrites)
 
 
 class _Input:
@@ -142,11 +136,11 @@ def flatten(value: Any) -> list[Any]:
 def execute(name: str, args: Any, kwargs: Any, overwrite: bool = False) -> Any:
     """Execute a recorded operation on tensors with values, possibly overwriting the first argument."""
     function = get_operator(name)
-    if not _writes(name):
-        return ((overwrite and _get_in_place(name)) or function)(*args, **kwargs)
-    tensor = args[0] if overwrite else args[0].clone()
-    function(tensor, *args[1:], **kwargs)
-    return tensor
+    if name == "set" or (name not in _OWN and function._schema.is_mutable):
+        tensor = args[0] if overwrite else args[0].clone()
+        function(tensor, *args[1:], **kwargs)
+        return tensor
+    return ((overwrite and _get_in_place(name)) or function)(*args, **kwargs)
 
 
 def _paint(base: Any, shape: Any, dtype: torch.dtype, places: Sequence[Any], values: Sequence[Any]) -> torch.Tensor:
@@ -169,11 +163,6 @@ _OWN = {"set": operator.setitem, "take": operator.getitem, "paint": _paint}
 @functools.cache
 def get_operator(name: str) -> Any:
     return _OWN.get(name) or functools.reduce(getattr, name.split("."), torch.ops)
-
-
-def _writes(name: str) -> bool:
-    """Return whether an operation is in-place, so that it is done to a copy of its first argument."""
-    return name == "set" or (name not in _OWN and get_operator(name)._schema.is_mutable)
 
 
 @functools.cache
@@ -259,13 +248,10 @@ def infer_result(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation on the meta device. Results are cached, because this is slow.
 
     Raises:
-        Exception: the operator rejects the arguments, or does not support the meta device.
+        Exception: the operator rejects the arguments, does not support the meta device, or has unhashable arguments.
     """
     key = function, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
-    try:
-        result = _inferred.get(key)
-    except TypeError:  # an argument is not hashable
-        return function(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
+    result = _inferred.get(key)
     if result is None:
         result = function(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
         if len(_inferred) >= MAX_CACHED:

@@ -17,7 +17,7 @@ from torchvision.datasets.vision import VisionDataset
 from .._validation import check_int
 from ..errors import ImageError
 from .bad_samples import MissingImageError
-from .encoded_image import REPLACE_ADVICE, SYSTEM_ADVICE, EncodedImage
+from .encoded_image import SYSTEM_ADVICE, EncodedImage, make_error
 from .lazy_image import create_lazy_image
 
 FIRST_PAUSE_S = 0.1
@@ -176,12 +176,10 @@ def _open(data: bytes | Exception, url: str) -> Image.Image:
     if isinstance(data, PERMANENT_ERRORS):
         is_missing, reason = isinstance(data, FileNotFoundError), f"cannot be read: {data}"
         kind, number = (MissingImageError, errno.ENOENT) if is_missing else (ImageError, data.errno)
-        message = f"{url}: {reason}. {REPLACE_ADVICE}"
-        raise kind(message, code="unreadable", path=url, reason=reason, errno=number) from data
+        raise make_error(url, reason, "unreadable", errno=number, kind=kind) from data
     if isinstance(data, Exception):
         reason = f"cannot be fetched: {data or type(data).__name__}"
-        message = f"{url}: {reason}. {SYSTEM_ADVICE}"
-        raise ImageError(message, code="machine", path=url, reason=reason, errno=errno.ETIMEDOUT) from data
+        raise make_error(url, reason, "machine", SYSTEM_ADVICE, errno.ETIMEDOUT) from data
     return create_lazy_image(EncodedImage.from_bytes(data, url))
 
 

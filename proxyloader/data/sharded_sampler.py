@@ -91,8 +91,7 @@ class World:
     def resolve(cls, num_shards: int | Auto, shard_id: int | Auto) -> World:
         """Create a World, with "auto" replaced by the value from ``current``.
 
-        Raises:
-            ValueError: a number is invalid, or only ``shard_id`` is "auto" and ``num_shards`` differs from ``current``.
+        ValueError: a number is invalid, or only ``shard_id`` is "auto" and ``num_shards`` differs from ``current``.
         """
         if shard_id != "auto":
             return cls(cls.current().num_shards if num_shards == "auto" else num_shards, shard_id)
@@ -141,13 +140,7 @@ class LastBatchPolicy(enum.Enum):
 
     @classmethod
     def of(cls, policy: str | enum.Enum) -> LastBatchPolicy:
-        """
-        Args:
-            policy: a member of this class or of DALI's ``LastBatchPolicy``, or "fill", "partial" or "drop".
-
-        Raises:
-            ValueError: the policy is none of these.
-        """
+        """Return the member for one of this class or of DALI's ``LastBatchPolicy``, or "fill", "partial" or "drop"."""
         name = policy.name if isinstance(policy, enum.Enum) else str(policy)
         if name.upper() not in cls.__members__:
             allowed = ", ".join(f"{each.value!r}" for each in cls)

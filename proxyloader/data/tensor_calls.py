@@ -69,8 +69,7 @@ def tensor_patches() -> Iterator[tuple[Any, Any, Any]]:
         for name, function in find(*named).items():
             notes[function] = named[name]
             yield from replacements(function, _record(original(function), named[name], cast("Version", version)))
-    (to_pil,) = find(f"{TORCHVISION}.functional:to_pil_image").values() or (None,)
-    if to_pil is not None:
+    for to_pil in find(f"{TORCHVISION}.functional:to_pil_image").values():
         yield from replacements(to_pil, _record(original(to_pil), to_pil_image, "v1"))
     for registry in find(f"{TORCHVISION}.v2.functional._utils:_KERNEL_REGISTRY").values():
         for kernels in registry.values():
@@ -244,12 +243,7 @@ def _affine(image: Input, size: Size, matrix: Any, interpolation: Any, fill: Any
 
 
 def rotate_v2(
-    image: Input,
-    angle: Any,
-    interpolation: Any = "nearest",
-    expand: Any = False,
-    center: Any = None,
-    fill: Any = None,
+    image: Input, angle: Any, interpolation: Any = "nearest", expand: Any = False, center: Any = None, fill: Any = None
 ) -> Note:
     angle = number(angle) % 360
     if center is None and angle == 0:

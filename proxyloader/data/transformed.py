@@ -7,7 +7,6 @@ import functools
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -77,23 +76,10 @@ def find_caller(frame: FrameType | None) -> str:
     return transform
 
 
-class _Decoded(threading.local):
-    """The image that this thread decoded last. Code may use the pixels of several crops of it."""
-
-    def __init__(self) -> None:
-        self.images: weakref.WeakKeyDictionary[EncodedImage, Image.Image] = weakref.WeakKeyDictionary()
-
-
-_last = _Decoded()
-
-
+@functools.lru_cache(maxsize=1)  # code may use the pixels of several crops of an image
 def _decode(image: EncodedImage) -> Image.Image:
     """Return the decoded image, which must not be changed."""
-    if image not in _last.images:
-        decoded = image.decoded()
-        _last.images.clear()
-        _last.images[image] = decoded
-    return _last.images[image]
+    return image.decoded()
 
 
 class TransformedImage(ProxyInputs):
@@ -225,11 +211,7 @@ class TransformedImage(ProxyInputs):
         return bool(image.info)
 
     def materialize(self) -> Any:
-        """Return torchvision's result for the image that Pillow decodes: a PIL image or a tensor.
-
-        Raises:
-            ImageError: Pillow cannot decode the image.
-        """
+        """Return torchvision's result for the image that Pillow decodes. ImageError: Pillow cannot decode it."""
         if self._materialized is None:
             assert self.decode is not None
             pixel_uses.add()

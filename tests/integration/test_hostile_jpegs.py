@@ -21,7 +21,7 @@ from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.make_dataset import photograph
 from proxyloader.tools.verify import check_file
 
-from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND, scan_bomb
+from ..hostile_jpegs import DAMAGES, HOSTILE_JPEGS, SOUND
 from ..numbered import numbered_image, read_numbers
 from ..odd_formats import ODD_FORMATS
 from ..outcomes import outcomes
@@ -286,41 +286,6 @@ def test_a_file_of_any_format_that_is_damaged_at_random_is_an_image_or_an_image_
             assert "damaged" in str(error)
         else:
             assert image.height > 0 and image.width > 0
-
-
-# --- bombs ------------------------------------------------------------------------------------------------------------
-
-
-def arithmetic(data: bytes) -> bytes:
-    return data.replace(b"\xff\xc2\0\x11", b"\xff\xca\0\x11")
-
-
-def behind_junk(data: bytes) -> bytes:
-    """Where Pillow goes on reading, and a stricter reader does not."""
-    first_segment_end = 4 + int.from_bytes(data[4:6], "big")
-    return data[:first_segment_end] + b"junk" + data[first_segment_end:]
-
-
-# Of a size that would take a decoder some ten seconds, so that a failing test ends too.
-BOMBS = {
-    "progressive": scan_bomb(13_000, 13_000, 300),
-    "sequential": scan_bomb(13_000, 13_000, 300, frame=0xC0),
-    "progressive arithmetic": arithmetic(scan_bomb(13_000, 13_000, 300)),
-    "behind junk": behind_junk(scan_bomb(13_000, 13_000, 300)),
-    "small and endless": scan_bomb(1_000, 1_000, 20_000),
-}
-
-
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("bomb", BOMBS)
-def test_a_small_file_of_endless_scans_is_refused(tmp_path: Path, bomb: str, workers: int, device: str) -> None:
-    files = [(".jpg", BOMBS[bomb] if number == BATCH + ODD else spelled(number)) for number in range(3 * BATCH)]
-    dataset = folder_of(tmp_path / "set", files, transforms.PILToTensor())
-    before, found, after = outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
-    assert isinstance(found, ImageError) and found.code == "too-large"
-    assert (found.index, found.path) == (BATCH + ODD, dataset.samples[BATCH + ODD][0])
-    assert numbers_of([image for image, _ in [*before, *after]]) == [0, 1, 2, 6, 7, 8]
 
 
 def test_the_files_are_small_and_all_explained() -> None:

@@ -118,10 +118,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "split": lambda i: i.resize((70, 60)).split()[-1],
     "merge": lambda i: Image.merge("RGB", i.convert("RGB").resize((60, 50)).split()[::-1]),
     "merge of getchannel": lambda i: Image.merge("RGB", [i.convert("RGB").getchannel(c) for c in (2, "R", 2)]),
-    "thumbnail": lambda i: (i := i.convert("RGB"), i.thumbnail((50, 60)), i)[2],
-    "thumbnail of a file": lambda i: (i.thumbnail((100, 90)), i)[1],
-    "thumbnail without a gap": lambda i: (i := i.copy(), i.thumbnail((20, 20), reducing_gap=None), i)[2],
-    "thumbnail of the same size": lambda i: (i.thumbnail((300, 300)), i)[1],
     "draft of the same size": lambda i: (i.draft(None, (100, 100)), i.rotate(9))[1],
     "TF.gaussian_blur": lambda i: TF.gaussian_blur(i, 3, 0.7),
     "F2.gaussian_blur": lambda i: F2.gaussian_blur(i, [3, 3], [0.8]),
@@ -187,7 +183,6 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 
 OF_PIXELS: dict[str, Callable[[Any], Any]] = {
     "thumbnail": lambda i: (i.thumbnail((20, 20)), i)[1],
-    "thumbnail of a file": lambda i: (i.thumbnail((70, 70), reducing_gap=1.0), i)[1],
     "draft": lambda i: (i.draft("L", (40, 30)), i)[1],
     "reduce": lambda i: i.reduce(2),
     "resize with a gap": lambda i: i.resize((20, 20), reducing_gap=2.0),
