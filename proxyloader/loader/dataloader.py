@@ -467,10 +467,7 @@ class DataLoader(TorchDataLoader[T]):
         state, pool = current.copy(), self._pool
         if not state.batches and not isinstance(self.dataset, IterableDataset):
             record_upcoming_order(state, self._inner_sampler, self.seed, "next")
-        if pool is not None and self.num_workers:  # each batch carries the state of its worker
-            unknown = [worker for worker in range(self.num_workers) if worker not in state.worker_states]
-            state.worker_states |= pool.states_at_start(unknown)
-        elif pool is not None and pool.worker_dataset is not None:
+        if not self.num_workers and pool is not None and pool.worker_dataset is not None:
             state.worker_states = {0: saved} if (saved := pool.worker_dataset.state()) else {}
         return state
 
@@ -497,7 +494,7 @@ class DataLoader(TorchDataLoader[T]):
     def _states_at_end(self, previous: LoaderState) -> dict[int, dict[str, Any]]:
         states = dict(previous.worker_states)
         if self._pool is not None and self._pool.board is not None:
-            states |= self._pool.board.read_end_states()
+            states |= self._pool.board.read()
         return {worker: carry_over(state) for worker, state in states.items()}
 
     @property

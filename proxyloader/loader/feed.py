@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -148,7 +148,6 @@ class Feed:
     Attributes:
         process: ID of the process that created it; 0 if the constructor failed.
         worker_wait_s: time that ``next`` has waited for workers since the iterator reset it, in seconds.
-        worker_processes: the worker processes of torch's iterator.
         truncated: whether a worker was lost, so that no batches follow its error.
     """
 
@@ -174,7 +173,6 @@ class Feed:
         # unless the dataset or its iterators restore their states.
         self._skip_batches = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
         self.worker_wait_s, self.truncated = 0.0, False
-        self.worker_processes: Sequence[Any] = getattr(batches, "_workers", ())
         self.process = os.getpid()
         pool.feed = weakref.ref(self)
 

@@ -153,8 +153,8 @@ class LoaderIterator:
         state.batches += 1
         if not self._sizes:
             return 0
-        size, positions = self._sizes.popleft()
-        state.samples += positions
+        size = self._sizes.popleft()
+        state.samples += self._pool.requests.positions(size)
         return size
 
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from ..lifetime import EXIT_TIMEOUT_S, at_exit, before_exit
 from ..transforms.plan import Plan
 from .arena import Arena
 from .fetch import Fetcher, PassedSamples
-from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
+from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, is_distributed
 from .worker import PackedDataset, PackStream, set_up_worker
@@ -188,7 +188,7 @@ class WorkerPool:
         requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
         arena: shared memory; None without workers or images.
         worker_dataset: the dataset passed to ``workers``; None if they yield torch's own batches.
-        board: where workers write the states at the start and end of an epoch.
+        board: where the workers of a stream write their states at the end of an epoch.
         deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
         broken: whether a worker was lost, so that the next epoch requires new workers.
         feed: the feed that uses the workers.
@@ -252,8 +252,6 @@ class WorkerPool:
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         states = loader_state.worker_states if loader_state.resumes else {}
         is_iterable = isinstance(dataset, IterableDataset)
-        if loader.num_workers and (is_iterable or is_stateful(dataset)) and hasattr(os, "memfd_create"):
-            self.board = StateBoard(loader.num_workers)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
         may_have_images = has_images or (deferral is not None and not loader.pin_memory)
         if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
@@ -271,6 +269,8 @@ class WorkerPool:
             find_obstacle=loader._options.find_obstacle,
         )
         if is_iterable:
+            if loader.num_workers and hasattr(os, "memfd_create"):
+                self.board = StateBoard(loader.num_workers)
             self.worker_dataset = StatefulStream(dataset, states, self.board, loader.seed)
             # torch handles data pipes by their class, so it must see the data pipe itself.
             stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
@@ -278,7 +278,7 @@ class WorkerPool:
         num_prefetched = max(1, loader.num_workers * (loader.prefetch_factor or 0))
         self.requests = RequestSampler(sampler, batched, self.arena, loader.seed, num_prefetched)
         keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
-        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states, self.board, keeps_generators)
+        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states, keeps_generators)
         return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
 
     def start(self, loader: Any, loader_state: LoaderState) -> Any:
@@ -293,8 +293,7 @@ class WorkerPool:
         if self.requests is not None:
             self.requests.loader_state = loader_state
         if self.board is not None:
-            # Persistent workers restart their streams, and write their states again.
-            self.board.begin(loader_state.epoch, clears=self.requests is None or not self.has_workers)
+            self.board.begin(loader_state.epoch)
         if loader._seed_generator is not None:
             loader_state.restore_or_record(loader._seed_generator, "workers")
         # What torch draws a shuffled order from, unless the sampler has its own generator.
@@ -317,14 +316,6 @@ class WorkerPool:
         if isinstance(self.worker_dataset, PackedDataset) and not self.workers.num_workers:
             self.worker_dataset.begin(0)  # after torch has drawn its seed, because a dataset may set generator states
         return batches
-
-    def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return the initial states of workers that have not returned a batch yet, by worker number."""
-        feed = self.feed() if self.feed is not None else None
-        if self.board is None or feed is None:
-            return {}
-        states = {worker: self.board.read_start(worker, feed.worker_processes[worker].is_alive) for worker in workers}
-        return {worker: state for worker, state in states.items() if state}
 
     @property
     def uses_torch_batches(self) -> bool:

@@ -23,7 +23,7 @@ from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
 from .fetch import Fetcher
-from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
+from .loader_state import StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest, WorkerDraws
@@ -43,12 +43,10 @@ class PackedDataset(Dataset[Any]):
         fetcher: Fetcher,
         packer: Packer,
         arena: Arena | None,
-        states: WorkerStates | None = None,
-        board: StateBoard | None = None,
-        keeps_generators: bool = False,
+        states: WorkerStates,
+        keeps_generators: bool,
     ) -> None:
-        self.fetcher, self._packer, self._arena = fetcher, packer, arena
-        self._states, self._board = states or {}, board
+        self.fetcher, self._packer, self._arena, self._states = fetcher, packer, arena, states
         self._draws = WorkerDraws() if keeps_generators else None
         # Sizes of the last batch. A dataset may read many files that are never sent, which must not fill the slot.
         self._batch_bytes = self._sent_bytes = 0
@@ -58,8 +56,6 @@ class PackedDataset(Dataset[Any]):
     def begin(self, worker_id: int) -> None:
         """Restore the dataset's state in this worker before the first batch."""
         load_dataset_state(self.fetcher.dataset, self._states.get(worker_id, {}))
-        if self._board is not None:
-            self._board.write(worker_id, self.state())
 
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
