@@ -270,7 +270,7 @@ a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.discard_pending | self.arena.release(request.slot) => pass
     workers/test_request_sampler.py
 a slot is written to while DALI still reads it
-    workers/arena.py:Arena.release | and (reader is None or reader.inputs_released()) =>
+    workers/arena.py:Arena.release | and all((pipeline_run.inputs_released() for pipeline_run in readers)) =>
     workers/test_arena.py integration
 the user's collate_fn draws other numbers each time
     loader/assembly.py:BatchAssembler._collate | fetcher.seed_batch(batch.request) => pass

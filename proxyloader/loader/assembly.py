@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from .._random_state import preserve_rng
-from ..dali.output_format import stack, stack_or_list
+from ..dali.output_format import OutputFormat, stack, stack_or_list
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.encoded_image import EncodedImage
 from ..data.hooks import deferred
@@ -58,20 +58,15 @@ Failures = dict[tuple[int, int], ImageError]
 class BatchAssembler:
     """Converts in-flight batches to the batches of the training loop."""
 
-    def __init__(
-        self,
-        feed: Feed,
-        errors: UnreadableSamples,
-        collate_fn: Callable[[Any], Any],
-        counts: ImageCounts,
-        pin: bool,
-        options: LoaderOptions,
-    ) -> None:
-        self._pool, self._servers, self._errors, self._collate_fn = feed.pool, feed.servers, errors, collate_fn
-        self._pin = pin and not feed.pool.workers.pin_memory and torch.cuda.is_available()
-        self._options, self._on_error, self._format = options, options.on_error, options.format
-        self._counts = counts
-        counts.begin_epoch()
+    def __init__(self, feed: Feed, loader: Any) -> None:
+        self._pool, self._servers = feed.pool, feed.servers
+        self._errors: UnreadableSamples = loader.errors
+        self._collate_fn: Callable[[Any], Any] = loader.collate_fn
+        self._pin = loader.pin_memory and not feed.pool.workers.pin_memory and torch.cuda.is_available()
+        self._options: LoaderOptions = loader._options
+        self._on_error = self._options.on_error
+        self._format: OutputFormat = self._options.format
+        self._counts: ImageCounts = loader._counts
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
         """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample.
@@ -212,7 +207,7 @@ class BatchAssembler:
             single = packer.pack_alone(sample)
             if not single.runs and not single.is_computed:
                 return sample
-            outputs, failures = self._recover(single, [self._run(single, run) for run in single.runs])
+            outputs, failures = self._recover(single, [PipelineError("not run yet")] * len(single.runs))
             if not failures:
                 return self._unpickle(single.content, single, outputs, failures)[0]
             unreadable.extend(UnreadableSample.from_error(candidate, error) for error in failures.values())
@@ -248,10 +243,15 @@ class BatchAssembler:
         return recovered, failures
 
     def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:
-        if not self._servers[run.server].pipeline.exec_dynamic:
-            outputs = self._run(batch, run)  # in DALI's old executor, the batches after a bad one fail as well
-            if not isinstance(outputs, PipelineError):
-                return outputs, {}
+        server = self._servers[run.server]
+        if not server.pipeline.exec_dynamic:
+            server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
+            try:
+                return self._submit(run, *batch.read(run, self._pool.arena)), {}
+            except PipelineError as failed_again:
+                error = failed_again.with_traceback(None)
+            finally:
+                server.resume()
         if run.schedule is not None or run.server in self._pool.plans:
             return self._run_with_pillow(batch, run)
         if self._on_error != "raise":
@@ -260,14 +260,14 @@ class BatchAssembler:
         raise error.at(f"{_describe_batch(batch)} ({advice})", indices=batch.sample_indices) from error
 
     def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        images, *rest = map(list, batch.inputs(run, self._pool.arena))
+        inputs, schedule = batch.read(run, self._pool.arena)
+        images, *rest = map(list, inputs)
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             decoded: list[Any] = list(pool.map(_decode, images, run.sources))
         failures = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         good_row = next((row for row in range(len(decoded)) if row not in failures), None)
         if good_row is None or (failures and self._on_error == "raise"):
             return [], failures
-        schedule = batch.schedule(run, self._pool.arena)
         for row in failures:  # the run requires an input in each row
             if schedule is not None:
                 decoded[row] = _blank(schedule.shapes[row])
@@ -278,7 +278,7 @@ class BatchAssembler:
 
     def _run_one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         """Run each sample of a hand-written pipeline alone to find those that it fails on."""
-        inputs = batch.inputs(run, self._pool.arena)
+        inputs, _ = batch.read(run, self._pool.arena)
         rows: list[Outputs] = []
         failures: dict[int, ImageError] = {}
         for row, source in enumerate(run.sources):
@@ -292,19 +292,8 @@ class BatchAssembler:
         return [stack_or_list([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], failures
 
     def _submit(self, run: PackedRun, inputs: Sequence[Any], schedule: Schedule | None) -> Outputs:
-        server: Any = self._servers[run.server]
-        outputs: Outputs = server.collect(server.submit(inputs, *(() if schedule is None else (schedule,))))
-        return outputs
-
-    def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
-        server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
-        try:
-            return self._submit(run, batch.inputs(run, self._pool.arena), batch.schedule(run, self._pool.arena))
-        except PipelineError as error:
-            return error.with_traceback(None)
-        finally:
-            server.resume()
+        return server.collect(server.submit(inputs, schedule))
 
 
 def _resolve(outputs: list[Outputs], advice: str, place: Any) -> Any:

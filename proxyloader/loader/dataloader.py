@@ -300,11 +300,13 @@ class DataLoader(TorchDataLoader[T]):
             options, feed, assembler = self._options, None, None
             is_deferring = pool.fetcher.deferral is not None and pool.fetcher.deferral.is_active
             expects_images = is_deferring and options.server is None and has_transform(self.dataset)
-            servers = self._servers.begin_epoch(pool.plans, options, expects_images)
+            known = self._find_plans()[0].keys() | self._servers.discovered
+            plans = {key: plan for key, plan in pool.plans.items() if key in known}
+            servers = self._servers.begin_epoch(plans, options, expects_images)
             self._log_epoch()
             if not pool.uses_torch_batches:
                 feed = Feed(batches, pool, self._servers, servers, loader_state, options)
-                assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
+                assembler = BatchAssembler(feed, self)
             iterator.begin(batches, pool, loader_state, feed, assembler)
         except BaseException:
             pool.shut_down(batches)

@@ -155,17 +155,14 @@ class PackedBatch:
         assert arena is not None and self.request is not None and self.request.slot is not None
         return arena.memory(self.request.slot, self.size_bytes)
 
-    def inputs(self, run: PackedRun, arena: Arena | None) -> list[NDArray[Any] | list[NDArray[Any]]]:
-        """Return the inputs of a run for ``RunQueue.submit``."""
+    def read(self, run: PackedRun, arena: Arena | None) -> tuple[list[Any], Schedule | None]:
+        """Return the arguments of ``RunQueue.submit`` for a run: its inputs, and the schedule of its kernels."""
         memory = self.memory(arena)
-        return [part.views(memory) for part in run.inputs]
-
-    def schedule(self, run: PackedRun, arena: Arena | None) -> Schedule | None:
-        """Return the launches of kernels for a run."""
+        inputs = [part.views(memory) for part in run.inputs]
         if run.schedule is None:
-            return None
+            return inputs, None
         schedule, place = run.schedule
-        return dataclasses.replace(schedule, memory=place.views(self.memory(arena))[0])
+        return inputs, dataclasses.replace(schedule, memory=place.views(memory)[0])
 
     @property
     def sample_indices(self) -> Sequence[Any] | None:

@@ -5,7 +5,6 @@ Its iterator shuts down faster than torch's.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
@@ -18,14 +17,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
-from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import lifetime
 from .._random_state import SeededIterator, make_generator, preserve_rng, seed_generators
 from ..data import hooks
 from ..data.deferral import Deferral
-from ..lifetime import EXIT_TIMEOUT_S, at_exit
 from ..transforms.plan import Plan
 from .arena import Arena
 from .fetch import Fetcher, PassedSamples
@@ -67,7 +64,6 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._process = os.getpid()
         self._first_worker = loader.first_worker
         super().__init__(loader)
-        _iterators.add(self)
 
     def _try_put_index(self) -> None:
         for _ in range(self._first_worker):
@@ -103,21 +99,6 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 self._workers: Any = [_DeadlineProcess(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()
 
-    def terminate_workers(self) -> None:
-        """Terminate running workers at exit. multiprocessing would wait forever for a worker that hangs."""
-        # SIGTERM kills a spawned worker that is still starting, which torch would report as a dead worker.
-        if self._worker_pids_set:
-            with contextlib.suppress(ValueError):  # another thread has removed them
-                signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
-            self._worker_pids_set = False
-        for worker in self._workers:
-            worker._popen.terminate()
-        deadline_s = time.monotonic() + EXIT_TIMEOUT_S
-        for worker in self._workers:
-            _DeadlineProcess(worker, deadline_s).join()
-            if worker.is_alive():
-                worker.kill()
-
 
 class _DeadlineProcess:
     """A worker process whose ``join`` returns by a deadline. ``terminate`` kills the process if it does not exit."""
@@ -137,16 +118,6 @@ class _DeadlineProcess:
         self._process.kill()
         self._process.join(GRACE_S)
         self._deadline_s = time.monotonic() + GRACE_S
-
-
-_iterators: weakref.WeakSet[WorkersIterator] = weakref.WeakSet()
-
-
-@at_exit
-def _terminate_workers() -> None:
-    for iterator in list(_iterators):
-        if iterator._process == os.getpid():
-            iterator.terminate_workers()
 
 
 class WorkerPool:

@@ -52,15 +52,15 @@ def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None
 
 def test_a_slot_that_is_still_read_is_lent_when_no_other_is_free_and_its_reader_was_waited_for() -> None:
     arena, readers = Arena(2, 1), [Reads(), Reads()]
-    arena.release(arena.acquire(), readers[0])
+    arena.release(arena.acquire(), readers[:1])
     assert arena.acquire() == 1 and not readers[0].finished
-    arena.release(1, readers[1])
+    arena.release(1, readers[1:])
     assert arena.acquire() == 0
     assert [reader.finished for reader in readers] == [True, False]
     readers[1].finished = True
     assert arena.acquire() == 1
     arena = Arena(1, 1)
-    arena.release(arena.acquire(), Reads(is_abandoned=True))
+    arena.release(arena.acquire(), [Reads(is_abandoned=True)])
     assert arena.acquire() is None
 
 

@@ -114,7 +114,7 @@ def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool,
             batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
         assert batch is not None and batch.failure is None
         (run,) = batch.runs
-        assert [part.tobytes() for part in batch.inputs(run, arena)[0]] == files
+        assert [part.tobytes() for part in batch.read(run, arena)[0][0]] == files
 
 
 def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_p
             batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).batch
         assert batch is not None and batch.failure is None
         assert batch.size_bytes < 2.5 * sum(map(len, files))
-        assert [part.tobytes() for part in batch.inputs(batch.runs[0], arena)[0]] == files
+        assert [part.tobytes() for part in batch.read(batch.runs[0], arena)[0][0]] == files
 
 
 class ReadThere(ImageFolder):
