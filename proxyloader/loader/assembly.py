@@ -6,7 +6,6 @@ It also finds the images that a run fails on, and repeats the run without them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -31,7 +30,7 @@ from ..errors import ImageError, PipelineError
 from ..kernels.programs import Schedule
 from ..workers.fetch import MAX_ATTEMPTS, no_replacement
 from ..workers.messages import PackedBatch, PackedRun
-from ..workers.packing import KERNELS, ContentUnpickler
+from ..workers.packing import ContentUnpickler
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
 from .stats import WAIT, ImageCounts, profile_row
@@ -99,23 +98,11 @@ class BatchAssembler:
             if failures:
                 return self._handle_failures(batch, outputs, failures)
         is_custom = any(run.schedule is None and run.server not in self._pool.plans for run in batch.runs)
-        resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if is_custom else RESIZE)
-        content = ContentUnpickler(batch.content, resolve, self._pin, batch.objects, self._options.image_device).load()
+        advice = RESIZE_IN_GRAPH if is_custom else RESIZE
+        content = self._unpickle(batch.content, batch, outputs, {}, advice, self._pin)
         if not batch.collated:
             return self._collate(batch, content)
         return self._format.convert_batch(content) if batch.is_computed else content
-
-    def warn_if_idle(self, batch: PackedBatch | None) -> None:
-        """Log a warning, once per loader, if no sample of the first batch uses the loader's server."""
-        if batch is None or batch.is_empty:
-            return
-        is_idle = self._servers.keys() - self._pool.plans.keys() - {KERNELS, *(run.server for run in batch.runs)}
-        if is_idle and not self._counts.is_server_idle:
-            self._counts.is_server_idle = True
-            log.warning(
-                "no sample of the first batch uses the server of the loader; set the dataset's transform to "
-                "server.proxy, or call server.proxy in the dataset"
-            )
 
     def end_epoch(self, has_batches: bool) -> None:
         """Log the counts of the first epoch. Raise ImageError if all samples of the epoch were skipped."""
@@ -213,16 +200,34 @@ class BatchAssembler:
             unreadable.extend(UnreadableSample.from_error(candidate, error) for error in failures.values())
         raise no_replacement(index, unreadable, attempts)
 
-    def _unpickle(self, data: bytes, batch: PackedBatch, outputs: list[Outputs], failures: Failures) -> Any:
-        """Return a sample, or raise the error of one of its images."""
+    def _unpickle(
+        self,
+        data: bytes,
+        batch: PackedBatch,
+        outputs: list[Outputs],
+        failures: Failures,
+        advice: str = RESIZE,
+        pin: bool = False,
+    ) -> Any:
+        """Return the batch or a sample, or raise the error of one of its images."""
 
-        def resolve(place: tuple[int, int, int]) -> torch.Tensor:
-            output, run, row = place
-            if (error := failures.get((run, batch.runs[run].find_file(output, row)))) is not None:
-                raise error
-            return outputs[run][output][row]
+        def resolve(place: Any) -> Any:
+            if isinstance(place, list):
+                images: Any = list(map(resolve, place))
+            elif len(place) == 3:
+                output, run, row = place
+                if failures and (error := failures.get((run, batch.runs[run].find_file(output, row)))) is not None:
+                    raise error
+                return outputs[run][output][row]
+            else:
+                output, run = place
+                images = outputs[run][output]
+                if isinstance(images, torch.Tensor):
+                    return images
+            check_same_size(images, advice)
+            return stack(images)
 
-        return ContentUnpickler(data, resolve, objects=batch.objects, device=self._options.image_device).load()
+        return ContentUnpickler(data, resolve, pin, batch.objects, self._options.image_device).load()
 
     def _recover(
         self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]
@@ -274,7 +279,7 @@ class BatchAssembler:
                 continue
             for column in (decoded, *rest):
                 column[row] = column[good_row]
-        return self._submit(run, [decoded, *map(_stack_arrays, rest)], schedule), failures
+        return self._submit(run, [decoded, *rest], schedule), failures
 
     def _run_one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         """Run each sample of a hand-written pipeline alone to find those that it fails on."""
@@ -294,22 +299,6 @@ class BatchAssembler:
     def _submit(self, run: PackedRun, inputs: Sequence[Any], schedule: Schedule | None) -> Outputs:
         server = self._servers[run.server]
         return server.collect(server.submit(inputs, schedule))
-
-
-def _resolve(outputs: list[Outputs], advice: str, place: Any) -> Any:
-    """Return the image or the batch that a reference stands for; see ``_ContentPickler.reference``."""
-    if isinstance(place, list):
-        images: Any = [outputs[run][output][row] for output, run, row in place]
-    elif len(place) == 3:
-        output, run, row = place
-        return outputs[run][output][row]
-    else:
-        output, run = place
-        images = outputs[run][output]
-        if isinstance(images, torch.Tensor):
-            return images
-    check_same_size(images, advice)
-    return stack(images)
 
 
 def _has_one_image_each(run: PackedRun, samples: int) -> bool:
@@ -344,7 +333,3 @@ def _blank(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     """Return the file of a black image of this shape."""
     height, width, _ = shape
     return np.frombuffer(EncodedImage.from_pil(Image.new("RGB", (width, height))).data, np.uint8)
-
-
-def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
-    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays

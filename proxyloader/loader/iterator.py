@@ -104,8 +104,6 @@ class LoaderIterator:
                 raise StopIteration
             try:
                 self._record_progress(in_flight.batch)
-                if not self._has_batches and in_flight.error is None:
-                    assembler.warn_if_idle(in_flight.batch)
                 batch = assembler.assemble(in_flight)
             finally:
                 feed.release_slot(in_flight)

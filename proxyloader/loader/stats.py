@@ -215,7 +215,7 @@ class ImageCounts:
             for source in get_sources(dataset)
         )
         self.images = 0, 0, 0  # see ``PackedBatch.image_counts``
-        self._is_logged = self.is_server_idle = False
+        self._is_logged = False
         self.decode_reason = ""  # why the workers decoded the first deferred image, if known
         self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
         self.sends_pixels = False  # whether all images so far were decoded by Pillow, or are arrays

@@ -127,39 +127,43 @@ class WorkerPool:
         loader_state: state of the first epoch, including the initial states of the dataset; None: torch's own loader
             produces the batches. Of our code, its workers then run only the parent watchdog.
         plans: known plans of the dataset, by key. Persistent workers keep their dataset.
-        arena: arena of an earlier epoch to reuse; None: create one.
-        passed: see ``Fetcher``.
-        deferral: defers decoding until it stops; None: the dataset reads images as with torch's loader.
-
-    Attributes:
-        workers: torch's loader over the dataset. It starts the processes, draws their seeds and advances the
-            user's sampler, exactly as torch does.
-        requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
-        arena: shared memory; None without workers or images.
-        worker_dataset: the dataset passed to ``workers``; None if they yield torch's own batches.
-        board: where the workers of a stream write their states at the end of an epoch.
-        deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
-        broken: whether a worker was lost, so that the next epoch requires new workers.
-        feed: the feed that uses the workers.
+        passed, deferral: see ``Fetcher``.
     """
+
+    broken = False
+    """Whether a worker was lost, so that the next epoch requires new workers."""
+
+    requests: RequestSampler | None = None
+    """Sampler of the workers; None for an iterable-style dataset, whose batches are sent without slots."""
+
+    arena: Arena | None = None
+    """Shared memory; None without workers or images."""
+
+    worker_dataset: PackedDataset | StatefulStream | None = None
+    """The dataset passed to ``workers``; None if they yield torch's own batches."""
+
+    board: StateBoard | None = None
+    """Where the workers of a stream write their states at the end of an epoch."""
+
+    deferral: Deferral | None = None
+    """That of the dataset if there are no workers and its images are deferred."""
+
+    packer: Packer | None = None
+
+    feed: weakref.ref[Any] | None = None
+    """The feed that uses the workers."""
 
     def __init__(
         self,
         loader: Any,
         loader_state: LoaderState | None = None,
         plans: dict[str, Plan] | None = None,
-        arena: Arena | None = None,
         passed: PassedSamples | None = None,
         deferral: Deferral | None = None,
     ) -> None:
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         sampler = loader.batch_sampler if batched else loader.sampler
-        self.plans, self.arena, self.deferral, self.broken = plans or {}, arena, None, False
-        self.requests: RequestSampler | None = None
-        self.worker_dataset: PackedDataset | StatefulStream | None = None
-        self.board: StateBoard | None = None
-        self.packer: Packer | None = None
-        self.feed: weakref.ref[Any] | None = None
+        self.plans = plans or {}
         known = frozenset(self.plans) if loader.collate_fn is default_collate else frozenset()
         has_workers, is_shared = loader.num_workers > 0, is_distributed(sampler)
         self.fetcher = Fetcher(dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, deferral, known)
@@ -203,7 +207,7 @@ class WorkerPool:
         is_iterable = isinstance(dataset, IterableDataset)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
         may_have_images = has_images or (deferral is not None and not loader.pin_memory)
-        if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
+        if loader.num_workers and may_have_images and not is_iterable:
             self.arena = _create_arena(loader)
         self.packer = Packer(
             loader.collate_fn,
@@ -285,13 +289,6 @@ class WorkerPool:
         iterator = batches if batches is not None else self.workers._iterator
         if isinstance(iterator, WorkersIterator):
             iterator._shutdown_workers()
-
-    def reusable_arena(self) -> Arena | None:
-        """Return the arena for the next pool; None if there is none or it may still be in use."""
-        if self.arena is None or self.requests is None or self.broken or self.feed is None or self.feed() is not None:
-            return None
-        self.requests.discard_pending()  # the workers have exited
-        return self.arena
 
 
 def _create_arena(loader: Any) -> Arena | None:
