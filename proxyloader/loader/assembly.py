@@ -58,7 +58,8 @@ class BatchAssembler:
     """Converts in-flight batches to the batches of the training loop."""
 
     def __init__(self, feed: Feed, loader: Any) -> None:
-        self._pool, self._servers = feed.pool, feed.servers
+        assert feed.pool.packer is not None
+        self._pool, self._servers, self._packer = feed.pool, feed.servers, feed.pool.packer
         self._errors: UnreadableSamples = loader.errors
         self._collate_fn: Callable[[Any], Any] = loader.collate_fn
         self._pin = loader.pin_memory and not feed.pool.workers.pin_memory and torch.cuda.is_available()
@@ -152,7 +153,7 @@ class BatchAssembler:
             self._errors.add([UnreadableSample.from_error(error.index, error)], "raise")
             raise
         self._errors.add(unreadable, self._on_error)
-        return self._collate(batch, samples if batch.batched else samples[0]) if samples else SKIPPED_BATCH
+        return self._collate(batch, samples if self._packer.batched else samples[0]) if samples else SKIPPED_BATCH
 
     def _locate(self, batch: PackedBatch, failures: Failures) -> list[ImageError]:
         """Return the error of each failed image, with the index of its sample if known."""
@@ -184,14 +185,13 @@ class BatchAssembler:
 
     def _find_replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
-        fetcher, packer = self._pool.fetcher, self._pool.packer
-        assert packer is not None
+        fetcher = self._pool.fetcher
         candidate, attempts = index, min(MAX_ATTEMPTS, len(fetcher.dataset) - 1)
         for _ in range(attempts):
             is_deferred = contextlib.nullcontext() if fetcher.deferral is None else deferred(fetcher.deferral)
             with preserve_rng(), is_deferred:
                 candidate, sample = fetcher.next_readable(candidate, epoch, unreadable)
-            single = packer.pack_alone(sample)
+            single = self._packer.pack_alone(sample)
             if not single.runs and not single.is_computed:
                 return sample
             outputs, failures = self._recover(single, [PipelineError("not run yet")] * len(single.runs))

@@ -288,15 +288,7 @@ class DataLoader(TorchDataLoader[T]):
         batches: Any = None
         try:
             # Workers start while the pipelines are built. They fork before DALI starts threads.
-            try:
-                batches = pool.start(self, loader_state)
-            except RuntimeError as error:
-                if not self.persistent_workers:
-                    raise
-                log.warning("a persistent worker was lost (%s); starting new ones", str(error))
-                pool.broken = True
-                pool = self._prepare_pool(loader_state)
-                batches = pool.start(self, loader_state)
+            batches = pool.start(self, loader_state)
             options, feed, assembler = self._options, None, None
             is_deferring = pool.fetcher.deferral is not None and pool.fetcher.deferral.is_active
             expects_images = is_deferring and options.server is None and has_transform(self.dataset)

@@ -133,14 +133,11 @@ class Feed:
         plan_servers: build run queues of plans that arrive with a batch.
         servers: run queues by key, to which these are added.
         loader_state: the position in the epoch at which to start.
-
-    Attributes:
-        process: ID of the process that created it; 0 if the constructor failed.
-        worker_wait_s: time that ``next`` has waited for workers since the iterator reset it, in seconds.
-        truncated: whether a worker was lost, so that no batches follow its error.
     """
 
-    process = 0
+    process = 0  # ID of the process that created it; 0 if the constructor failed
+    worker_wait_s = 0.0  # time that ``next`` has waited for workers since the iterator reset it
+    truncated = False  # whether a worker was lost, so that no batches follow its error
 
     def __init__(
         self,
@@ -161,7 +158,6 @@ class Feed:
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded,
         # unless the dataset or its iterators restore their states.
         self._skip_batches = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
-        self.worker_wait_s, self.truncated = 0.0, False
         self.process = os.getpid()
         pool.feed = weakref.ref(self)
 

@@ -137,7 +137,6 @@ class PackedBatch:
     num_samples: int = 0  # without unreadable ones
     decode_reason: str = ""  # why the worker decoded the first deferred image, if it did and that is known
     is_computed: bool = False  # whether the content has tensors computed from outputs of the runs
-    batched: bool = True  # whether the batch was created from a list of samples, not from one sample
     has_fallen_back: bool = False  # whether the worker no longer defers decoding
     has_seen_images: bool = False  # whether the worker has created undecoded images so far
     samples: tuple[bytes, ...] = ()  # pickled separately, if some may have to be removed and the rest collated again

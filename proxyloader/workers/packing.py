@@ -119,7 +119,6 @@ class Packer:
             objects=tuple(pickler.objects),
             collated=collates,
             is_computed=pickler.is_computed,
-            batched=self.batched,
             samples=samples_alone,
             plans=tuple(plan for key, plan in _get_plans(pickler.runs).items() if key in self._new_plans),
             **counts,
@@ -437,12 +436,7 @@ class ContentUnpickler(pickle.Unpickler):
     """
 
     def __init__(
-        self,
-        data: bytes,
-        resolve: Callable[[Any], Any],
-        pin: bool = False,
-        objects: Sequence[Any] = (),
-        device: torch.device | None = None,
+        self, data: bytes, resolve: Callable[[Any], Any], pin: bool, objects: Sequence[Any], device: torch.device
     ) -> None:
         super().__init__(io.BytesIO(data))
         self._resolve, self._pin, self._objects, self._device = resolve, pin, objects, device
@@ -455,7 +449,7 @@ class ContentUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         function = super().find_class(module, name)
-        if function is computed and self._device is not None:
+        if function is computed:
             return functools.partial(torch.Tensor.to, device=self._device, non_blocking=True)
         if self._pin and function is restore_tensor:
             return lambda *args: restore_tensor(*args).pin_memory()

@@ -44,7 +44,7 @@ def test_arrays_are_preserved_in_a_slot_without_one_and_if_it_is_too_small(
     samples = [(ProxySample(call, 0), k) for k, call in enumerate(calls)]
     request = BatchRequest(0, 0, [0], True, arena.acquire() if arena is not None else None)
     batch: Any = pickle.loads(pickle.dumps(Packer(default_collate, arena, 256)(samples, request)))
-    content = ContentUnpickler(batch.content, lambda place: place, objects=batch.objects).load()
+    content = ContentUnpickler(batch.content, lambda place: place, False, batch.objects, torch.device("cpu")).load()
     assert content[0] == (0, 0) and content[1].tolist() == list(range(len(arrays)))
     memory = batch.memory(arena)
     found, found_rows = (list(part.views(memory)) for part in batch.runs[0].inputs)
