@@ -276,7 +276,9 @@ class BatchAssembler:
             return [], failures
         for row in failures:  # the run requires an input in each row
             if schedule is not None:
-                decoded[row] = _blank(schedule.shapes[row])
+                height, width, _ = schedule.shapes[row]
+                black = EncodedImage.from_pil(Image.new("RGB", (width, height)))
+                decoded[row] = np.frombuffer(black.data, np.uint8)
                 continue
             for column in (decoded, *rest):
                 column[row] = column[good_row]
@@ -328,9 +330,3 @@ def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageE
         return np.frombuffer(EncodedImage.from_pil(decoded, source).data, np.uint8)
     except ImageError as error:
         return error.with_traceback(None)  # the traceback would reference this frame
-
-
-def _blank(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return the file of a black image of this shape."""
-    height, width, _ = shape
-    return np.frombuffer(EncodedImage.from_pil(Image.new("RGB", (width, height))).data, np.uint8)

@@ -527,11 +527,6 @@ class DataLoader(TorchDataLoader[T]):
         return unwrap_batch_sampler(self.sampler if self.batch_sampler is None else self.batch_sampler)
 
     @property
-    def _has_own_order(self) -> bool:
-        """Whether the sampler draws from its own generator."""
-        return sampler_generator(self._inner_sampler) is not None
-
-    @property
     def _sharded(self) -> ShardedSampler | None:
         return self._inner_sampler if isinstance(self._inner_sampler, ShardedSampler) else None
 

@@ -28,7 +28,7 @@ from .arena import Arena
 from .fetch import Fetcher, PassedSamples
 from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
-from .request_sampler import RequestSampler, draw_seed, is_distributed
+from .request_sampler import RequestSampler, draw_seed, is_distributed, sampler_generator
 from .worker import PackedDataset, PackStream, set_up_worker
 
 BYTES_PER_IMAGE = 1 << 18
@@ -250,7 +250,8 @@ class WorkerPool:
         if loader._seed_generator is not None:
             loader_state.restore_or_record(loader._seed_generator, "workers")
         # What torch draws a shuffled order from, unless the sampler has its own generator.
-        order = loader_state.generator_states if loader_state.resumes and not loader._has_own_order else {}
+        has_own = sampler_generator(loader._inner_sampler) is not None
+        order = loader_state.generator_states if loader_state.resumes and not has_own else {}
         if generator is None and seed is not None:  # avoid the default generator, as other threads draw from it
             self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
         elif generator is None and "iter" in order and "next" not in order:  # a state between epochs
