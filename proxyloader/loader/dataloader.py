@@ -358,6 +358,7 @@ class DataLoader(TorchDataLoader[T]):
         if self._uses_torch_batches(bool(reason) and not sends_to_gpu, loader_state):
             self._pool = WorkerPool(self)
             return self._pool
+        arena = pool.reusable_arena() if pool is not None else None
         if not (options.check_scans and options.on_gpu):
             self._passed_samples = None
         elif self._passed_samples is None:
@@ -367,7 +368,7 @@ class DataLoader(TorchDataLoader[T]):
             has_fallen_back, can_stop = counts.has_fallen_back, options.server is None
             has_images = has_fallen_back and counts.has_images
             deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images, can_stop)
-        self._pool = WorkerPool(self, loader_state, plans, self._passed_samples, deferral)
+        self._pool = WorkerPool(self, loader_state, plans, arena, self._passed_samples, deferral)
         return self._pool
 
     def _find_transforms(self) -> list[Any]:

@@ -127,6 +127,7 @@ class WorkerPool:
         loader_state: state of the first epoch, including the initial states of the dataset; None: torch's own loader
             produces the batches. Of our code, its workers then run only the parent watchdog.
         plans: known plans of the dataset, by key. Persistent workers keep their dataset.
+        arena: arena of an earlier epoch to reuse; None: create one.
         passed, deferral: see ``Fetcher``.
     """
 
@@ -135,9 +136,6 @@ class WorkerPool:
 
     requests: RequestSampler | None = None
     """Sampler of the workers; None for an iterable-style dataset, whose batches are sent without slots."""
-
-    arena: Arena | None = None
-    """Shared memory; None without workers or images."""
 
     worker_dataset: PackedDataset | StatefulStream | None = None
     """The dataset passed to ``workers``; None if they yield torch's own batches."""
@@ -158,12 +156,13 @@ class WorkerPool:
         loader: Any,
         loader_state: LoaderState | None = None,
         plans: dict[str, Plan] | None = None,
+        arena: Arena | None = None,
         passed: PassedSamples | None = None,
         deferral: Deferral | None = None,
     ) -> None:
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         sampler = loader.batch_sampler if batched else loader.sampler
-        self.plans = plans or {}
+        self.plans, self.arena = plans or {}, arena
         known = frozenset(self.plans) if loader.collate_fn is default_collate else frozenset()
         has_workers, is_shared = loader.num_workers > 0, is_distributed(sampler)
         self.fetcher = Fetcher(dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, deferral, known)
@@ -207,7 +206,7 @@ class WorkerPool:
         is_iterable = isinstance(dataset, IterableDataset)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
         may_have_images = has_images or (deferral is not None and not loader.pin_memory)
-        if loader.num_workers and may_have_images and not is_iterable:
+        if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
             self.arena = _create_arena(loader)
         self.packer = Packer(
             loader.collate_fn,
@@ -290,6 +289,13 @@ class WorkerPool:
         iterator = batches if batches is not None else self.workers._iterator
         if isinstance(iterator, WorkersIterator):
             iterator._shutdown_workers()
+
+    def reusable_arena(self) -> Arena | None:
+        """Return the arena for the next pool; None if there is none or it may still be in use."""
+        if self.arena is None or self.requests is None or self.broken or self.feed is None or self.feed() is not None:
+            return None
+        self.requests.discard_pending()  # the workers have exited
+        return self.arena
 
 
 def _create_arena(loader: Any) -> Arena | None:
