@@ -292,7 +292,7 @@ a loop that was interrupted goes on as if nothing had been
     loader/iterator.py:LoaderIterator.__next__ | self._pool.broken = True => False
     integration/test_stopping.py
 a loop goes on with the batches of an epoch that has ended
-    loader/iterator.py:LoaderIterator.close | self._was_interrupted = True => self._was_interrupted = False
+    loader/iterator.py:LoaderIterator.close | self._was_interrupted = invalidate => self._was_interrupted = False
     integration/test_interrupted_lines.py
 workers outlive a trainer that was killed
     workers/worker.py:_exit_with_parent | while os.getppid() == parent_pid and => while True or

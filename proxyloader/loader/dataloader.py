@@ -133,7 +133,7 @@ class DataLoader(TorchDataLoader[T]):
     _pool: WorkerPool | None = None
 
     _active_iterator: weakref.ref[LoaderIterator] | None = None
-    """The iterator over persistent workers, which the next ``iter()`` closes."""
+    """The iterator over persistent workers, which ``iter()`` restarts and returns, as in torch."""
 
     _process: int
     _begin_lock: threading.RLock
@@ -268,13 +268,15 @@ class DataLoader(TorchDataLoader[T]):
             vars(self).update(_new_process_state(self))
         with self._begin_lock:
             loader_state = self._next_state
-            if self._active_iterator is not None and (active := self._active_iterator()) is not None:
-                active.close()
+            iterator = self._active_iterator() if self._active_iterator is not None else None
+            if iterator is not None:
+                iterator.close(invalidate=True)
             pool = self._prepare_pool(loader_state)
             start_state = loader_state.copy()
             self._next_epoch = loader_state.next_epoch()
+        iterator = LoaderIterator(self._recorder) if iterator is None else iterator
         try:
-            iterator = self._begin_epoch(pool, loader_state)
+            self._begin_epoch(iterator, pool, loader_state)
         except BaseException:
             self._set_next_state(start_state)  # the next iteration retries this epoch
             raise
@@ -282,7 +284,7 @@ class DataLoader(TorchDataLoader[T]):
         self._active_iterator = weakref.ref(iterator) if self.persistent_workers else None
         return iterator
 
-    def _begin_epoch(self, pool: WorkerPool, loader_state: LoaderState) -> LoaderIterator:
+    def _begin_epoch(self, iterator: LoaderIterator, pool: WorkerPool, loader_state: LoaderState) -> None:
         batches: Any = None
         try:
             # Workers start while the pipelines are built. They fork before DALI starts threads.
@@ -297,7 +299,7 @@ class DataLoader(TorchDataLoader[T]):
             if not pool.uses_torch_batches:
                 feed = Feed(batches, pool, self._servers, servers, loader_state, options)
                 assembler = BatchAssembler(feed, self)
-            return LoaderIterator(batches, pool, loader_state, self._recorder, feed, assembler)
+            iterator.begin(batches, pool, loader_state, feed, assembler)
         except BaseException:
             pool.shut_down(batches)
             raise

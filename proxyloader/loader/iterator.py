@@ -21,32 +21,36 @@ TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
 
 
 class LoaderIterator:
-    """The iterator of an epoch, whose position is recorded in ``loader_state``. ``recorder`` counts its batches.
+    """The iterator of a DataLoader. ``recorder`` counts its batches."""
 
-    Without a feed and an assembler, the batches are those of torch's iterator.
-    """
+    def __init__(self, recorder: StatsRecorder) -> None:
+        self._recorder = recorder
+        self._lock = threading.RLock()  # threads may share the iterator
+        self._feed: Feed | None = None  # None: the batches are those of torch's iterator
 
-    def __init__(
+    def begin(
         self,
         batches: Any,
         pool: WorkerPool,
         loader_state: LoaderState,
-        recorder: StatsRecorder,
-        feed: Feed | None,
-        assembler: BatchAssembler | None,
+        feed: Feed | None = None,
+        assembler: BatchAssembler | None = None,
     ) -> None:
-        self._lock = threading.RLock()  # threads may share the iterator
-        self._pool, self._loader_state, self._recorder = pool, loader_state, recorder
-        self._feed, self._assembler = feed, assembler
-        self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
-        self._torch_next: Any = batches.__next__ if feed is None else None
-        kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
-        self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
-        batches._profile_name = self._profile_name if feed is None else TAKE
-        vars(self).update({name: value for name, value in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
-        self._has_batches = loader_state.batches > 0
-        self._last_return_s = monotonic()
-        self._was_interrupted = False
+        """Begin an epoch of torch's iterator, whose position is recorded in ``loader_state``.
+
+        Without a feed and an assembler, the batches of torch's iterator are returned and counted.
+        """
+        with self._lock:
+            self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
+            self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
+            self._torch_next: Any = batches.__next__ if feed is None else None
+            kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
+            self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
+            batches._profile_name = self._profile_name if feed is None else TAKE
+            vars(self).update({name: value for name, value in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
+            self._has_batches = loader_state.batches > 0
+            self._last_return_s = monotonic()
+            self._was_interrupted = False
 
     def __iter__(self) -> LoaderIterator:
         return self
@@ -57,12 +61,15 @@ class LoaderIterator:
     def __len__(self) -> int:
         return len(self._pool.workers._index_sampler)  # as in torch, with a TypeError for an IterableDataset
 
-    def close(self) -> None:
-        """Cancel the batches in flight, release the workers, and make ``next()`` raise."""
+    def close(self, invalidate: bool = False) -> None:
+        """Cancel the batches in flight and release the workers, as dropping the iterator does.
+
+        ``invalidate``: make ``next()`` raise until another epoch begins.
+        """
         with self._lock:
             if self._feed is not None:
                 self._feed.close()
-                self._was_interrupted = True
+                self._was_interrupted = invalidate
 
     def __next__(self) -> Any:
         feed = self._feed
