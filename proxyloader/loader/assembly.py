@@ -211,14 +211,16 @@ class BatchAssembler:
     ) -> Any:
         """Return the batch or a sample, or raise the error of one of its images."""
 
-        def resolve(place: Any) -> Any:
+        def get_image(output: int, run: int, row: int) -> torch.Tensor:
+            if failures and (error := failures.get((run, batch.runs[run].find_file(output, row)))) is not None:
+                raise error
+            return outputs[run][output][row]
+
+        def resolve(place: Any) -> Any:  # not recursive, as a cycle would keep the outputs alive
             if isinstance(place, list):
-                images: Any = list(map(resolve, place))
+                images: Any = [get_image(*each) for each in place]
             elif len(place) == 3:
-                output, run, row = place
-                if failures and (error := failures.get((run, batch.runs[run].find_file(output, row)))) is not None:
-                    raise error
-                return outputs[run][output][row]
+                return get_image(*place)
             else:
                 output, run = place
                 images = outputs[run][output]
