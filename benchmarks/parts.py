@@ -163,10 +163,9 @@ def main_process(root: str) -> Costs:
     worker = Worker(dataset, start_deferring(on_gpu), reads_first=True)
     batch = worker.pack()
     (run,) = batch.runs
-    arguments: list[Any] = [batch.inputs(run, worker.arena)]
+    arguments = batch.read(run, worker.arena)
     if on_gpu:
         server, where = get_decoder(PipelineOptions(len(dataset), device_id=0, num_threads=4)), "on a GPU"
-        arguments.append(batch.schedule(run, worker.arena))
     else:
         (plan,) = find_plans(dataset, lambda plan: "")[0].values()
         options, where = PipelineOptions(len(dataset), num_threads=1), "by one CPU thread"

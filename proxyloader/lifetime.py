@@ -13,11 +13,10 @@ defer SIGINT until they are done.
 
 **Exit.** Python calls ``atexit`` functions in reverse order, then clears modules one by one and destroys the remaining
 objects. A finalizer cannot know which modules are gone by then, so no ``__del__`` of this package does anything at that
-point. Instead, an exit handler shuts down pipelines first and workers second, immediately before multiprocessing
-terminates the workers of torch's loader. Exit handlers that a script registers after importing torch run earlier and
-can still load batches, as with torch. Handlers registered before run later. They find no workers, as with torch, and a
-loader without workers rebuilds its pipeline. DALI's own exit handler might run before those of the script, so it is
-unregistered.
+point. Instead, an exit handler shuts down pipelines immediately before multiprocessing terminates the workers. Exit
+handlers that a script registers after importing torch run earlier and can still load batches, as with torch. Handlers
+registered before run later. They find no workers, as with torch, and a loader without workers rebuilds its pipeline.
+DALI's own exit handler might run before those of the script, so it is unregistered.
 
 Python stops a daemon thread when it next requests the GIL. Inside DALI that aborts the process. So the exit waits for
 threads inside DALI, and a thread that is about to enter DALI blocks until the process is gone.
@@ -52,7 +51,7 @@ EXIT_PRIORITY = 100
 """Priority of the exit handler among multiprocessing's finalizers, above those of queues and pools."""
 
 EXIT_TIMEOUT_S = 1.0
-"""Time that the exit waits for threads inside DALI, and for workers to terminate."""
+"""Time that the exit waits for threads inside DALI."""
 
 POLL_S = 0.001
 RELEASE_S = 0.002

@@ -18,6 +18,9 @@ STOP_S = 4.0 * PATIENCE
 ERROR_S = 4.5 * PATIENCE
 """Until the loss of a process is noticed: promised is under two seconds."""
 
+LOST_S = 15.0 * PATIENCE
+"""Until the loss of a worker is an error: torch looks every five seconds, and not while other workers deliver."""
+
 WAIT_S = 50.0 * PATIENCE
 """For what is to come at some time. A wait ends when it has come, so it costs nothing where all is well."""
 

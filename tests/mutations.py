@@ -203,7 +203,7 @@ the last batch, a smaller one, is lost
     workers/request_sampler.py:RequestSampler._batches | sampler.drop_last => True
     integration/test_torch_contract.py
 the first request is drawn twice from a sampler
-    workers/request_sampler.py:RequestSampler._issue | (remaining, => (iter(self._sampler),
+    workers/request_sampler.py:RequestSampler._issue | (remaining, => (iter(self.sampler),
     integration/test_torch_contract.py workers/test_request_sampler.py
 all epochs have the order of the first
     workers/loader_state.py:LoaderState.next_epoch | self.epoch + 1 => self.epoch
@@ -267,10 +267,10 @@ a slot is lost where a loop is left early
     loader/feed.py:Feed.close | self.release_slot(in_flight) => pass
     integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py
 a slot is lost with a batch that nobody asks for any more
-    workers/request_sampler.py:RequestSampler.discard_pending | self._arena.release(request.slot) => pass
+    workers/request_sampler.py:RequestSampler.discard_pending | self.arena.release(request.slot) => pass
     workers/test_request_sampler.py
 a slot is written to while DALI still reads it
-    workers/arena.py:Arena.release | and (reader is None or reader.inputs_released()) =>
+    workers/arena.py:Arena.release | and all((pipeline_run.inputs_released() for pipeline_run in readers)) =>
     workers/test_slots.py integration
 the user's collate_fn draws other numbers each time
     loader/assembly.py:BatchAssembler._collate | fetcher.seed_batch(batch.request) => pass

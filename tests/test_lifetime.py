@@ -301,10 +301,6 @@ LEFT_OPEN = {
         kept = [iter(loader_of(root)), iter(loader_of(root, persistent_workers=True)), iter(loader_of(root, workers=0))]
         [next(batches) for batches in kept]
     """,
-    "workers that ignore SIGTERM": """
-        from tests.integration.test_stopping import deaf
-        batches = iter(loader_of(root, worker_init_fn=deaf)); next(batches)
-    """,
     "cells of a notebook": """
         cells = ["from tests.faults import *", "batches = iter(loader_of(root))", "_ = next(batches)", "Out = {3: _}"]
         user = {"root": root}

@@ -3,11 +3,11 @@
 NOTE [ When deferral stops ]
 Leaving an image undecoded costs the worker some time, which pays off only if DALI decodes it. So after
 ``MAX_UNUSED_SAMPLES`` consecutive samples without an image for DALI, a worker removes its hooks (``hooks.py``) and
-reads the dataset as torch's worker does. Changing the dataset's transform restarts deferral. Without workers, the same
-applies to the thread that fetches batches.
+reads the dataset as torch's worker does. Without workers, the same applies to the thread that fetches batches.
 
-The next epoch starts in the state in which the last one ended. If the dataset never returned an undecoded image,
-torch's own loader produces the batches, unless the workers persist or an argument such as ``seed`` requires more.
+The next epoch starts in the state in which the last one ended, unless the dataset's transform has changed. If the
+dataset never returned an undecoded image, torch's own loader produces the batches, unless the workers persist or an
+argument such as ``seed`` requires more.
 """
 
 from __future__ import annotations
@@ -67,10 +67,6 @@ class Deferral:
         self.has_seen_images |= uses_dali or decoded
         self._unused = 0 if uses_dali else self._unused + samples
         self.is_active &= self._unused < MAX_UNUSED_SAMPLES or not self.can_stop
-
-    def restart(self) -> None:
-        """Defer again, because the transform has changed."""
-        self.is_active, self._unused = True, 0
 
 
 _process_deferral: Deferral | None = None  # in a worker, which belongs to one loader

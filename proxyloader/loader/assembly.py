@@ -6,7 +6,6 @@ It also finds the images that a run fails on, and repeats the run without them.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import os
 import re
@@ -22,7 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from .._random_state import preserve_rng
-from ..dali.output_format import stack, stack_or_list
+from ..dali.output_format import OutputFormat, stack, stack_or_list
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.encoded_image import EncodedImage
 from ..data.hooks import deferred
@@ -31,7 +30,7 @@ from ..errors import ImageError, PipelineError
 from ..kernels.programs import Schedule
 from ..workers.fetch import MAX_ATTEMPTS, no_replacement
 from ..workers.messages import PackedBatch, PackedRun
-from ..workers.packing import KERNELS, ContentUnpickler
+from ..workers.packing import ContentUnpickler
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
 from .stats import WAIT, ImageCounts, profile_row
@@ -58,20 +57,16 @@ Failures = dict[tuple[int, int], ImageError]
 class BatchAssembler:
     """Converts in-flight batches to the batches of the training loop."""
 
-    def __init__(
-        self,
-        feed: Feed,
-        errors: UnreadableSamples,
-        collate_fn: Callable[[Any], Any],
-        counts: ImageCounts,
-        pin: bool,
-        options: LoaderOptions,
-    ) -> None:
-        self._pool, self._servers, self._errors, self._collate_fn = feed.pool, feed.servers, errors, collate_fn
-        self._pin = pin and not feed.pool.workers.pin_memory and torch.cuda.is_available()
-        self._options, self._on_error, self._format = options, options.on_error, options.format
-        self._counts = counts
-        counts.begin_epoch()
+    def __init__(self, feed: Feed, loader: Any) -> None:
+        assert feed.pool.packer is not None
+        self._pool, self._servers, self._packer = feed.pool, feed.servers, feed.pool.packer
+        self._errors: UnreadableSamples = loader.errors
+        self._collate_fn: Callable[[Any], Any] = loader.collate_fn
+        self._pin = loader.pin_memory and not feed.pool.workers.pin_memory and torch.cuda.is_available()
+        self._options: LoaderOptions = loader._options
+        self._on_error = self._options.on_error
+        self._format: OutputFormat = self._options.format
+        self._counts: ImageCounts = loader._counts
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
         """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample.
@@ -104,23 +99,11 @@ class BatchAssembler:
             if failures:
                 return self._handle_failures(batch, outputs, failures)
         is_custom = any(run.schedule is None and run.server not in self._pool.plans for run in batch.runs)
-        resolve = functools.partial(_resolve, outputs, RESIZE_IN_GRAPH if is_custom else RESIZE)
-        content = ContentUnpickler(batch.content, resolve, self._pin, batch.objects, self._options.image_device).load()
+        advice = RESIZE_IN_GRAPH if is_custom else RESIZE
+        content = self._unpickle(batch.content, batch, outputs, {}, advice, self._pin)
         if not batch.collated:
             return self._collate(batch, content)
         return self._format.convert_batch(content) if batch.is_computed else content
-
-    def warn_if_idle(self, batch: PackedBatch | None) -> None:
-        """Log a warning, once per loader, if no sample of the first batch uses the loader's server."""
-        if batch is None or batch.is_empty:
-            return
-        is_idle = self._servers.keys() - self._pool.plans.keys() - {KERNELS, *(run.server for run in batch.runs)}
-        if is_idle and not self._counts.is_server_idle:
-            self._counts.is_server_idle = True
-            log.warning(
-                "no sample of the first batch uses the server of the loader; set the dataset's transform to "
-                "server.proxy, or call server.proxy in the dataset"
-            )
 
     def end_epoch(self, has_batches: bool) -> None:
         """Log the counts of the first epoch. Raise ImageError if all samples of the epoch were skipped."""
@@ -170,7 +153,7 @@ class BatchAssembler:
             self._errors.add([UnreadableSample.from_error(error.index, error)], "raise")
             raise
         self._errors.add(unreadable, self._on_error)
-        return self._collate(batch, samples if batch.batched else samples[0]) if samples else SKIPPED_BATCH
+        return self._collate(batch, samples if self._packer.batched else samples[0]) if samples else SKIPPED_BATCH
 
     def _locate(self, batch: PackedBatch, failures: Failures) -> list[ImageError]:
         """Return the error of each failed image, with the index of its sample if known."""
@@ -202,32 +185,51 @@ class BatchAssembler:
 
     def _find_replacement(self, batch: PackedBatch, index: Any, unreadable: list[UnreadableSample]) -> Any:
         epoch = batch.request.epoch if batch.request is not None else 0
-        fetcher, packer = self._pool.fetcher, self._pool.packer
-        assert packer is not None
+        fetcher = self._pool.fetcher
         candidate, attempts = index, min(MAX_ATTEMPTS, len(fetcher.dataset) - 1)
         for _ in range(attempts):
             is_deferred = contextlib.nullcontext() if fetcher.deferral is None else deferred(fetcher.deferral)
             with preserve_rng(), is_deferred:
                 candidate, sample = fetcher.next_readable(candidate, epoch, unreadable)
-            single = packer.pack_alone(sample)
+            single = self._packer.pack_alone(sample)
             if not single.runs and not single.is_computed:
                 return sample
-            outputs, failures = self._recover(single, [self._run(single, run) for run in single.runs])
+            outputs, failures = self._recover(single, [PipelineError("not run yet")] * len(single.runs))
             if not failures:
                 return self._unpickle(single.content, single, outputs, failures)[0]
             unreadable.extend(UnreadableSample.from_error(candidate, error) for error in failures.values())
         raise no_replacement(index, unreadable, attempts)
 
-    def _unpickle(self, data: bytes, batch: PackedBatch, outputs: list[Outputs], failures: Failures) -> Any:
-        """Return a sample, or raise the error of one of its images."""
+    def _unpickle(
+        self,
+        data: bytes,
+        batch: PackedBatch,
+        outputs: list[Outputs],
+        failures: Failures,
+        advice: str = RESIZE,
+        pin: bool = False,
+    ) -> Any:
+        """Return the batch or a sample, or raise the error of one of its images."""
 
-        def resolve(place: tuple[int, int, int]) -> torch.Tensor:
-            output, run, row = place
-            if (error := failures.get((run, batch.runs[run].find_file(output, row)))) is not None:
+        def get_image(output: int, run: int, row: int) -> torch.Tensor:
+            if failures and (error := failures.get((run, batch.runs[run].find_file(output, row)))) is not None:
                 raise error
             return outputs[run][output][row]
 
-        return ContentUnpickler(data, resolve, objects=batch.objects, device=self._options.image_device).load()
+        def resolve(place: Any) -> Any:  # not recursive, as a cycle would keep the outputs alive
+            if isinstance(place, list):
+                images: Any = [get_image(*each) for each in place]
+            elif len(place) == 3:
+                return get_image(*place)
+            else:
+                output, run = place
+                images = outputs[run][output]
+                if isinstance(images, torch.Tensor):
+                    return images
+            check_same_size(images, advice)
+            return stack(images)
+
+        return ContentUnpickler(data, resolve, pin, batch.objects, self._options.image_device).load()
 
     def _recover(
         self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]
@@ -248,10 +250,15 @@ class BatchAssembler:
         return recovered, failures
 
     def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:
-        if not self._servers[run.server].pipeline.exec_dynamic:
-            outputs = self._run(batch, run)  # in DALI's old executor, the batches after a bad one fail as well
-            if not isinstance(outputs, PipelineError):
-                return outputs, {}
+        server = self._servers[run.server]
+        if not server.pipeline.exec_dynamic:
+            server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
+            try:
+                return self._submit(run, *batch.read(run, self._pool.arena)), {}
+            except PipelineError as failed_again:
+                error = failed_again.with_traceback(None)
+            finally:
+                server.resume()
         if run.schedule is not None or run.server in self._pool.plans:
             return self._run_with_pillow(batch, run)
         if self._on_error != "raise":
@@ -260,25 +267,27 @@ class BatchAssembler:
         raise error.at(f"{_describe_batch(batch)} ({advice})", indices=batch.sample_indices) from error
 
     def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
-        images, *rest = map(list, batch.inputs(run, self._pool.arena))
+        inputs, schedule = batch.read(run, self._pool.arena)
+        images, *rest = map(list, inputs)
         with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
             decoded: list[Any] = list(pool.map(_decode, images, run.sources))
         failures = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         good_row = next((row for row in range(len(decoded)) if row not in failures), None)
         if good_row is None or (failures and self._on_error == "raise"):
             return [], failures
-        schedule = batch.schedule(run, self._pool.arena)
         for row in failures:  # the run requires an input in each row
             if schedule is not None:
-                decoded[row] = _blank(schedule.shapes[row])
+                height, width, _ = schedule.shapes[row]
+                black = EncodedImage.from_pil(Image.new("RGB", (width, height)))
+                decoded[row] = np.frombuffer(black.data, np.uint8)
                 continue
             for column in (decoded, *rest):
                 column[row] = column[good_row]
-        return self._submit(run, [decoded, *map(_stack_arrays, rest)], schedule), failures
+        return self._submit(run, [decoded, *rest], schedule), failures
 
     def _run_one_by_one(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         """Run each sample of a hand-written pipeline alone to find those that it fails on."""
-        inputs = batch.inputs(run, self._pool.arena)
+        inputs, _ = batch.read(run, self._pool.arena)
         rows: list[Outputs] = []
         failures: dict[int, ImageError] = {}
         for row, source in enumerate(run.sources):
@@ -292,35 +301,8 @@ class BatchAssembler:
         return [stack_or_list([row[k][0] if row else torch.empty(0) for row in rows]) for k in range(count)], failures
 
     def _submit(self, run: PackedRun, inputs: Sequence[Any], schedule: Schedule | None) -> Outputs:
-        server: Any = self._servers[run.server]
-        outputs: Outputs = server.collect(server.submit(inputs, *(() if schedule is None else (schedule,))))
-        return outputs
-
-    def _run(self, batch: PackedBatch, run: PackedRun) -> Outputs | PipelineError:
         server = self._servers[run.server]
-        server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
-        try:
-            return self._submit(run, batch.inputs(run, self._pool.arena), batch.schedule(run, self._pool.arena))
-        except PipelineError as error:
-            return error.with_traceback(None)
-        finally:
-            server.resume()
-
-
-def _resolve(outputs: list[Outputs], advice: str, place: Any) -> Any:
-    """Return the image or the batch that a reference stands for; see ``_ContentPickler.reference``."""
-    if isinstance(place, list):
-        images: Any = [outputs[run][output][row] for output, run, row in place]
-    elif len(place) == 3:
-        output, run, row = place
-        return outputs[run][output][row]
-    else:
-        output, run = place
-        images = outputs[run][output]
-        if isinstance(images, torch.Tensor):
-            return images
-    check_same_size(images, advice)
-    return stack(images)
+        return server.collect(server.submit(inputs, schedule))
 
 
 def _has_one_image_each(run: PackedRun, samples: int) -> bool:
@@ -349,13 +331,3 @@ def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageE
         return np.frombuffer(EncodedImage.from_pil(decoded, source).data, np.uint8)
     except ImageError as error:
         return error.with_traceback(None)  # the traceback would reference this frame
-
-
-def _blank(shape: tuple[int, int, int]) -> NDArray[np.uint8]:
-    """Return the file of a black image of this shape."""
-    height, width, _ = shape
-    return np.frombuffer(EncodedImage.from_pil(Image.new("RGB", (width, height))).data, np.uint8)
-
-
-def _stack_arrays(arrays: list[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
-    return np.stack(arrays) if len({array.shape for array in arrays}) == 1 else arrays

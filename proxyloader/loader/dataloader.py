@@ -288,23 +288,17 @@ class DataLoader(TorchDataLoader[T]):
         batches: Any = None
         try:
             # Workers start while the pipelines are built. They fork before DALI starts threads.
-            try:
-                batches = pool.start(self, loader_state)
-            except RuntimeError as error:
-                if not self.persistent_workers:
-                    raise
-                log.warning("a persistent worker was lost (%s); starting new ones", str(error))
-                pool.broken = True
-                pool = self._prepare_pool(loader_state)
-                batches = pool.start(self, loader_state)
+            batches = pool.start(self, loader_state)
             options, feed, assembler = self._options, None, None
             is_deferring = pool.fetcher.deferral is not None and pool.fetcher.deferral.is_active
             expects_images = is_deferring and options.server is None and has_transform(self.dataset)
-            servers = self._servers.begin_epoch(pool.plans, options, expects_images)
+            known = self._find_plans()[0].keys() | self._servers.discovered
+            plans = {key: plan for key, plan in pool.plans.items() if key in known}
+            servers = self._servers.begin_epoch(plans, options, expects_images)
             self._log_epoch()
             if not pool.uses_torch_batches:
                 feed = Feed(batches, pool, self._servers, servers, loader_state, options)
-                assembler = BatchAssembler(feed, self._errors, self.collate_fn, self._counts, self.pin_memory, options)
+                assembler = BatchAssembler(feed, self)
             iterator.begin(batches, pool, loader_state, feed, assembler)
         except BaseException:
             pool.shut_down(batches)
@@ -467,10 +461,7 @@ class DataLoader(TorchDataLoader[T]):
         state, pool = current.copy(), self._pool
         if not state.batches and not isinstance(self.dataset, IterableDataset):
             record_upcoming_order(state, self._inner_sampler, self.seed, "next")
-        if pool is not None and self.num_workers:  # each batch carries the state of its worker
-            unknown = [worker for worker in range(self.num_workers) if worker not in state.worker_states]
-            state.worker_states |= pool.states_at_start(unknown)
-        elif pool is not None and pool.worker_dataset is not None:
+        if not self.num_workers and pool is not None and pool.worker_dataset is not None:
             state.worker_states = {0: saved} if (saved := pool.worker_dataset.state()) else {}
         return state
 
@@ -497,7 +488,7 @@ class DataLoader(TorchDataLoader[T]):
     def _states_at_end(self, previous: LoaderState) -> dict[int, dict[str, Any]]:
         states = dict(previous.worker_states)
         if self._pool is not None and self._pool.board is not None:
-            states |= self._pool.board.read_end_states()
+            states |= self._pool.board.read()
         return {worker: carry_over(state) for worker, state in states.items()}
 
     @property
@@ -537,11 +528,6 @@ class DataLoader(TorchDataLoader[T]):
     @property
     def _inner_sampler(self) -> Any:
         return unwrap_batch_sampler(self.sampler if self.batch_sampler is None else self.batch_sampler)
-
-    @property
-    def _has_own_order(self) -> bool:
-        """Whether the sampler draws from its own generator."""
-        return sampler_generator(self._inner_sampler) is not None
 
     @property
     def _sharded(self) -> ShardedSampler | None:

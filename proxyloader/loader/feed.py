@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -46,18 +46,17 @@ class PlanServers:
         self.queues: dict[str, RunQueue] = {}  # by the key of the plan, or KERNELS
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._runs_seen: dict[str, int] = {}  # runs started before this epoch, by the key of the queue
-        self._idle: set[str] = set()  # discovered plans without a batch in the last epoch; rebuilt for their next batch
 
     def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> dict[str, RunQueue]:
         """Return the run queues of an epoch by key, including that of the user's server.
 
-        ``expects_images``: whether to start decoding on a GPU before the first batch, although no plan is known.
+        Those of other plans than ``plans`` are built for their first batch. ``expects_images``: whether to start
+        decoding on a GPU before the first batch, although no plan is known.
         """
         user_queue = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans and options.device is not None:
             cuda_ordinal(options.device)  # raises if the device does not exist
-        self._idle &= plans.keys()
-        active = {key for key in plans if key not in self._idle}
+        active = set(plans)
         if options.has_kernels:
             active = {KERNELS} if plans or expects_images else set()
         if options != self._options:  # the user has changed one
@@ -76,7 +75,6 @@ class PlanServers:
         """
         used = {key for key, queue in self.queues.items() if queue.runs_started != self._runs_seen.get(queue.key, 0)}
         if KERNELS not in used:
-            self._idle = (self._idle | self.discovered.keys()) - used
             self.discovered = {key: plan for key, plan in self.discovered.items() if key in used}
         self._runs_seen = {queue.key: queue.runs_started for queue in self.queues.values()}
         return self.discovered
@@ -85,7 +83,6 @@ class PlanServers:
         """Keep plans that arrived with a batch for later epochs. With kernels, only the first of them, for the log."""
         for plan in plans:
             options.format.check(plan)
-            self._idle.discard(plan.key)
             if not options.has_kernels or len(self.discovered) < MAX_NEW_PLANS:
                 self.discovered[plan.key] = plan
 
@@ -93,7 +90,6 @@ class PlanServers:
         """Return the run queue of a plan, or that of all plans that kernels run."""
         key = KERNELS if plan is None else plan.key
         if key not in self.queues:
-            self._idle.discard(key)
             self.queues[key] = self._build(plan, options, {})
         return self.queues[key]
 
@@ -128,13 +124,6 @@ class InFlightBatch:
     pipeline_runs: list[PipelineRun] = field(default_factory=list)  # submitted for ``batch.runs``, in their order
     error: Exception | None = None
 
-    def inputs_released(self) -> bool:
-        return all(pipeline_run.inputs_released() for pipeline_run in self.pipeline_runs)
-
-    def wait_until_read(self) -> None:
-        for pipeline_run in self.pipeline_runs:
-            pipeline_run.wait_until_read()
-
 
 class Feed:
     """Receives the batches of an epoch from the workers, and submits their runs to DALI.
@@ -144,15 +133,11 @@ class Feed:
         plan_servers: build run queues of plans that arrive with a batch.
         servers: run queues by key, to which these are added.
         loader_state: the position in the epoch at which to start.
-
-    Attributes:
-        process: ID of the process that created it; 0 if the constructor failed.
-        worker_wait_s: time that ``next`` has waited for workers since the iterator reset it, in seconds.
-        worker_processes: the worker processes of torch's iterator.
-        truncated: whether a worker was lost, so that no batches follow its error.
     """
 
-    process = 0
+    process = 0  # ID of the process that created it; 0 if the constructor failed
+    worker_wait_s = 0.0  # time that ``next`` has waited for workers since the iterator reset it
+    truncated = False  # whether a worker was lost, so that no batches follow its error
 
     def __init__(
         self,
@@ -173,8 +158,6 @@ class Feed:
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded,
         # unless the dataset or its iterators restore their states.
         self._skip_batches = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
-        self.worker_wait_s, self.truncated = 0.0, False
-        self.worker_processes: Sequence[Any] = getattr(batches, "_workers", ())
         self.process = os.getpid()
         pool.feed = weakref.ref(self)
 
@@ -206,7 +189,7 @@ class Feed:
 
     def release_slot(self, in_flight: InFlightBatch) -> None:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
-            self.pool.arena.release(in_flight.batch.request.slot, in_flight)
+            self.pool.arena.release(in_flight.batch.request.slot, in_flight.pipeline_runs)
 
     def _can_receive(self) -> bool:
         requests = self.pool.requests
@@ -262,6 +245,5 @@ class Feed:
                     code="foreign-server",
                 )
             with profile_row(SUBMIT):
-                inputs, schedule = batch.inputs(run, self.pool.arena), batch.schedule(run, self.pool.arena)
-                submit: Any = self.servers[run.server].submit
-                in_flight.pipeline_runs.append(submit(inputs) if schedule is None else submit(inputs, schedule))
+                inputs, schedule = batch.read(run, self.pool.arena)
+                in_flight.pipeline_runs.append(self.servers[run.server].submit(inputs, schedule))

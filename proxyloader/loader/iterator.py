@@ -44,7 +44,6 @@ class LoaderIterator:
             self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
             self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
             self._torch_next: Any = batches.__next__ if feed is None else None
-            self._sizes = pool.requests.sizes if pool.requests is not None else ()
             kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
             self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
             batches._profile_name = self._profile_name if feed is None else TAKE
@@ -105,8 +104,6 @@ class LoaderIterator:
                 raise StopIteration
             try:
                 self._record_progress(in_flight.batch)
-                if not self._has_batches and in_flight.error is None:
-                    assembler.warn_if_idle(in_flight.batch)
                 batch = assembler.assemble(in_flight)
             finally:
                 feed.release_slot(in_flight)
@@ -149,12 +146,12 @@ class LoaderIterator:
 
     def _advance(self) -> int:
         """Advance the epoch's state by one of torch's batches. Return its number of samples; 0 if unknown."""
-        state = self._loader_state
+        state, requests = self._loader_state, self._pool.requests
         state.batches += 1
-        if not self._sizes:
+        if requests is None or not requests.sizes:
             return 0
-        size, positions = self._sizes.popleft()
-        state.samples += positions
+        size = requests.sizes.popleft()
+        state.samples += requests.positions(size)
         return size
 
 

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
-from torchvision.datasets import MNIST, SEMEION, USPS
 
 from .._validation import check_int
 from ..dali.device import check_device, cuda_ordinal
@@ -29,9 +28,6 @@ NO_SERVER = (
     "its .transform is the proxy of a server, but the loader has none: pass server=..., or call server.produce_data on "
     "each batch"
 )
-
-GREY_ARRAYS = (MNIST, SEMEION, USPS)
-"""FashionMNIST, KMNIST, QMNIST and EMNIST are subclasses of MNIST."""
 
 MAX_THREADS = 1024
 """Maximum number of DALI threads. DALI creates all of them at once and aborts the process if one cannot be created."""
@@ -129,24 +125,14 @@ def find_torch_reason(dataset: Any, options: LoaderOptions) -> str:
         return "translate=False"
     if options.server is not None:
         return ""
-    sources = get_sources(dataset)
-    if all(type(source) is TensorDataset for source in sources):
+    if all(type(source) is TensorDataset for source in get_sources(dataset)):
         return "its samples are in memory, with nothing to decode"
-    # With a GPU, such arrays become LazyTensors, so that results computed from them arrive on the loader's device.
-    if not options.on_gpu and all(map(_has_grey_arrays, sources)):
-        return "its images are grayscale arrays, which DALI does not accept"
     return ""
 
 
 @functools.cache
 def _dali_is_installed() -> bool:
     return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
-
-
-def _has_grey_arrays(dataset: Any) -> bool:
-    """Return whether this is a torchvision dataset that creates images in mode L from arrays in memory."""
-    own = getattr(type(dataset).__getitem__, "__module__", "") if isinstance(dataset, GREY_ARRAYS) else ""
-    return own.startswith("torchvision.")
 
 
 def describe_backend(

@@ -215,7 +215,7 @@ class ImageCounts:
             for source in get_sources(dataset)
         )
         self.images = 0, 0, 0  # see ``PackedBatch.image_counts``
-        self._is_logged = self.is_server_idle = False
+        self._is_logged = False
         self.decode_reason = ""  # why the workers decoded the first deferred image, if known
         self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
         self.sends_pixels = False  # whether all images so far were decoded by Pillow, or are arrays
@@ -226,11 +226,6 @@ class ImageCounts:
         if not self.has_images:
             return self.decode_reason or "the dataset opens no JPEGs that DALI could decode"
         return self.decode_reason or "the dataset uses the pixels of its images"
-
-    def begin_epoch(self) -> None:
-        """Reset the counts, as an earlier epoch may have been left early."""
-        if not self._is_logged:
-            self.images = 0, 0, 0
 
     def add(self, batch: PackedBatch) -> None:
         (dali, pillow, workers), (new_dali, new_pillow, new_workers) = self.images, batch.image_counts

@@ -16,8 +16,9 @@ import ctypes
 import mmap
 import os
 import sys
+import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ class Arena:
         os.ftruncate(self._fd, (1 + slots) * SLOT_STRIDE_BYTES)
         self.slots, self.slot_bytes = slots, slot_bytes
         self._free = deque(range(slots))
-        self._releasing: deque[tuple[int, Any]] = deque()  # slots that an InFlightBatch may still read
+        self._releasing: deque[tuple[int, Sequence[Any]]] = deque()  # slots that these runs may still read
         self._ready = _map_file(self._fd, 0, slots)
         self._mapped: dict[int, Memory] = {}
         self._read_bytes: dict[int, int] = {}  # bytes of a slot that this process has mapped by reading
@@ -70,7 +71,8 @@ class Arena:
         self._reclaim()
         if not self._free and self._releasing:
             # The training loop is ahead of the GPU. Wait, so that queued work does not pile up.
-            self._releasing[0][1].wait_until_read()
+            for pipeline_run in self._releasing[0][1]:
+                pipeline_run.wait_until_read()
             self._reclaim()
         if not self._free:
             return None
@@ -78,12 +80,12 @@ class Arena:
         self._ready[slot] = 0
         return slot
 
-    def release(self, slot: int | None, reader: Any = None) -> None:
-        """Free a slot as soon as ``reader``, an ``InFlightBatch`` or None, has read it. Main process."""
-        if slot is not None and (reader is None or reader.inputs_released()):
+    def release(self, slot: int | None, readers: Sequence[Any] = ()) -> None:
+        """Free a slot as soon as all ``PipelineRun``s in ``readers`` have read it. Main process."""
+        if slot is not None and all(pipeline_run.inputs_released() for pipeline_run in readers):
             self._free.append(slot)
         elif slot is not None:
-            self._releasing.append((slot, reader))
+            self._releasing.append((slot, readers))
 
     def _reclaim(self) -> None:
         for _ in range(len(self._releasing)):
@@ -130,16 +132,6 @@ def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
     if address == ctypes.c_void_p(-1).value:
         error = ctypes.get_errno()
         raise OSError(error, f"cannot map a slot of {length} bytes: {os.strerror(error)}")
-    return np.asarray(_Mapping(address, length, libc.munmap))
-
-
-class _Mapping:
-    """Mapped memory. Arrays over it keep it alive. It is not unmapped at exit."""
-
-    def __init__(self, address: int, length: int, unmap: Callable[[int, int], object]) -> None:
-        self.__array_interface__ = {"data": (address, False), "shape": (length,), "typestr": "|u1", "version": 3}
-        self._region, self._unmap = (address, length), unmap
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        if not is_finalizing():
-            self._unmap(*self._region)
+    buffer = (ctypes.c_ubyte * length).from_address(address)
+    weakref.finalize(buffer, libc.munmap, address, length).atexit = False
+    return np.ctypeslib.as_array(buffer)

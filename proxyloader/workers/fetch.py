@@ -113,35 +113,24 @@ class FetchedSamples:
     unreadable: list[UnreadableSample] = field(default_factory=list)
 
 
+@dataclass(eq=False)
 class Fetcher:
-    """Fetches samples from the dataset.
+    """Fetches samples from the dataset."""
 
-    Args:
-        seed: seed of the random numbers; None: do not seed the generators.
-        passed: samples whose JPEGs passed the checks for GPUs; None: no GPU decodes them, or ``check_scans`` is False.
-        has_workers: whether the loader has worker processes.
-        fills_batches: with ``on_error="skip"``, whether a batch without readable samples gets the next readable one,
-            because processes that train together require the same number of batches.
-        deferral: the dataset's Deferral; None: its images are not deferred.
-        plans: keys of the plans that the loader knows, if only torch's default ``collate_fn`` receives the samples.
-    """
+    dataset: Any
+    on_error: OnError = "raise"
+    seed: int | None = None  # of the random numbers; None: do not seed the generators
+    passed: PassedSamples | None = None  # None: no GPU decodes the JPEGs, or ``check_scans`` is False
+    has_workers: bool = False
+    # With ``on_error="skip"``, whether a batch without readable samples gets the next readable one, because processes
+    # that train together require the same number of batches.
+    fills_batches: bool = False
+    deferral: Deferral | None = None  # None: the images of the dataset are not deferred
+    plans: Collection[str] = ()  # that the loader knows, if only torch's default ``collate_fn`` receives the samples
 
-    def __init__(
-        self,
-        dataset: Any,
-        on_error: OnError = "raise",
-        seed: int | None = None,
-        passed: PassedSamples | None = None,
-        has_workers: bool = False,
-        fills_batches: bool = False,
-        deferral: Deferral | None = None,
-        plans: Collection[str] = (),
-    ) -> None:
-        self.dataset, self._on_error, self.fills_batches = dataset, on_error, fills_batches
-        self._seed, self._passed, self._has_workers = seed, passed, has_workers
-        self.deferral, self._plans = deferral, plans
+    def __post_init__(self) -> None:
         # Without workers, other threads may draw from the generators.
-        self._can_draw_ahead = has_workers and seed is None and bool(plans) and draws_alike("v1")
+        self._can_draw_ahead = self.has_workers and self.seed is None and bool(self.plans) and draws_alike("v1")
 
     def __call__(self, request: BatchRequest) -> FetchedSamples:
         """Return the samples of a request. ImageError: an image cannot be read."""
@@ -159,10 +148,10 @@ class Fetcher:
             try:
                 sample = self._fetch_sample(index, request.epoch)
             except Exception as error:
-                if self._on_error == "raise" or not is_sample_fault(error):
+                if self.on_error == "raise" or not is_sample_fault(error):
                     raise
                 fetched.unreadable.append(UnreadableSample.from_error(index, error))
-                if self._on_error == "skip":
+                if self.on_error == "skip":
                     continue
                 index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
             fetched.samples.append(sample)
@@ -188,7 +177,7 @@ class Fetcher:
             first, size = operator.index(index), len(self.dataset)
         except TypeError as error:
             raise ProxyLoaderError(
-                f"on_error={self._on_error!r} cannot replace dataset[{index!r}]: this requires integer indices and a "
+                f"on_error={self.on_error!r} cannot replace dataset[{index!r}]: this requires integer indices and a "
                 "dataset with a length. In a single process, on_error='skip' requires neither"
             ) from error
         attempts = min(MAX_ATTEMPTS, size - 1)
@@ -204,19 +193,19 @@ class Fetcher:
 
     def seed_batch(self, request: BatchRequest) -> None:
         """Seed the generators for the collate_fn from the seed, the epoch and the indices of the batch."""
-        if self._seed is not None:
-            seed_generators(self._seed, request.epoch, "batch", request.index_list())
+        if self.seed is not None:
+            seed_generators(self.seed, request.epoch, "batch", request.index_list())
 
     def _seed_sample(self, index: Any, epoch: int) -> None:
-        if self._seed is None:
+        if self.seed is None:
             return
         with contextlib.suppress(TypeError):  # NumPy's and torch's integers count as int
             index = operator.index(index)
-        seed_generators(self._seed, epoch, index)
+        seed_generators(self.seed, epoch, index)
 
     def preserve_generators(self) -> contextlib.AbstractContextManager[None]:
         """Context for fetching and collating. In the main process, restores the user's generators at exit."""
-        is_in_main = self._seed is not None and self.worker_info() is None
+        is_in_main = self.seed is not None and self.worker_info() is None
         return preserve_rng() if is_in_main else contextlib.nullcontext()
 
     def worker_info(self) -> Any:
@@ -224,7 +213,7 @@ class Fetcher:
 
         A loader without workers may run inside a worker of another loader.
         """
-        return get_worker_info() if self._has_workers else None
+        return get_worker_info() if self.has_workers else None
 
     def _fetch_folder(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
         """Return the samples of a ``DatasetFolder``; ``_NOT_BATCHED`` if they must be fetched one by one."""
@@ -234,13 +223,13 @@ class Fetcher:
         while type(folder) is Subset:
             folder = folder.dataset
         chain = START.through(folder.transform) if _is_stock_folder(folder) and _collates_like_torch() else None
-        if chain is None or chain.state.kind != "tensor" or chain.plan.key not in self._plans:
+        if chain is None or chain.state.kind != "tensor" or chain.plan.key not in self.plans:
             return _NOT_BATCHED
         draws_ahead = self._can_draw_ahead and chain.last.draws in ("", "ahead") and len(indices) >= MIN_ADVANCE_IMAGES
         states = get_rng_states(include_numpy_and_python=True)
         with contextlib.suppress(Exception):
             files = [folder.samples[position] for position in _resolve_subsets(self.dataset, indices)[1]]
-            with checking(self._passed, indices):
+            with checking(self.passed, indices):
                 images = [EncodedImage.open(path) for path, _ in files]
             samples, sizes = [], set()
             with drawing_ahead() if draws_ahead else contextlib.nullcontext():
@@ -257,14 +246,14 @@ class Fetcher:
     def _fetch_batch(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
         """Return the result of ``__getitems__``; ``_NOT_BATCHED`` if samples must be fetched one by one."""
         base, _ = _resolve_subsets(self.dataset, ())  # a Subset accepts lists if its dataset does
-        if not request.batched or self._seed is not None or getattr(base, "__getitems__", None) is None:
+        if not request.batched or self.seed is not None or getattr(base, "__getitems__", None) is None:
             return _NOT_BATCHED
         before = get_rng_states(include_numpy_and_python=True)
         try:
-            with checking(self._passed, indices):
+            with checking(self.passed, indices):
                 return self.dataset.__getitems__(request.indices)
         except Exception as error:
-            if not isinstance(error, ImageError) and (self._on_error == "raise" or not is_sample_fault(error)):
+            if not isinstance(error, ImageError) and (self.on_error == "raise" or not is_sample_fault(error)):
                 raise
         set_rng_states(before)  # fetch samples again one by one to find the unreadable ones
         return _NOT_BATCHED
@@ -272,7 +261,7 @@ class Fetcher:
     def _fetch_sample(self, index: Any, epoch: int) -> Any:
         self._seed_sample(index, epoch)
         try:
-            with checking(self._passed, [index]):
+            with checking(self.passed, [index]):
                 return self.dataset[index]
         except InputError as error:
             raise error.at(f"dataset[{index}]", index=index) from error

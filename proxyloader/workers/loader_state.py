@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -28,7 +27,6 @@ RESTART = "restart the epoch: loader.set_epoch(state['epoch'])"
 
 SLOT_BYTES = 1 << 12
 HEADER_BYTES = 8
-POLL_S = 0.001
 
 WorkerStates = Mapping[int, dict[str, Any]]
 """States by worker number, which is 0 without workers. The keys of a state are "dataset" and "iterator", for those that
@@ -177,52 +175,41 @@ def carry_over(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class StateBoard:
-    """Shared memory for what is not sent with a batch: the epoch, and dataset states at its start and end.
+    """Shared memory of a stream for what is not sent with a batch: the epoch, and the states of workers at its end.
 
     OSError: there is no shared memory.
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers, self._arena = workers, Arena(2 * workers + 1, SLOT_BYTES)
+        self._workers, self._arena = workers, Arena(workers + 1, SLOT_BYTES)
 
-    def begin(self, epoch: int, clears: bool) -> None:
-        """Publish the number of the next epoch. ``clears``: discard all states before it begins. Main process."""
-        self._header(2 * self._workers)[0] = epoch
-        for slot in range(2 * self._workers if clears else 0):
-            self._arena.mark_ready(slot, False)
+    def begin(self, epoch: int) -> None:
+        """Publish the number of the next epoch, and discard all states. Main process."""
+        self._header(self._workers)[0] = epoch
+        for worker in range(self._workers):
+            self._arena.mark_ready(worker, False)
 
     def epoch(self) -> int:
         """Return the number of the epoch. Worker."""
-        return int(self._header(2 * self._workers)[0])
+        return int(self._header(self._workers)[0])
 
     def _header(self, slot: int) -> NDArray[np.int64]:
         """Return the number at the start of a slot, (1,) int64."""
         return self._arena.memory(slot, HEADER_BYTES)[:HEADER_BYTES].view(np.int64)
 
-    def write(self, worker: int, state: dict[str, Any], is_end: bool = False) -> None:
-        """Write the state at the start or at the end of an epoch. Worker."""
-        slot, data = worker + is_end * self._workers, np.frombuffer(pickle.dumps(state), np.uint8)
+    def write(self, worker: int, state: dict[str, Any]) -> None:
+        """Write the state at the end of an epoch. Worker."""
+        data = np.frombuffer(pickle.dumps(state), np.uint8)
         size = HEADER_BYTES + len(data)
-        self._arena.memory(slot, size)[HEADER_BYTES:size] = data
-        self._header(slot)[0] = size
-        self._arena.mark_ready(slot)
+        self._arena.memory(worker, size)[HEADER_BYTES:size] = data
+        self._header(worker)[0] = size
+        self._arena.mark_ready(worker)
 
-    def read_start(self, worker: int, is_alive: Callable[[], bool]) -> dict[str, Any]:
-        """Wait for a starting worker. Return its state at the start of the epoch; {} if it died. Main process."""
-        while not self._arena.is_ready(worker) and is_alive():
-            time.sleep(POLL_S)
-        return self._read(worker)
-
-    def read_end_states(self) -> dict[int, dict[str, Any]]:
+    def read(self) -> dict[int, dict[str, Any]]:
         """Return the states of the workers that have finished the epoch, by worker number. Main process."""
-        states = {worker: self._read(worker + self._workers) for worker in range(self._workers)}
-        return {worker: state for worker, state in states.items() if state}
-
-    def _read(self, slot: int) -> dict[str, Any]:
-        if not self._arena.is_ready(slot):
-            return {}
-        state: dict[str, Any] = pickle.loads(self._arena.memory(slot, int(self._header(slot)[0]))[HEADER_BYTES:].data)
-        return state
+        ready = filter(self._arena.is_ready, range(self._workers))
+        memory = {worker: self._arena.memory(worker, int(self._header(worker)[0])) for worker in ready}
+        return {worker: pickle.loads(state[HEADER_BYTES:].data) for worker, state in memory.items()}
 
 
 class StatefulStream(IterableDataset[Any]):
@@ -256,10 +243,7 @@ class StatefulStream(IterableDataset[Any]):
         for name in ("iterator", "itself"):
             if name in state and is_stateful(iterator):
                 iterator.load_state_dict(state[name])  # type: ignore[attr-defined]
-        initial = self.state()
-        if self._board is not None:
-            self._board.write(worker, initial)
-        return self._iterate(iterator, worker) if initial else iterator
+        return self._iterate(iterator, worker) if self.state() else iterator
 
     def _iterate(self, iterator: Iterator[Any], worker: int) -> Iterator[Any]:
         end: Any = object()
@@ -267,7 +251,7 @@ class StatefulStream(IterableDataset[Any]):
             yield sample
         self._has_ended = True
         if self._board is not None:
-            self._board.write(worker, self.state(), is_end=True)
+            self._board.write(worker, self.state())
 
     def state(self) -> dict[str, Any]:
         ended = {"ended": True} if self._has_ended else {}

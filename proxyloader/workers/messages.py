@@ -137,7 +137,6 @@ class PackedBatch:
     num_samples: int = 0  # without unreadable ones
     decode_reason: str = ""  # why the worker decoded the first deferred image, if it did and that is known
     is_computed: bool = False  # whether the content has tensors computed from outputs of the runs
-    batched: bool = True  # whether the batch was created from a list of samples, not from one sample
     has_fallen_back: bool = False  # whether the worker no longer defers decoding
     has_seen_images: bool = False  # whether the worker has created undecoded images so far
     samples: tuple[bytes, ...] = ()  # pickled separately, if some may have to be removed and the rest collated again
@@ -155,17 +154,14 @@ class PackedBatch:
         assert arena is not None and self.request is not None and self.request.slot is not None
         return arena.memory(self.request.slot, self.size_bytes)
 
-    def inputs(self, run: PackedRun, arena: Arena | None) -> list[NDArray[Any] | list[NDArray[Any]]]:
-        """Return the inputs of a run for ``RunQueue.submit``."""
+    def read(self, run: PackedRun, arena: Arena | None) -> tuple[list[Any], Schedule | None]:
+        """Return the arguments of ``RunQueue.submit`` for a run: its inputs, and the schedule of its kernels."""
         memory = self.memory(arena)
-        return [part.views(memory) for part in run.inputs]
-
-    def schedule(self, run: PackedRun, arena: Arena | None) -> Schedule | None:
-        """Return the launches of kernels for a run."""
+        inputs = [part.views(memory) for part in run.inputs]
         if run.schedule is None:
-            return None
+            return inputs, None
         schedule, place = run.schedule
-        return dataclasses.replace(schedule, memory=place.views(self.memory(arena))[0])
+        return inputs, dataclasses.replace(schedule, memory=place.views(memory)[0])
 
     @property
     def sample_indices(self) -> Sequence[Any] | None:

@@ -13,6 +13,7 @@ import io
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
 from typing import Any
@@ -58,41 +59,24 @@ KERNELS = "kernels"
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
 
+@dataclass(eq=False)
 class Packer:
-    """Converts samples to a PackedBatch.
+    """Converts samples to a PackedBatch."""
 
-    Args:
-        collate_fn: the loader's. It runs here unless there are placeholders, which only torch's default supports.
-        run_size: maximum number of samples in a pipeline run.
-        batched: whether it packs lists of samples, not single samples.
-        keep_samples: whether to also pickle each sample separately, so that samples can be removed from the batch.
-        has_images: whether the loader has plans or a server. If not, the dataset may still open JPEGs and call
-            transforms that the loader did not find.
-        plans: keys of the plans that the loader knows.
-        deferral: the dataset's Deferral, or None if its images are not deferred.
-        kernel_output: the output format of the kernels; None: no kernels transform the images.
-        find_obstacle: returns why torchvision runs a plan; "" if it does not.
-    """
+    collate_fn: Callable[[Any], Any]  # the loader's; runs here unless there are placeholders and it is not torch's
+    arena: Arena | None
+    run_size: int  # maximum number of samples in a pipeline run
+    batched: bool = True  # whether it packs lists of samples, not single samples
+    keep_samples: bool = False  # whether to also pickle each sample separately, so that samples can be removed
+    has_images: bool = True  # whether the loader has found transforms or has a server; others may still be called
+    plans: Collection[str] = ()  # keys of the plans that the loader knows
+    deferral: Deferral | None = None  # None: the images of the dataset are not deferred
+    kernel_output: KernelOutput | None = None  # None: no kernels transform the images
+    find_obstacle: Callable[[Plan], str] = lambda plan: ""  # why torchvision runs a plan; "" if it does not
+    _new_plans: set[str] = field(default_factory=set, init=False)
+    _single: set[str] = field(default_factory=set, init=False)  # plans with one image so far
 
-    def __init__(
-        self,
-        collate_fn: Callable[[Any], Any],
-        arena: Arena | None,
-        run_size: int,
-        batched: bool = True,
-        keep_samples: bool = False,
-        has_images: bool = True,
-        plans: Collection[str] = (),
-        deferral: Deferral | None = None,
-        kernel_output: KernelOutput | None = None,
-        find_obstacle: Callable[[Plan], str] = lambda plan: "",
-    ) -> None:
-        self.collate_fn, self._arena, self._run_size = collate_fn, arena, run_size
-        self.batched, self._keep_samples = batched, keep_samples
-        self._has_images, self._plans, self.deferral = has_images, plans, deferral
-        self.kernel_output, self._find_obstacle = kernel_output, find_obstacle
-        self._new_plans: set[str] = set()
-        self._single: set[str] = set()  # plans with one image so far
+    def __post_init__(self) -> None:
         self.begin_batch()
 
     def begin_batch(self) -> None:
@@ -106,23 +90,23 @@ class Packer:
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self._collate(samples) if collates else samples
-        pickler = _ContentPickler(self._run_size, self.kernel_output is not None)
-        may_have_images = self._has_images or has_placeholders
+        pickler = _ContentPickler(self.run_size, self.kernel_output is not None)
+        may_have_images = self.has_images or has_placeholders
         if may_have_images or (LazyTensor.any_created and contains(content, (LazyTensor,))):
             data = pickler.pickle(content)
             if rejected := self._reject_plans(pickler.runs):
-                pickler = _ContentPickler(self._run_size, self.kernel_output is not None, rejected)
+                pickler = _ContentPickler(self.run_size, self.kernel_output is not None, rejected)
                 data = pickler.pickle(content)
         samples = samples if self.batched else [samples]
         counts = self._count(pickler, samples, num_samples)
         if not pickler.runs and not pickler.is_computed:
             return PackedBatch(request, content=content if collates else self.collate_fn(content), **counts)
-        samples_alone = tuple(map(pickler.pickle, samples)) if self._keep_samples else ()
-        slot = request.slot if request is not None and self._arena is not None else None
+        samples_alone = tuple(map(pickler.pickle, samples)) if self.keep_samples else ()
+        slot = request.slot if request is not None and self.arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
         runs = tuple(_pack_run(calls, layout, self.kernel_output) for calls in pickler.runs)
-        if self._arena is not None and slot is not None:
-            layout.write(self._arena.memory_to_write(slot, layout.size_bytes))
+        if self.arena is not None and slot is not None:
+            layout.write(self.arena.memory_to_write(slot, layout.size_bytes))
         else:
             blob = torch.empty(layout.size_bytes, dtype=torch.uint8)
             layout.write(blob.numpy())
@@ -135,7 +119,6 @@ class Packer:
             objects=tuple(pickler.objects),
             collated=collates,
             is_computed=pickler.is_computed,
-            batched=self.batched,
             samples=samples_alone,
             plans=tuple(plan for key, plan in _get_plans(pickler.runs).items() if key in self._new_plans),
             **counts,
@@ -149,7 +132,7 @@ class Packer:
 
     def pack_alone(self, sample: Any) -> PackedBatch:
         """Pack one sample, with its memory."""
-        single = Packer(list, None, 1, kernel_output=self.kernel_output, find_obstacle=self._find_obstacle)
+        single = Packer(list, None, 1, kernel_output=self.kernel_output, find_obstacle=self.find_obstacle)
         return single([sample])
 
     def _count(self, pickler: _ContentPickler, samples: Any, num_samples: int) -> dict[str, Any]:
@@ -181,9 +164,9 @@ class Packer:
         """Return the plans of a batch that torchvision runs, and record new plans of the others."""
         plans, rejected = _get_plans(runs), set()
         calls = [call.server for run in runs for call in run if isinstance(call, TransformedImage)]
-        unknown = Counter(plan for plan in calls if plan not in self._plans and plan not in self._new_plans)
+        unknown = Counter(plan for plan in calls if plan not in self.plans and plan not in self._new_plans)
         for plan, images in unknown.items():
-            if why := self._find_obstacle(plans[plan]):
+            if why := self.find_obstacle(plans[plan]):
                 pixel_uses.explain(why)  # the calls were checked one by one, not all of them together
                 rejected.add(plan)
                 continue
@@ -453,12 +436,7 @@ class ContentUnpickler(pickle.Unpickler):
     """
 
     def __init__(
-        self,
-        data: bytes,
-        resolve: Callable[[Any], Any],
-        pin: bool = False,
-        objects: Sequence[Any] = (),
-        device: torch.device | None = None,
+        self, data: bytes, resolve: Callable[[Any], Any], pin: bool, objects: Sequence[Any], device: torch.device
     ) -> None:
         super().__init__(io.BytesIO(data))
         self._resolve, self._pin, self._objects, self._device = resolve, pin, objects, device
@@ -471,7 +449,7 @@ class ContentUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         function = super().find_class(module, name)
-        if function is computed and self._device is not None:
+        if function is computed:
             return functools.partial(torch.Tensor.to, device=self._device, non_blocking=True)
         if self._pin and function is restore_tensor:
             return lambda *args: restore_tensor(*args).pin_memory()

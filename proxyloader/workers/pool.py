@@ -1,36 +1,34 @@
 """WorkerPool: a torch DataLoader that yields packed batches, and the shared memory of its workers. Main process.
 
-Its iterator detects dead workers faster than torch's, and shuts down faster.
+Its iterator shuts down faster than torch's.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import itertools
 import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import IterableDataset, IterDataPipe, default_collate
-from torch.utils.data._utils import signal_handling
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import lifetime
 from .._random_state import SeededIterator, make_generator, preserve_rng, seed_generators
 from ..data import hooks
 from ..data.deferral import Deferral
-from ..lifetime import EXIT_TIMEOUT_S, at_exit, before_exit
 from ..transforms.plan import Plan
 from .arena import Arena
 from .fetch import Fetcher, PassedSamples
-from .loader_state import LoaderState, StateBoard, StatefulStream, is_stateful
+from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
-from .request_sampler import RequestSampler, draw_seed, is_distributed
+from .request_sampler import RequestSampler, draw_seed, is_distributed, sampler_generator
 from .worker import PackedDataset, PackStream, set_up_worker
 
 BYTES_PER_IMAGE = 1 << 18
@@ -46,7 +44,6 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
     return int(getattr(loader.batch_sampler, "batch_size", 1 if loader.batch_sampler is None else DEFAULT_RUN_SIZE))
 
 
-POLL_S = 1.0  # between checks for dead workers
 GRACE_S = 0.2  # for workers to exit
 
 
@@ -61,14 +58,12 @@ class Workers(TorchDataLoader[Any]):
 class WorkersIterator(_MultiProcessingDataLoaderIter):
     failed = False  # whether a worker died or timed out, so that the others cannot begin another epoch
     lost = False  # whether a worker died, with batches that may still be expected
-    _next_check_s = 0.0  # time of the next check for dead workers, as given by ``time.monotonic``
     _send_idx = _rcvd_idx = 0  # torch sets them after starting the workers, which may fail
 
     def __init__(self, loader: Workers) -> None:
         self._process = os.getpid()
         self._first_worker = loader.first_worker
         super().__init__(loader)
-        _iterators.add(self)
 
     def _try_put_index(self) -> None:
         for _ in range(self._first_worker):
@@ -82,29 +77,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
             return super()._get_data()  # type: ignore[no-untyped-call]
         except Exception:
             self.failed = True
-            self.lost = bool(self._find_dead(active))
+            self.lost = not all(worker.is_alive() for worker in itertools.compress(self._workers, active))
             raise
-
-    def _try_get_data(self, timeout: float = POLL_S) -> Any:
-        # Outside the main thread, only this poll detects a dead worker. torch polls every five seconds or at the user's
-        # timeout, and not while another worker returns batches.
-        deadline_s = time.monotonic() + timeout
-        result = False, None
-        while not result[0] and time.monotonic() < deadline_s:
-            wait_s = min(POLL_S, max(0.01, deadline_s - time.monotonic()))
-            result = super()._try_get_data(wait_s)  # type: ignore[no-untyped-call]
-            if result[0] and time.monotonic() < self._next_check_s:  # a check takes as long as receiving a batch
-                return result
-            self._next_check_s = time.monotonic() + POLL_S
-            dead = self._find_dead(self._workers_status)
-            if dead:
-                pids = ", ".join(str(worker.pid) for worker in dead)
-                with before_exit():  # a daemon thread must not report workers that are terminated at exit
-                    raise RuntimeError(f"DataLoader worker (pid(s) {pids}) exited unexpectedly")
-        return result
-
-    def _find_dead(self, active: list[bool]) -> list[Any]:
-        return [worker for worker, is_active in zip(self._workers, active) if is_active and not worker.is_alive()]
 
     def _shutdown_workers(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if is_finalizing():  # module globals may be gone
@@ -124,21 +98,6 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
                 deadline_s = time.monotonic() + GRACE_S
                 self._workers: Any = [_DeadlineProcess(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()
-
-    def terminate_workers(self) -> None:
-        """Terminate running workers at exit. multiprocessing would wait forever for a worker that hangs."""
-        # SIGTERM kills a spawned worker that is still starting, which torch would report as a dead worker.
-        if self._worker_pids_set:
-            with contextlib.suppress(ValueError):  # another thread has removed them
-                signal_handling._remove_worker_pids(id(self))  # type: ignore[attr-defined]
-            self._worker_pids_set = False
-        for worker in self._workers:
-            worker._popen.terminate()
-        deadline_s = time.monotonic() + EXIT_TIMEOUT_S
-        for worker in self._workers:
-            _DeadlineProcess(worker, deadline_s).join()
-            if worker.is_alive():
-                worker.kill()
 
 
 class _DeadlineProcess:
@@ -161,16 +120,6 @@ class _DeadlineProcess:
         self._deadline_s = time.monotonic() + GRACE_S
 
 
-_iterators: weakref.WeakSet[WorkersIterator] = weakref.WeakSet()
-
-
-@at_exit
-def _terminate_workers() -> None:
-    for iterator in list(_iterators):
-        if iterator._process == os.getpid():
-            iterator.terminate_workers()
-
-
 class WorkerPool:
     """The workers of a loader, with its arguments.
 
@@ -179,20 +128,28 @@ class WorkerPool:
             produces the batches. Of our code, its workers then run only the parent watchdog.
         plans: known plans of the dataset, by key. Persistent workers keep their dataset.
         arena: arena of an earlier epoch to reuse; None: create one.
-        passed: see ``Fetcher``.
-        deferral: defers decoding until it stops; None: the dataset reads images as with torch's loader.
-
-    Attributes:
-        workers: torch's loader over the dataset. It starts the processes, draws their seeds and advances the
-            user's sampler, exactly as torch does.
-        requests: sampler of ``workers``; None for an iterable-style dataset, whose batches are sent without slots.
-        arena: shared memory; None without workers or images.
-        worker_dataset: the dataset passed to ``workers``; None if they yield torch's own batches.
-        board: where workers write the states at the start and end of an epoch.
-        deferral: the dataset's Deferral if there are no workers and its images are deferred; otherwise None.
-        broken: whether a worker was lost, so that the next epoch requires new workers.
-        feed: the feed that uses the workers.
+        passed, deferral: see ``Fetcher``.
     """
+
+    broken = False
+    """Whether a worker was lost, so that the next epoch requires new workers."""
+
+    requests: RequestSampler | None = None
+    """Sampler of the workers; None for an iterable-style dataset, whose batches are sent without slots."""
+
+    worker_dataset: PackedDataset | StatefulStream | None = None
+    """The dataset passed to ``workers``; None if they yield torch's own batches."""
+
+    board: StateBoard | None = None
+    """Where the workers of a stream write their states at the end of an epoch."""
+
+    deferral: Deferral | None = None
+    """That of the dataset if there are no workers and its images are deferred."""
+
+    packer: Packer | None = None
+
+    feed: weakref.ref[Any] | None = None
+    """The feed that uses the workers."""
 
     def __init__(
         self,
@@ -205,12 +162,7 @@ class WorkerPool:
     ) -> None:
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         sampler = loader.batch_sampler if batched else loader.sampler
-        self.plans, self.arena, self.deferral, self.broken = plans or {}, arena, None, False
-        self.requests: RequestSampler | None = None
-        self.worker_dataset: PackedDataset | StatefulStream | None = None
-        self.board: StateBoard | None = None
-        self.packer: Packer | None = None
-        self.feed: weakref.ref[Any] | None = None
+        self.plans, self.arena = plans or {}, arena
         known = frozenset(self.plans) if loader.collate_fn is default_collate else frozenset()
         has_workers, is_shared = loader.num_workers > 0, is_distributed(sampler)
         self.fetcher = Fetcher(dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, deferral, known)
@@ -252,8 +204,6 @@ class WorkerPool:
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         states = loader_state.worker_states if loader_state.resumes else {}
         is_iterable = isinstance(dataset, IterableDataset)
-        if loader.num_workers and (is_iterable or is_stateful(dataset)) and hasattr(os, "memfd_create"):
-            self.board = StateBoard(loader.num_workers)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
         may_have_images = has_images or (deferral is not None and not loader.pin_memory)
         if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
@@ -271,6 +221,8 @@ class WorkerPool:
             find_obstacle=loader._options.find_obstacle,
         )
         if is_iterable:
+            if loader.num_workers and hasattr(os, "memfd_create"):
+                self.board = StateBoard(loader.num_workers)
             self.worker_dataset = StatefulStream(dataset, states, self.board, loader.seed)
             # torch handles data pipes by their class, so it must see the data pipe itself.
             stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
@@ -278,7 +230,7 @@ class WorkerPool:
         num_prefetched = max(1, loader.num_workers * (loader.prefetch_factor or 0))
         self.requests = RequestSampler(sampler, batched, self.arena, loader.seed, num_prefetched)
         keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
-        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states, self.board, keeps_generators)
+        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states, keeps_generators)
         return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
 
     def start(self, loader: Any, loader_state: LoaderState) -> Any:
@@ -293,12 +245,12 @@ class WorkerPool:
         if self.requests is not None:
             self.requests.loader_state = loader_state
         if self.board is not None:
-            # Persistent workers restart their streams, and write their states again.
-            self.board.begin(loader_state.epoch, clears=self.requests is None or not self.has_workers)
+            self.board.begin(loader_state.epoch)
         if loader._seed_generator is not None:
             loader_state.restore_or_record(loader._seed_generator, "workers")
         # What torch draws a shuffled order from, unless the sampler has its own generator.
-        order = loader_state.generator_states if loader_state.resumes and not loader._has_own_order else {}
+        has_own = sampler_generator(loader._inner_sampler) is not None
+        order = loader_state.generator_states if loader_state.resumes and not has_own else {}
         if generator is None and seed is not None:  # avoid the default generator, as other threads draw from it
             self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
         elif generator is None and "iter" in order and "next" not in order:  # a state between epochs
@@ -317,14 +269,6 @@ class WorkerPool:
         if isinstance(self.worker_dataset, PackedDataset) and not self.workers.num_workers:
             self.worker_dataset.begin(0)  # after torch has drawn its seed, because a dataset may set generator states
         return batches
-
-    def states_at_start(self, workers: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return the initial states of workers that have not returned a batch yet, by worker number."""
-        feed = self.feed() if self.feed is not None else None
-        if self.board is None or feed is None:
-            return {}
-        states = {worker: self.board.read_start(worker, feed.worker_processes[worker].is_alive) for worker in workers}
-        return {worker: state for worker, state in states.items() if state}
 
     @property
     def uses_torch_batches(self) -> bool:

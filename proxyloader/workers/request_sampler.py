@@ -16,7 +16,7 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,39 +96,28 @@ class WorkerDraws:
             self._history.append((number, get_rng_states(include_numpy_and_python=True)))
 
 
+@dataclass(eq=False)
 class RequestSampler:
-    """A batch sampler that yields a request for each batch of another sampler, with a slot of the arena.
+    """A batch sampler that yields a request for each batch of another sampler, with a slot of the arena."""
 
-    Args:
-        sampler: the user's batch sampler, or sampler if batching is disabled.
-        seed: seed of the order, unless the sampler has its own generator.
-        num_prefetched: number of batches that torch's loader requests before it receives the first.
-        yields_indices: whether to yield indices instead of requests, for torch's own fetcher.
+    sampler: Any  # the user's batch sampler, or sampler if batching is disabled
+    batched: bool
+    arena: Arena | None = None
+    seed: int | None = None  # of the order, unless the sampler has its own generator
+    num_prefetched: int = 1  # number of batches that torch's loader requests before it receives the first
+    yields_indices: bool = False  # whether to yield indices instead of requests, for torch's own fetcher
 
-    Attributes:
-        sizes: with ``yields_indices``, for each batch that the training loop has not received yet: the number of
-            samples, and how many positions it advances the order.
-        loader_state: where to start the next iteration, which records in it the states that reproduce the iteration.
-    """
-
-    def __init__(
-        self,
-        sampler: Iterable[Any],
-        batched: bool,
-        arena: Arena | None = None,
-        seed: int | None = None,
-        num_prefetched: int = 1,
-        yields_indices: bool = False,
-    ) -> None:
-        self._sampler, self._batched, self._arena, self._seed = sampler, batched, arena, seed
-        self._yields_indices, self.sizes = yields_indices, deque[tuple[int, int]]()
+    def __post_init__(self) -> None:
+        # Where to start the next iteration, which records in it the states that reproduce the iteration.
+        self.loader_state = LoaderState()
+        # With ``yields_indices``, the number of samples of each batch that the training loop has not received yet.
+        self.sizes = deque[int]()
         self._iterator: Any = None
         self._must_advance_default = False
-        self.loader_state = LoaderState()
         self._pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
         self._next_number = self._first_number = 0  # of the next request, and the first of the epoch
-        self._num_prefetched, self._first_excess = num_prefetched, num_prefetched
+        self._first_excess = self.num_prefetched
         self._discarded: tuple[range, ...] = ()
         self._draws: deque[torch.Tensor] = deque()  # the sampler's generator from torch's last request to our last one
 
@@ -136,11 +125,11 @@ class RequestSampler:
         self.discard_pending()  # torch begins an epoch after the workers have finished the previous one
         self.roll_back_draws()
         number, loader_state = self._next_number, self.loader_state
-        if number - self._first_number >= self._num_prefetched:
+        if number - self._first_number >= self.num_prefetched:
             self._discarded = ()  # each worker has received a request
         if self._first_excess < number:
             self._discarded += (range(self._first_excess, number),)
-        self._first_number, self._first_excess = number, number + self._num_prefetched
+        self._first_number, self._first_excess = number, number + self.num_prefetched
         self._draws.clear()
         self._restore_sampler(loader_state)
         # Not lazily, because torch creates the iterator before it draws seeds.
@@ -156,22 +145,21 @@ class RequestSampler:
             return
         self.sizes.clear()
         for indices in itertools.chain((first,), remaining):
-            if self._batched and not hasattr(indices, "__len__"):
+            if self.batched and not hasattr(indices, "__len__"):
                 indices = list(indices)  # a generator cannot be pickled
-            if self._yields_indices:
-                size = len(indices) if self._batched else 1
-                self.sizes.append((size, self.positions(size)))
+            if self.yields_indices:
+                self.sizes.append(len(indices) if self.batched else 1)
                 yield indices
             else:
                 yield self._request(indices, loader_state.epoch)
-        if not self._yields_indices:
+        if not self.yields_indices:
             self._record_draws()
 
     def _request(self, indices: Any, epoch: int) -> BatchRequest:
         number, sampler = self._next_number, self._inner_sampler
         self._record_draws()
-        slot = self._arena.acquire() if self._arena is not None else None
-        request = BatchRequest(number, epoch, indices, self._batched, slot, self._first_excess, self._discarded)
+        slot = self.arena.acquire() if self.arena is not None else None
+        request = BatchRequest(number, epoch, indices, self.batched, slot, self._first_excess, self._discarded)
         self._next_number += 1
         self._pending[number] = request
         if is_stateful(sampler) or is_stateful(self._iterator):
@@ -179,13 +167,13 @@ class RequestSampler:
         return request
 
     def __len__(self) -> int:
-        return len(self._sampler)  # type: ignore[arg-type]
+        return len(self.sampler)
 
     def discard_pending(self) -> None:
         """Release the slots of requests that no worker will answer."""
         for request in self._pending.values():
-            if self._arena is not None:
-                self._arena.release(request.slot)
+            if self.arena is not None:
+                self.arena.release(request.slot)
         self._pending.clear()
         self._sampler_states.clear()
 
@@ -219,13 +207,13 @@ class RequestSampler:
     def has_ready_batch(self, in_order: bool) -> bool:
         """Return whether torch can return the next batch without waiting for a worker, as far as the slots tell."""
         requests = itertools.islice(self._pending.values(), 1 if in_order else None)
-        return any(r.slot is None or self._arena is None or self._arena.is_ready(r.slot) for r in requests)
+        return any(r.slot is None or self.arena is None or self.arena.is_ready(r.slot) for r in requests)
 
     # --- order ------------------------------------------------------------------------------------------------------
 
     @property
     def _inner_sampler(self) -> Any:
-        return unwrap_batch_sampler(self._sampler)
+        return unwrap_batch_sampler(self.sampler)
 
     @property
     def _num_replicas(self) -> int:
@@ -238,8 +226,8 @@ class RequestSampler:
         Shards may differ in length: when one ends with a smaller batch, another may have a full one in the same step. A
         state saved in either process must work in both.
         """
-        if type(self._sampler) is BatchSampler and isinstance(self._sampler.sampler, ShardedSampler):
-            return self._sampler.batch_size
+        if type(self.sampler) is BatchSampler and isinstance(self.sampler.sampler, ShardedSampler):
+            return self.sampler.batch_size
         return self._num_replicas * size
 
     def _remaining(self, loader_state: LoaderState) -> Iterator[Any]:
@@ -248,12 +236,12 @@ class RequestSampler:
         # divide evenly: some processes then repeat a sample, or skip one if the sampler has ``drop_last``.
         repeats = not getattr(self._inner_sampler, "drop_last", False)
         done = loader_state.samples // self._num_replicas if repeats else -(-loader_state.samples // self._num_replicas)
-        if type(self._sampler) is not BatchSampler:
-            self._iterator = iter(self._sampler)
-            return self._resume(loader_state, loader_state.batches if self._batched else done)
+        if type(self.sampler) is not BatchSampler:
+            self._iterator = iter(self.sampler)
+            return self._resume(loader_state, loader_state.batches if self.batched else done)
         if isinstance(self._inner_sampler, ShardedSampler):  # its __iter__ advances the epoch
-            self._iterator = iter(self._sampler.sampler)
-        return self._batches(self._sampler, loader_state, done)
+            self._iterator = iter(self.sampler.sampler)
+        return self._batches(self.sampler, loader_state, done)
 
     def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[Any]:
         """Yield the batches of torch's BatchSampler, but store the sampler's iterator in an attribute."""
@@ -305,16 +293,16 @@ class RequestSampler:
                 del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
             elif is_between_epochs:
                 states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
-        elif self._seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
+        elif self.seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_lock:
-                sampler.generator = make_generator(self._seed, loader_state.epoch, "order", stage)
+                sampler.generator = make_generator(self.seed, loader_state.epoch, "order", stage)
                 try:
                     yield
                 finally:
                     sampler.generator = None
-        elif self._seed is not None:
+        elif self.seed is not None:
             with preserve_rng():
-                seed_generators(self._seed, loader_state.epoch, "order", stage)
+                seed_generators(self.seed, loader_state.epoch, "order", stage)
                 yield
         elif loader_state.resumes and stage in states:
             with preserve_rng():

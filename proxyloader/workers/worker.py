@@ -23,7 +23,7 @@ from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
 from .fetch import Fetcher
-from .loader_state import StateBoard, StatefulStream, WorkerStates, dataset_state, load_dataset_state
+from .loader_state import StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest, WorkerDraws
@@ -43,23 +43,17 @@ class PackedDataset(Dataset[Any]):
         fetcher: Fetcher,
         packer: Packer,
         arena: Arena | None,
-        states: WorkerStates | None = None,
-        board: StateBoard | None = None,
-        keeps_generators: bool = False,
+        states: WorkerStates,
+        keeps_generators: bool,
     ) -> None:
-        self.fetcher, self._packer, self._arena = fetcher, packer, arena
-        self._states, self._board = states or {}, board
+        self.fetcher, self._packer, self._arena, self._states = fetcher, packer, arena, states
         self._draws = WorkerDraws() if keeps_generators else None
         # Sizes of the last batch. A dataset may read many files that are never sent, which must not fill the slot.
         self._batch_bytes = self._sent_bytes = 0
-        self._hooks_removed = False  # whether deferral has stopped
-        self._transform: Any = None  # the dataset's transform at that time
 
     def begin(self, worker_id: int) -> None:
         """Restore the dataset's state in this worker before the first batch."""
         load_dataset_state(self.fetcher.dataset, self._states.get(worker_id, {}))
-        if self._board is not None:
-            self._board.write(worker_id, self.state())
 
     def state(self) -> dict[str, Any]:
         return dataset_state(self.fetcher.dataset)
@@ -69,7 +63,10 @@ class PackedDataset(Dataset[Any]):
             self._draws.rewind(request.number, request.first_excess, request.discarded)
         arena: Any = self._arena if request.slot is not None else None
         info = self.fetcher.worker_info()
-        if self._is_deferring() and arena is not None:
+        deferral = self._packer.deferral
+        if deferral is not None and not deferral.is_active:  # deferral has stopped, here or in other workers
+            hooks.release(deferral)
+        elif arena is not None:
             memory = arena.memory_to_write(request.slot, self._batch_bytes)
             batch_memory.begin(memory[: self._sent_bytes * 5 // 4])
         try:
@@ -102,22 +99,6 @@ class PackedDataset(Dataset[Any]):
         packed = self._packer(samples if self._packer.batched else samples[0], request, len(fetched.indices))
         indices = tuple(fetched.indices) if unreadable else None
         return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
-
-    def _is_deferring(self) -> bool:
-        """Return whether a batch may have images for DALI; see NOTE [ When deferral stops ]."""
-        deferral = self._packer.deferral
-        if deferral is None or deferral.is_active:
-            return True
-        transform = getattr(self.fetcher.dataset, "transform", None)
-        if not self._hooks_removed:  # deferral has stopped, here or in other workers
-            self._hooks_removed, self._transform = True, transform
-            hooks.release(deferral)
-        if self._transform is transform:
-            return False
-        self._hooks_removed = False
-        deferral.restart()
-        hooks.hold(deferral)
-        return True
 
 
 class PackStream:

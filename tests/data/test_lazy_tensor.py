@@ -61,7 +61,7 @@ def replayed(content: Any) -> Any:
     def resolve(place: Any) -> torch.Tensor:
         return torch.stack([found(*each) for each in place]) if isinstance(place, list) else found(*place)
 
-    return ContentUnpickler(data, resolve, objects=pickler.objects, device=torch.device("cpu")).load()
+    return ContentUnpickler(data, resolve, False, pickler.objects, torch.device("cpu")).load()
 
 
 def tensors_in(value: Any) -> Iterator[Any]:

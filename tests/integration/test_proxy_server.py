@@ -15,7 +15,6 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset, default_collate
-from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, pipelines
@@ -75,20 +74,6 @@ def loader_of(server: ProxyServer, stock: bool, *arguments: Any, **options: Any)
 
 
 either_loader = pytest.mark.parametrize("stock", [False, True], ids=["ours", "stock"])
-
-
-@pytest.mark.parametrize("translated", [True, False], ids=["images", "no images"])
-@on_roads("server")
-def test_a_server_that_nothing_goes_through_is_said_to_be_idle(
-    road: Road, folder: ImageFolder, translated: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    list(road.loader())
-    assert "goes through" not in caplog.text
-    folder.transform = transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()])
-    loader = DataLoader(folder if translated else list(range(16)), BATCH, server=road.server, device="cpu")
-    for _ in range(2):
-        list(loader)
-    assert caplog.text.count("no sample of the first batch uses the server of the loader") == 1
 
 
 @on_roads("server")

@@ -84,15 +84,15 @@ def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None
 
 def test_a_slot_that_is_still_read_is_lent_when_no_other_is_free_and_its_reader_was_waited_for() -> None:
     arena, readers = Arena(2, 1), [Reads(), Reads()]
-    arena.release(arena.acquire(), readers[0])
+    arena.release(arena.acquire(), readers[:1])
     assert arena.acquire() == 1 and not readers[0].finished
-    arena.release(1, readers[1])
+    arena.release(1, readers[1:])
     assert arena.acquire() == 0
     assert [reader.finished for reader in readers] == [True, False]
     readers[1].finished = True
     assert arena.acquire() == 1
     arena = Arena(1, 1)
-    arena.release(arena.acquire(), Reads(is_abandoned=True))
+    arena.release(arena.acquire(), [Reads(is_abandoned=True)])
     assert arena.acquire() is None
 
 
@@ -130,7 +130,7 @@ def test_arrays_are_preserved_in_a_slot_without_one_and_if_it_is_too_small(
     samples = [(ProxySample(call, 0), k) for k, call in enumerate(calls)]
     request = BatchRequest(0, 0, [0], True, arena.acquire() if arena is not None else None)
     batch: Any = pickle.loads(pickle.dumps(Packer(default_collate, arena, 256)(samples, request)))
-    content = ContentUnpickler(batch.content, lambda place: place, objects=batch.objects).load()
+    content = ContentUnpickler(batch.content, lambda place: place, False, batch.objects, torch.device("cpu")).load()
     assert content[0] == (0, 0) and content[1].tolist() == list(range(len(arrays)))
     memory = batch.memory(arena)
     found, found_rows = (list(part.views(memory)) for part in batch.runs[0].inputs)
@@ -256,13 +256,13 @@ def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool,
         files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
     arena = Arena(2, slot_bytes)
     dataset = folder_of(tmp_path, files)
-    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {}, False)
     for slot in (0, 1, 0, 1):
         with opened_late():
             batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
         assert batch is not None and batch.failure is None
         (run,) = batch.runs
-        assert [part.tobytes() for part in batch.inputs(run, arena)[0]] == files
+        assert [part.tobytes() for part in batch.read(run, arena)[0][0]] == files
 
 
 def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_path: Path) -> None:
@@ -270,13 +270,13 @@ def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_p
     arena, dataset = Arena(1, SLOT_BYTES), folder_of(tmp_path, files)
     reads = dataset.loader
     dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
-    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena)
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {}, False)
     for number in range(4):
         with opened_late():
             batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).batch
         assert batch is not None and batch.failure is None
         assert batch.size_bytes < 2.5 * sum(map(len, files))
-        assert [part.tobytes() for part in batch.inputs(batch.runs[0], arena)[0]] == files
+        assert [part.tobytes() for part in batch.read(batch.runs[0], arena)[0][0]] == files
 
 
 class ReadThere(ImageFolder):
