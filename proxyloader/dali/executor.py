@@ -51,9 +51,7 @@ def check_sources(pipeline: Any) -> list[Any]:
         TypeError, ValueError, RuntimeError: as for ``ProxyServer``.
     """
     if not isinstance(pipeline, Pipeline):
-        advice = (
-            "; call the function that @pipeline_def returns" if getattr(pipeline, "_is_pipeline_def", False) else ""
-        )
+        advice = "; call the function that @pipeline_def returns" if callable(pipeline) else ""
         raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")
     try:
         sources = external_sources(pipeline)
