@@ -38,12 +38,6 @@ from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_
 log = logging.getLogger(__name__)
 
 
-def external_sources(pipeline: Any) -> list[Any]:
-    """Return the ``fn.external_source`` nodes of a pipeline. RuntimeError: a deserialized pipeline has none."""
-    names = _external_source_node_names(pipeline)
-    return [node for node in pipeline._ops if node.name in names]
-
-
 def check_sources(pipeline: Any) -> list[Any]:
     """Return the external sources of a pipeline, and check that the proxy can feed all of them and run it.
 
@@ -54,11 +48,12 @@ def check_sources(pipeline: Any) -> list[Any]:
         advice = "; call the function that @pipeline_def returns" if callable(pipeline) else ""
         raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")
     try:
-        sources = external_sources(pipeline)
+        names = _external_source_node_names(pipeline)
     except RuntimeError as error:
         raise RuntimeError(
             "the inputs of a deserialized pipeline are unknown; pass the pipeline that was serialized"
         ) from error
+    sources = [node for node in pipeline._ops if node.name in names]
     if not sources:
         raise RuntimeError(
             "the pipeline has no inputs for the dataset to feed. Begin its graph with "
@@ -346,25 +341,21 @@ def forget_in_child(pipeline: Any) -> None:
         pipeline._pipe = None
 
 
-def _all_pipelines() -> list[Pipeline]:
-    """Return all pipelines of this process, including those that only user code or the garbage collector references."""
-    return [pipeline for reference in list(Pipeline._pipes) if (pipeline := reference()) is not None]
-
-
-def _forget_all_in_child() -> None:
-    for pipeline in _all_pipelines():
-        forget_in_child(pipeline)
+def _for_all_pipelines(function: Callable[[Any], None]) -> None:
+    """Call a function for all pipelines of this process, also those that only the garbage collector references."""
+    for reference in list(Pipeline._pipes):
+        if (pipeline := reference()) is not None:
+            function(pipeline)
 
 
 @at_exit
 def _end_pipelines() -> None:
     for server in lifetime.watched_queues():
         server.end()
-    for pipeline in _all_pipelines():
-        pipeline._shutdown()
+    _for_all_pipelines(Pipeline._shutdown)
     if "__del__" in vars(Pipeline):
         del Pipeline.__del__  # it would use globals that no longer exist when it is called
 
 
 atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ Shutdown order ].
-os.register_at_fork(after_in_child=_forget_all_in_child)
+os.register_at_fork(after_in_child=lambda: _for_all_pipelines(forget_in_child))
