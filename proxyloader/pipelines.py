@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ._validation import check_int
 from .dali.api import Pipeline, automatic_augmentation, decoder_arguments, do_not_convert, fn, pipeline_def, types
 
-__all__ = ["MEAN", "STD", "from_workers", "rotation", "training", "validation"]
+__all__ = ["MEAN", "STD", "from_workers", "training", "validation"]
 
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 """Mean of each channel in ImageNet, in levels of 255; ``STD`` is the standard deviation."""
@@ -102,7 +102,7 @@ def training(
         device: "cpu" or "gpu"; "mixed" means "gpu". None: "gpu" if the pipeline has a ``device_id``.
         hw_decoder_load: fraction of the JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any.
         reader: arguments of ``fn.readers.file``: ``file_root``, and others such as ``shard_id``, ``num_shards`` and
-            ``pad_last_batch``. ``random_shuffle`` is True by default, but False in the other pipelines.
+            ``pad_last_batch``. ``random_shuffle`` is True by default, but False in ``validation``.
 
     Returns:
         Images, (3, size, size) or (size, size, 3), on ``device``. With files, also labels, (1,) integers.
@@ -155,40 +155,6 @@ def validation(
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_normalize_arguments(mean, std, dtype, layout))
     return _join_outputs(images, labels, device)
-
-
-@_pipeline
-def rotation(
-    source: Source = "files",
-    *,
-    degrees: float = 10.0,
-    size: int | None = None,
-    device: Device | None = None,
-    hw_decoder_load: float = 1.0,
-    **reader: Any,
-) -> Any:
-    """Decode and rotate by a random angle, like the first graph in DALI's getting started guide.
-
-    Args:
-        degrees: maximum rotation in either direction, in degrees.
-        size: height and width to which images are resized before the rotation, in pixels, so that they can be batched.
-            None: images are not resized, and the canvas is enlarged to keep all corners.
-
-    See ``training`` for other arguments.
-
-    Returns:
-        Images, (height, width, 3) uint8. With files, also labels, (1,) integers.
-    """
-    if not 0 < degrees < float("inf"):
-        raise ValueError(f"degrees must be positive and finite, got {degrees}")
-    if size is not None:
-        check_int("size", size, 1, ", or None")
-    encoded, labels = _read(source, reader)
-    images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
-    if size is not None:
-        images = fn.resize(images, size=[size, size])
-    angle = fn.random.uniform(range=(-degrees, degrees))
-    return _join_outputs(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), labels, device)
 
 
 def _check_range(name: str, limits: Any, maximum: float) -> None:
