@@ -47,12 +47,7 @@ def check_sources(pipeline: Any) -> list[Any]:
     if not isinstance(pipeline, Pipeline):
         advice = "; call the function that @pipeline_def returns" if callable(pipeline) else ""
         raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")
-    try:
-        names = _external_source_node_names(pipeline)
-    except RuntimeError as error:
-        raise RuntimeError(
-            "the inputs of a deserialized pipeline are unknown; pass the pipeline that was serialized"
-        ) from error
+    names = _external_source_node_names(pipeline)  # RuntimeError: it was deserialized
     sources = [node for node in pipeline._ops if node.name in names]
     if not sources:
         raise RuntimeError(
@@ -97,12 +92,7 @@ Padding = tuple[tuple[str, int], ...]
 
 
 def get_engine_paddings(pipeline: Any) -> set[Padding]:
-    """Return the paddings of the decoders that use the JPEG engines; the default for a pipeline deserialized on a GPU.
-
-    The pipeline must be built, or have its graph.
-    """
-    if not pipeline._py_graph_built:  # deserialized
-        return set() if pipeline.device_id is None else {()}
+    """Return the paddings of the decoders that use the JPEG engines. The pipeline must have its graph."""
     return {tuple((name, int(args[name])) for name in PADDINGS if name in args) for _, args in _find_decoders(pipeline)}
 
 
@@ -123,12 +113,10 @@ def disable_engines(pipeline: Any) -> bool:
     """Configure the decoders of a pipeline not to use the JPEG engines. A built pipeline must then be rebuilt.
 
     Returns:
-        False if this is impossible: a pipeline that uses the engines was deserialized and built, is in the middle of an
-        epoch, or has a decoder with ``hw_decoder_load`` and with arguments computed by other operators.
+        False if this is impossible: a pipeline that uses the engines is in the middle of an epoch, or has a decoder
+        with ``hw_decoder_load`` and with arguments computed by other operators.
     """
     if not pipeline._py_graph_built:
-        if pipeline._built:  # deserialized
-            return not get_engine_paddings(pipeline)
         pipeline._build_graph()
     specs = [(operator, _spec_without_engines(operator)) for operator, _ in _find_decoders(pipeline)]
     if not specs:
