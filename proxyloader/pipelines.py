@@ -116,7 +116,9 @@ def training(
     encoded, labels = _read(source, reader, random_shuffle=True)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
-    images = _augment(_decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
+    images = _decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load)
+    if augmentation is not None:
+        images = _augment(images, augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
     images = fn.crop_mirror_normalize(images, mirror=mirror, **_normalize_arguments(mean, std, dtype, layout))
     return _join_outputs(images, labels, device)
@@ -221,9 +223,7 @@ def _decode_crop(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: 
     return fn.resize(images, **resize)
 
 
-def _augment(images: Any, augmentation: str | None, size: int) -> Any:
-    if augmentation is None:
-        return images
+def _augment(images: Any, augmentation: str, size: int) -> Any:
     if augmentation not in AUGMENTATIONS:
         raise ValueError(f"augmentation must be None or one of {', '.join(AUGMENTATIONS)}, got {augmentation!r}")
     function, settings = AUGMENTATIONS[augmentation]

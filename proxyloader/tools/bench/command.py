@@ -141,9 +141,6 @@ def warn_of_problems(console: Console, base: BenchConfig) -> None:
         )
 
 
-# --- the record ---
-
-
 def make_record(args: argparse.Namespace, base: BenchConfig, ranges: Ranges, outcomes: dict[str, Outcome]) -> Record:
     """Return a record, a line of a results file."""
     first = {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"} if args.first_epochs else {}
