@@ -191,7 +191,7 @@ def plot(record: Record, path: Path) -> None:
     axes = figure.subplots()
     for name, case in record["cases"].items():
         speed, speeds = case.get("images_per_s", 0.0), case.get("images_per_s_rounds", [0.0])
-        spread = [[speed - min(speeds)], [max(speeds) - speed]]
+        spread = [[abs(speed - limit(speeds))] for limit in (min, max)]
         axes.barh(name, speed, xerr=spread, color="tab:green" if name.startswith(OURS) else "tab:blue", capsize=3)
     axes.invert_yaxis()
     axes.set(xlabel="images per second", title=_title(record))
