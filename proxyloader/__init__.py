@@ -38,28 +38,20 @@ __version__ = "0.1.0"
 if os.environ.get("PROXYLOADER_KEEP_ENVIRONMENT") != "1":
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
-_HOMES = {
-    "DataLoader": "loader.dataloader",
-    "ForeignImageError": "data.bad_samples",
-    "ImageError": "errors",
-    "InputError": "errors",
-    "LargeImageError": "data.bad_samples",
-    "LastBatchPolicy": "data.sharded_sampler",
-    "LoaderStats": "loader.stats",
-    "MissingDaliError": "errors",
-    "MissingImageError": "data.bad_samples",
-    "PipelineError": "errors",
-    "ProxyLoaderError": "errors",
-    "ProxyServer": "dali.server",
-    "RemoteImageFolder": "data.remote_folder",
-    "ShardedSampler": "data.sharded_sampler",
-    "World": "data.sharded_sampler",
-    "diagnose": "tools.diagnose",
-    "diagnosis": "tools.diagnose",
-    "explain": "tools.explain",
-    "pipelines": "pipelines",
-    "wrap": "data.dataset",
+_NAMES = {
+    "dali.server": ["ProxyServer"],
+    "data.bad_samples": ["ForeignImageError", "LargeImageError", "MissingImageError"],
+    "data.dataset": ["wrap"],
+    "data.remote_folder": ["RemoteImageFolder"],
+    "data.sharded_sampler": ["LastBatchPolicy", "ShardedSampler", "World"],
+    "errors": ["ImageError", "InputError", "MissingDaliError", "PipelineError", "ProxyLoaderError"],
+    "loader.dataloader": ["DataLoader"],
+    "loader.stats": ["LoaderStats"],
+    "pipelines": ["pipelines"],
+    "tools.diagnose": ["diagnose", "diagnosis"],
+    "tools.explain": ["explain"],
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -142,19 +142,12 @@ QUALITY = 93
 TEXTURE_PX = 512
 
 
-def photograph(
-    index: int, *, size: tuple[int, int] = (500, 375), label: int | None = None, classes: int = 10, seed: int = 0
-) -> Image.Image:
+def photograph(index: int, *, size: tuple[int, int] = (500, 375), classes: int = 10, seed: int = 0) -> Image.Image:
     """Return an RGB image of soft textured shapes with uneven lighting and sensor noise.
 
-    The hue and stripe direction of one large shape encode the class. Everything else depends on ``seed`` and
-    ``index``.
-
-    Args:
-        size: (width, height) in pixels.
-        label: class in ``range(classes)``. None: ``index % classes``, as in ``make_dataset``.
+    The hue and stripe direction of one large shape encode the class, ``index % classes``. Everything else depends on
+    ``seed`` and ``index``. ``size`` is (width, height) in pixels.
     """
-    label = index % classes if label is None else label
     rng, short = np.random.default_rng((seed, index, 0)), min(size)
     picture, roughness = Image.new("RGB", size, _color(rng)), Image.new("L", size, int(rng.integers(8, 46)))
     shapes = int(rng.integers(4, 8))
@@ -167,7 +160,7 @@ def photograph(
         outline = center + radii * np.stack([np.cos(angles), np.sin(angles)], 1) * rng.uniform(0.8, 1.2, (12, 1))
         ImageDraw.Draw(mask).polygon([(x, y) for x, y in outline.tolist()], 255)
         mask = mask.filter(ImageFilter.BoxBlur(short * rng.uniform(0.002, 0.02)))
-        surface = _stripes(rng, size, label, classes) if shows_class else _color(rng)
+        surface = _stripes(rng, size, index % classes, classes) if shows_class else _color(rng)
         picture.paste(surface, None, mask)
         roughness.paste(int(rng.integers(8, 46)), None, mask)
     pixels = np.asarray(picture, np.float32)

@@ -19,22 +19,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import numpy as np
-import torch
-
 from ._validation import check_int
-from .dali.api import (
-    Pipeline,
-    automatic_augmentation,
-    decoder_arguments,
-    do_not_convert,
-    fn,
-    pipeline_def,
-    types,
-    without_conversion,
-)
+from .dali.api import Pipeline, automatic_augmentation, decoder_arguments, do_not_convert, fn, pipeline_def, types
 
-__all__ = ["MEAN", "STD", "from_workers", "rotation", "training", "validation"]
+__all__ = ["MEAN", "STD", "from_workers", "training", "validation"]
 
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 """Mean of each channel in ImageNet, in levels of 255; ``STD`` is the standard deviation."""
@@ -46,7 +34,7 @@ Source = Literal["files", "proxy"] | Callable[[], tuple[Any, ...]]
 
 Device = Literal["cpu", "gpu", "mixed"]
 
-READER_ARGUMENTS = ("random_shuffle", "shard_id", "num_shards", "pad_last_batch", "stick_to_shard")
+PIPELINE_ARGUMENTS = inspect.signature(Pipeline.__init__).parameters.keys()
 
 DTYPES = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
 
@@ -65,39 +53,26 @@ def from_workers() -> tuple[Any, ...]:
     return (fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8),)
 
 
-def _pipeline(enable_conditionals: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """DALI's ``pipeline_def``, but with Python's error for an unknown argument, and with the original errors of the
-    graph, which DALI wraps if conditionals are enabled."""
+def _pipeline(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """DALI's ``pipeline_def``, but the graph may have variadic arguments."""
 
-    def decorate(graph: Callable[..., Any]) -> Callable[..., Any]:
-        create = pipeline_def(exec_dynamic=True, enable_conditionals=enable_conditionals)(graph)
-        known = {*inspect.signature(graph).parameters, *inspect.signature(Pipeline.__init__).parameters}
+    @functools.wraps(graph)
+    def create(*args: Any, **arguments: Any) -> Any:
+        def pipeline() -> Any:
+            return graph(*args, **arguments)
 
-        @functools.wraps(create)
-        def create_pipeline(*args: Any, **arguments: Any) -> Any:
-            if unknown := arguments.keys() - known:
-                raise TypeError(f"{graph.__name__}() got an unexpected keyword argument {min(unknown)!r}")
-            try:
-                return create(*args, **arguments)
-            except Exception as error:
-                original = without_conversion(error)
-                raise original from original.__cause__
+        options = {name: arguments.pop(name) for name in PIPELINE_ARGUMENTS & arguments.keys()}
+        # With conditionals, which only augmentations need, DALI wraps the errors of the graph.
+        has_conditions = arguments.get("augmentation") in AUGMENTATIONS
+        return pipeline_def(pipeline, exec_dynamic=True, enable_conditionals=has_conditions)(**options)
 
-        return create_pipeline
-
-    return decorate
+    return create
 
 
-@_pipeline(enable_conditionals=True)
+@_pipeline
 def training(
     source: Source = "files",
     *,
-    file_root: str | None = None,
-    random_shuffle: bool = True,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    pad_last_batch: bool = False,
-    stick_to_shard: bool = False,
     size: int = 224,
     area: tuple[float, float] = (0.08, 1.0),
     aspect_ratio: tuple[float, float] = (3 / 4, 4 / 3),
@@ -109,14 +84,13 @@ def training(
     layout: Literal["CHW", "HWC"] = "CHW",
     device: Device | None = None,
     hw_decoder_load: float = 1.0,
+    **reader: Any,
 ) -> Any:
     """Decode a random crop, resize, augment, flip, normalize.
 
     Args:
         source: "files": DALI's file reader, named "Reader". "proxy": an input named "images", for ``ProxyServer``.
             Alternatively, a function that adds a reader to the graph and returns its outputs, encoded images first.
-        file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard: arguments of
-            ``fn.readers.file``.
         size: height and width of the returned images, in pixels.
         area: (minimum, maximum) area of the crop, as a fraction of the image area.
         aspect_ratio: (minimum, maximum) ratio of width to height of the crop.
@@ -127,6 +101,8 @@ def training(
         layout: "CHW" or "HWC".
         device: "cpu" or "gpu"; "mixed" means "gpu". None: "gpu" if the pipeline has a ``device_id``.
         hw_decoder_load: fraction of the JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any.
+        reader: arguments of ``fn.readers.file``: ``file_root``, and others such as ``shard_id``, ``num_shards`` and
+            ``pad_last_batch``. ``random_shuffle`` is True by default, but False in ``validation``.
 
     Returns:
         Images, (3, size, size) or (size, size, 3), on ``device``. With files, also labels, (1,) integers.
@@ -137,25 +113,21 @@ def training(
     Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
-    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, reader, random_shuffle=True)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
-    images = _augment(_decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load), augmentation, size)
+    images = _decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load)
+    if augmentation is not None:
+        images = _augment(images, augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
     images = fn.crop_mirror_normalize(images, mirror=mirror, **_normalize_arguments(mean, std, dtype, layout))
     return _join_outputs(images, labels, device)
 
 
-@_pipeline(enable_conditionals=False)
+@_pipeline
 def validation(
     source: Source = "files",
     *,
-    file_root: str | None = None,
-    random_shuffle: bool = False,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    pad_last_batch: bool = False,
-    stick_to_shard: bool = False,
     resize: int = 256,
     size: int = 224,
     mean: Sequence[float] = MEAN,
@@ -164,6 +136,7 @@ def validation(
     layout: Literal["CHW", "HWC"] = "CHW",
     device: Device | None = None,
     hw_decoder_load: float = 1.0,
+    **reader: Any,
 ) -> Any:
     """Decode, resize the shorter side, center crop, normalize.
 
@@ -179,53 +152,13 @@ def validation(
     check_int("resize", resize, 1)
     if resize < size:
         raise ValueError(f"resize must be at least size, got resize={resize} and size={size}")
-    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
+    encoded, labels = _read(source, reader)
     images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_normalize_arguments(mean, std, dtype, layout))
     return _join_outputs(images, labels, device)
 
 
-@_pipeline(enable_conditionals=False)
-def rotation(
-    source: Source = "files",
-    *,
-    file_root: str | None = None,
-    random_shuffle: bool = False,
-    shard_id: int = 0,
-    num_shards: int = 1,
-    pad_last_batch: bool = False,
-    stick_to_shard: bool = False,
-    degrees: float = 10.0,
-    size: int | None = None,
-    device: Device | None = None,
-    hw_decoder_load: float = 1.0,
-) -> Any:
-    """Decode and rotate by a random angle, like the first graph in DALI's getting started guide.
-
-    Args:
-        degrees: maximum rotation in either direction, in degrees.
-        size: height and width to which images are resized before the rotation, in pixels, so that they can be batched.
-            None: images are not resized, and the canvas is enlarged to keep all corners.
-
-    See ``training`` for other arguments.
-
-    Returns:
-        Images, (height, width, 3) uint8. With files, also labels, (1,) integers.
-    """
-    if not 0 < degrees < float("inf"):
-        raise ValueError(f"degrees must be positive and finite, got {degrees}")
-    if size is not None:
-        check_int("size", size, 1, ", or None")
-    encoded, labels = _read(source, file_root, random_shuffle, shard_id, num_shards, pad_last_batch, stick_to_shard)
-    images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
-    if size is not None:
-        images = fn.resize(images, size=[size, size])
-    angle = fn.random.uniform(range=(-degrees, degrees))
-    return _join_outputs(fn.rotate(images, angle=angle, fill_value=0, keep_size=size is not None), labels, device)
-
-
-@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _check_range(name: str, limits: Any, maximum: float) -> None:
     if len(_to_floats(limits)) != 2 or not 0 < limits[0] <= limits[1] <= maximum:
         upper = "" if math.isinf(maximum) else f" <= {maximum}"
@@ -234,8 +167,6 @@ def _check_range(name: str, limits: Any, maximum: float) -> None:
 
 def _to_floats(values: Any) -> list[float]:
     """Convert a sequence of finite numbers to floats; return [] for anything else."""
-    if not isinstance(values, (tuple, list, np.ndarray, torch.Tensor)):
-        return []
     try:
         return [float(value) for value in values] if all(map(math.isfinite, values)) else []
     except (TypeError, ValueError):
@@ -243,17 +174,17 @@ def _to_floats(values: Any) -> list[float]:
 
 
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
-def _read(source: Any, file_root: str | None, *reader: Any) -> tuple[Any, list[Any]]:
-    """Add the source to the graph, with ``READER_ARGUMENTS``. Return encoded images, and labels or other outputs."""
-    if file_root is not None and source != "files":
-        raise ValueError(f"file_root requires source='files', got source={source!r}")
+def _read(source: Any, reader: dict[str, Any], **defaults: Any) -> tuple[Any, list[Any]]:
+    """Add the source to the graph. Return encoded images, and labels or other outputs."""
     if source == "files":
-        if file_root is None:
+        if (root := reader.get("file_root")) is None:
             raise ValueError("source='files' requires file_root, a folder with file_root/class/image.jpg")
-        if not os.path.isdir(file_root):  # DALI's error does not say so
-            raise FileNotFoundError(f"file_root {os.fspath(file_root)!r} is not a folder")
-        arguments = dict(zip(READER_ARGUMENTS, reader, strict=True))
-        source = functools.partial(fn.readers.file, file_root=os.fspath(file_root), name="Reader", **arguments)
+        if not os.path.isdir(root):  # DALI's error does not say so
+            raise FileNotFoundError(f"file_root {os.fspath(root)!r} is not a folder")
+        arguments = {**defaults, **reader, "file_root": os.fspath(root)}
+        source = functools.partial(fn.readers.file, name="Reader", **arguments)
+    elif reader:
+        raise ValueError(f"unexpected {', '.join(reader)}: only source='files' has a reader, got source={source!r}")
     elif source == "proxy":
         source = from_workers
     elif not callable(source):
@@ -292,9 +223,7 @@ def _decode_crop(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: 
     return fn.resize(images, **resize)
 
 
-def _augment(images: Any, augmentation: str | None, size: int) -> Any:
-    if augmentation is None:
-        return images
+def _augment(images: Any, augmentation: str, size: int) -> Any:
     if augmentation not in AUGMENTATIONS:
         raise ValueError(f"augmentation must be None or one of {', '.join(AUGMENTATIONS)}, got {augmentation!r}")
     function, settings = AUGMENTATIONS[augmentation]
@@ -309,7 +238,6 @@ def _augment(images: Any, augmentation: str | None, size: int) -> Any:
     return images
 
 
-@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def _normalize_arguments(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
     """Return the arguments of ``crop_mirror_normalize``."""
     name = str(dtype).removeprefix("torch.")

@@ -53,13 +53,8 @@ def decoder_arguments(operator: str, device_id: int | None, engine_share: float)
     return arguments | placement
 
 
+@do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def automatic_augmentation(name: str) -> Any:
     """Return a function of ``nvidia.dali.auto_aug``. The import is slow and rarely needed."""
     module = importlib.import_module(f"nvidia.dali.auto_aug.{name.removesuffix('_wide')}")
     return getattr(module, name)
-
-
-def without_conversion(error: Exception) -> Exception:
-    """Return the original error of a graph with conditionals. DALI converts its code and wraps its errors."""
-    within = error.__context__ if hasattr(error, "ag_error_metadata") else None
-    return within if isinstance(within, Exception) else error

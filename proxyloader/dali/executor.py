@@ -38,12 +38,6 @@ from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_
 log = logging.getLogger(__name__)
 
 
-def external_sources(pipeline: Any) -> list[Any]:
-    """Return the ``fn.external_source`` nodes of a pipeline. RuntimeError: a deserialized pipeline has none."""
-    names = _external_source_node_names(pipeline)
-    return [node for node in pipeline._ops if node.name in names]
-
-
 def check_sources(pipeline: Any) -> list[Any]:
     """Return the external sources of a pipeline, and check that the proxy can feed all of them and run it.
 
@@ -51,16 +45,10 @@ def check_sources(pipeline: Any) -> list[Any]:
         TypeError, ValueError, RuntimeError: as for ``ProxyServer``.
     """
     if not isinstance(pipeline, Pipeline):
-        advice = (
-            "; call the function that @pipeline_def returns" if getattr(pipeline, "_is_pipeline_def", False) else ""
-        )
+        advice = "; call the function that @pipeline_def returns" if callable(pipeline) else ""
         raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")
-    try:
-        sources = external_sources(pipeline)
-    except RuntimeError as error:
-        raise RuntimeError(
-            "the inputs of a deserialized pipeline are unknown; pass the pipeline that was serialized"
-        ) from error
+    names = _external_source_node_names(pipeline)  # RuntimeError: it was deserialized
+    sources = [node for node in pipeline._ops if node.name in names]
     if not sources:
         raise RuntimeError(
             "the pipeline has no inputs for the dataset to feed. Begin its graph with "
@@ -104,12 +92,7 @@ Padding = tuple[tuple[str, int], ...]
 
 
 def get_engine_paddings(pipeline: Any) -> set[Padding]:
-    """Return the paddings of the decoders that use the JPEG engines; the default for a pipeline deserialized on a GPU.
-
-    The pipeline must be built, or have its graph.
-    """
-    if not pipeline._py_graph_built:  # deserialized
-        return set() if pipeline.device_id is None else {()}
+    """Return the paddings of the decoders that use the JPEG engines. The pipeline must have its graph."""
     return {tuple((name, int(args[name])) for name in PADDINGS if name in args) for _, args in _find_decoders(pipeline)}
 
 
@@ -130,12 +113,10 @@ def disable_engines(pipeline: Any) -> bool:
     """Configure the decoders of a pipeline not to use the JPEG engines. A built pipeline must then be rebuilt.
 
     Returns:
-        False if this is impossible: a pipeline that uses the engines was deserialized and built, is in the middle of an
-        epoch, or has a decoder with ``hw_decoder_load`` and with arguments computed by other operators.
+        False if this is impossible: a pipeline that uses the engines is in the middle of an epoch, or has a decoder
+        with ``hw_decoder_load`` and with arguments computed by other operators.
     """
     if not pipeline._py_graph_built:
-        if pipeline._built:  # deserialized
-            return not get_engine_paddings(pipeline)
         pipeline._build_graph()
     specs = [(operator, _spec_without_engines(operator)) for operator, _ in _find_decoders(pipeline)]
     if not specs:
@@ -348,25 +329,21 @@ def forget_in_child(pipeline: Any) -> None:
         pipeline._pipe = None
 
 
-def _all_pipelines() -> list[Pipeline]:
-    """Return all pipelines of this process, including those that only user code or the garbage collector references."""
-    return [pipeline for reference in list(Pipeline._pipes) if (pipeline := reference()) is not None]
-
-
-def _forget_all_in_child() -> None:
-    for pipeline in _all_pipelines():
-        forget_in_child(pipeline)
+def _for_all_pipelines(function: Callable[[Any], None]) -> None:
+    """Call a function for all pipelines of this process, also those that only the garbage collector references."""
+    for reference in list(Pipeline._pipes):
+        if (pipeline := reference()) is not None:
+            function(pipeline)
 
 
 @at_exit
 def _end_pipelines() -> None:
     for server in lifetime.watched_queues():
         server.end()
-    for pipeline in _all_pipelines():
-        pipeline._shutdown()
+    _for_all_pipelines(Pipeline._shutdown)
     if "__del__" in vars(Pipeline):
         del Pipeline.__del__  # it would use globals that no longer exist when it is called
 
 
 atexit.unregister(_shutdown_pipelines)  # DALI's own shutdown. See NOTE [ Shutdown order ].
-os.register_at_fork(after_in_child=_forget_all_in_child)
+os.register_at_fork(after_in_child=lambda: _for_all_pipelines(forget_in_child))

@@ -10,6 +10,7 @@ A decoder reserves capacity in two steps. Building it reserves the capacity for 
 capacity for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same
 padding, and reserved by the first one that needs it. Therefore a trial builds another decoder with the same padding
 after the pipeline, and decodes one image and then two. This reserves both, and the pipeline keeps the shared capacity.
+The pipeline itself would then decode only as many images of a later batch as it has engines; see ``PlanServer``.
 
 On a crowded GPU, each pipeline is tried before it is used. Images from the engines equal Pillow's, whereas CUDA rounds
 differently. If the test images were not decoded by the engines, the decoders of this and every later pipeline of the
@@ -21,9 +22,6 @@ none, which DALI handles. But other processes may start later. So at most once a
 whether others use the GPU, and if so, by a trial of its pipeline. CUDA builds decoders one after the other, so others
 cannot exhaust the engines within a second. If nothing ran for a long time and no capacity is left, the pipeline is
 rebuilt. A model of this process that fills the memory does not cause a trial, which would fail for lack of memory.
-
-The pipeline cannot reserve the shared capacity itself by decoding one image before its first batch, because its engines
-would then decode only as many images of a later batch as there are engines; see ``PlanServer``.
 """
 
 from __future__ import annotations

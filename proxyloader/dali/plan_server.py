@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import weakref
 from collections.abc import Sequence
@@ -44,7 +42,6 @@ class PlanServer(RunQueue):
         self._options = self._built = replace(options, channels_last=format.channels_last)
         self._fits_images = 0.0  # maximum batch size for this pipeline; 0: it has had no batch
         self._plan = plan
-        trim_heap()
         super().__init__(build_pipeline(self._plan, self._options))
 
     def submit(self, inputs: Sequence[Any], schedule: Schedule | None = None) -> PipelineRun:
@@ -134,12 +131,3 @@ def get_decoder(options: PipelineOptions) -> PlanServer:
         format = OutputFormat(memory_format=torch.channels_last)
         decoder = _decoders[options] = PlanServer(plan_of((ToTensor(),)), options, format)
     return decoder
-
-
-def trim_heap() -> None:
-    """Return freed memory to the system.
-
-    DALI's threads leave it in many malloc arenas, so a process that builds one pipeline after another would grow.
-    """
-    with contextlib.suppress(AttributeError, OSError):  # malloc_trim exists only in glibc
-        ctypes.CDLL(None).malloc_trim(0)

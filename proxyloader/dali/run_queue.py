@@ -149,9 +149,6 @@ class RunQueue:
         """Whether the pipeline belongs to another queue or process."""
         return bool(self._lost_code)
 
-    def __repr__(self) -> str:
-        return f"RunQueue({', '.join(self.names)}; {self.num_runs} runs in flight)"
-
     def submit(self, inputs: Sequence[Any], schedule: Any = None) -> PipelineRun:
         """Start a run. ``schedule`` is that of the PipelineRun.
 

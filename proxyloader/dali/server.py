@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, MutableMapping, MutableSequence, MutableSet, Sequence
+from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -86,7 +86,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
         """Replace the references to pipeline outputs in a batch of a stock DataLoader.
 
         Args:
-            obj: the batch: any structure of lists, tuples, named tuples, dicts, sets, and objects with attributes.
+            obj: the batch: any structure of lists, tuples, named tuples, dicts, and objects with attributes.
 
         Returns:
             The structure with tensors in place of this server's references. References of other servers are kept.
@@ -146,7 +146,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
 def _map_references(obj: Any, function: Callable[[ProxyBatch | ProxySample], Any], seen: set[int]) -> Any:
     """Apply a function to each reference in a batch, in containers and in objects with attributes.
 
-    Lists, dicts, sets and objects are modified in place. ``seen`` contains the IDs of visited ones.
+    Lists, dicts and objects are modified in place. ``seen`` contains the IDs of visited ones.
     """
     if isinstance(obj, (ProxyBatch, ProxySample)):
         return function(obj)
@@ -161,11 +161,6 @@ def _map_references(obj: Any, function: Callable[[ProxyBatch | ProxySample], Any
     if isinstance(obj, (MutableSequence, MutableMapping)):
         for key in list(obj) if isinstance(obj, MutableMapping) else range(len(obj)):
             obj[key] = _map_references(obj[key], function, seen)
-    elif isinstance(obj, MutableSet):
-        items = [_map_references(item, function, seen) for item in obj]
-        obj.clear()
-        for item in items:
-            obj.add(item)
     else:
         slots = itertools.chain(*(getattr(cls, "__slots__", ()) for cls in type(obj).__mro__))
         for name in [*getattr(obj, "__dict__", ()), *(name for name in slots if hasattr(obj, name))]:

@@ -42,8 +42,8 @@ if TYPE_CHECKING:  # importing it imports DALI
 log = logging.getLogger(__name__)
 
 RESIZE_IN_GRAPH = (
-    "Resize them in the pipeline, with fn.resize(images, size=[height, width]) or the size=... of a predefined one, or "
-    "give the loader a collate_fn that accepts tensors of different shapes"
+    "Resize them in the pipeline, with fn.resize(images, size=[height, width]), or give the "
+    "loader a collate_fn that accepts tensors of different shapes"
 )
 """Advice for images of different sizes from a hand-written pipeline."""
 

@@ -17,7 +17,6 @@ import dataclasses
 import gc
 import importlib
 import inspect
-import io
 import json
 import os
 import random
@@ -79,7 +78,7 @@ class Phase:
     cpu_s: float  #: CPU time of a step, in all processes
     thread: float  #: fraction of the time that the thread of the loop was running or waiting for a core
     workers: float  #: number of cores that the child processes used
-    gpu_percent: float | None = None  #: utilization of the GPU or its JPEG engines; None if unknown
+    gpu_percent: float | None = None  #: utilization of the GPU; None if unknown
 
     @property
     def cores(self) -> float:
@@ -124,7 +123,7 @@ class Diagnosis:
 
     bound: Bound
     verdict: str  #: the conclusion, in one or two sentences
-    reasons: tuple[str, ...]  #: measurements that support it, when proxyloader is faster, and failed measurements
+    reasons: tuple[str, ...]  #: measurements that support it, and failed measurements
     suggestions: tuple[str, ...]  #: numbers of workers with which the loader alone is at least 5 % faster
     figures: Figures
 
@@ -141,9 +140,8 @@ class Diagnosis:
         for name, phase in phases.items():
             gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f} %"
             rows.append((name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu))
-        for kind in figures.alone:
-            step_s = figures.step_s(kind)
-            rows.append((f"with {kind}, estimated", ms(step_s), figures.speed(step_s), "", ""))
+        steps_s = {kind: figures.step_s(kind) for kind in figures.alone}
+        rows += [(f"with {kind}, estimated", ms(each), figures.speed(each), "", "") for kind, each in steps_s.items()]
         table = ("{:<27}  {:<7}  {:<8}  {:<5}  {}".format(*row).rstrip() for row in rows)
         return "\n".join([self.verdict, "", *table, "", *(f"- {each}" for each in (*self.reasons, *self.suggestions))])
 
@@ -279,16 +277,12 @@ def _busy_s() -> float:
 
 
 def _sample_gpu(done: threading.Event, device: int) -> float | None:
-    """Return the mean utilization of a GPU, or of its JPEG engines if busier, until ``done`` is set."""
-    samples, engines = list[int](), list[int]()
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    """Return the mean utilization of a GPU until ``done`` is set; None if the driver does not report it."""
+    samples = list[int]()
+    with suppress(pynvml.NVMLError, RuntimeError):
         while not done.wait(0.05):
-            samples.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
-            with suppress(pynvml.NVMLError, AttributeError):  # no engines, or an older nvidia-ml-py
-                engines.append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
-    return max((float(np.mean(values)) for values in (samples, engines) if values), default=None)
+            samples.append(torch.cuda.utilization(device))
+    return float(np.mean(samples)) if samples else None
 
 
 def _measure_waiting(dataset: Any) -> float:
@@ -352,7 +346,6 @@ def interpret(figures: Figures) -> Diagnosis:
         verb = ("may be", "may not be") if interference > INTERFERENCE else ("is", "is not")
         gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"
         verdict += f" proxyloader {verb[stock_s <= MIN_SPEEDUP * ours_s]} worth it: {gain}"
-        reasons.append(_break_even(figures))
     reasons += [f"Not measured: {name} ({reason})" for name, reason in figures.unmeasured.items()]
     speedups = sorted(figures.speedups.items(), key=lambda item: -item[1])
     suggestions = (f"num_workers={n}: the loader alone is {x:.2f}x as fast" for n, x in speedups if x >= MIN_SPEEDUP)
@@ -377,33 +370,18 @@ def find_bound(figures: Figures) -> Bound:
     return "input" if is_busy or (figures.waiting or 0) < 0.5 else "disk"
 
 
-def _break_even(figures: Figures) -> str:
-    """Return a sentence with the step time, or else the time per batch, below which proxyloader is faster."""
-    stock_s, ours_s, step_s = figures.alone["stock"].step_s, figures.alone["proxyloader"].step_s, figures.step.step_s
-    steps_s = max(step_s, stock_s) * np.geomspace(1e-3, 100, 5000)
-    faster = [s for s in steps_s if figures.step_s("stock", s) > MIN_SPEEDUP * figures.step_s("proxyloader", s)]
-    if faster:
-        # A loader that is slower alone, but uses less of the CPU, is faster only with steps that hide its latency.
-        longer = f"longer than {ms(min(faster))} ms and " if min(faster) > steps_s[0] else ""
-        return f"proxyloader is faster with steps {longer}shorter than {ms(max(faster))} ms (here {ms(step_s)})"
-    return f"proxyloader would be faster if a batch took less than {ms(stock_s)} ms (here {ms(ours_s)})"
-
-
-def plot(diagnosis: Diagnosis, file: Path) -> None:
+def plot(figures: Figures, file: Path) -> None:
     """Plot the speed with each loader against the duration of the step alone."""
     from matplotlib.figure import Figure
 
-    figures = diagnosis.figures
-    times_s = [figures.step.step_s, *(phase.step_s for phase in figures.alone.values())]
-    steps_s = np.geomspace(max(min(times_s) / 2, max(times_s) / 50), 2 * max(times_s), 200)
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(layout="constrained")
     axes = figure.subplots()
-    for kind in sorted(figures.alone):  # draw the wider line first
-        speeds = [figures.batch_size / figures.step_s(kind, step_s) for step_s in steps_s]
-        axes.plot(1e3 * steps_s, speeds, linewidth=4 if kind == "proxyloader" else 1.5, label=kind)
-    axes.axvline(1e3 * max(figures.step.step_s, steps_s[0]), color="grey", linestyle=":", label="this step")
-    axes.set(xscale="log", xlabel="step alone, ms", ylabel="images/s", title=TITLES[diagnosis.bound], ylim=(0, None))
-    axes.legend(frameon=False)
+    steps_s = max(figures.step.step_s, 1e-6) * np.geomspace(0.1, 10, 200)
+    for kind in figures.alone:
+        axes.plot(1e3 * steps_s, [figures.batch_size / figures.step_s(kind, each) for each in steps_s], label=kind)
+    axes.axvline(1e3 * figures.step.step_s, color="grey", linestyle=":", label="this step")
+    axes.set(xscale="log", xlabel="step alone, ms", ylabel="images/s", ylim=(0, None))
+    axes.legend()
     figure.savefig(file)
 
 
@@ -457,10 +435,6 @@ def diagnose_script(
     importlib.import_module("psutil")  # before the script runs
     for file in filter(None, (json_file, plot_file)):
         check_can_be_written(file)
-    if plot_file is not None:
-        from matplotlib.figure import Figure
-
-        Figure().savefig(io.BytesIO(), format=plot_file.suffix[1:] or None)  # raises if matplotlib has no such format
     path = [str(script.parent), *sys.path]
     with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:
@@ -482,5 +456,5 @@ def diagnose_script(
         report = {"script": " ".join([script.name, *arguments]), "machine": machine(), **results[0].as_dict()}
         json_file.write_text(json.dumps(report, indent=1) + "\n")
     if plot_file is not None:
-        plot(results[0], plot_file)
+        plot(results[0].figures, plot_file)
     return 0

@@ -28,9 +28,8 @@ def test_a_pipeline_declares_its_kinds_of_input_and_can_be_rebuilt() -> None:
 
     pipeline = graph()
     pipeline.build()
-    declared = {
-        source.name: executor.get_declared_kind(pipeline, source) for source in executor.external_sources(pipeline)
-    }
+    sources = executor.check_sources(pipeline)
+    declared = {source.name: executor.get_declared_kind(pipeline, source) for source in sources}
     assert declared == {"b": ("<f4", 1), "a": (None, None)}
     for name in ("_pipe", "_backend_prepared", "_built", "_first_iter", "_last_iter", "_batches_to_consume"):
         assert name in vars(pipeline), name  # what discard_executor sets
@@ -62,7 +61,6 @@ def test_the_input_of_a_decoder_is_bytes_whatever_the_source_declares() -> None:
 
     pipeline = graph()
     pipeline.build()
-    declared = {
-        source.name: executor.get_declared_kind(pipeline, source) for source in executor.external_sources(pipeline)
-    }
+    sources = executor.check_sources(pipeline)
+    declared = {source.name: executor.get_declared_kind(pipeline, source) for source in sources}
     assert declared == {"images": ("|u1", 1), "others": (None, None)}

@@ -182,7 +182,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "deserialized": (
         lambda root: ProxyServer(deserialized()),
         RuntimeError,
-        "inputs of a deserialized pipeline are unknown; pass the pipeline that was",
+        "the pipeline was deserialized",
     ),
     "no server": (lambda root: DataLoader(picture_folder(root), server="a server"), TypeError, "ProxyServer"),
     "server first": (

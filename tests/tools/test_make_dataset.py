@@ -136,8 +136,8 @@ def test_a_photograph_has_the_size_asked_for(size: tuple[int, int]) -> None:
 def test_a_photograph_follows_from_its_arguments_alone() -> None:
     before = photograph(13, size=SMALL)
     photograph(8, size=(300, 600), seed=5)
-    assert photograph(13, size=SMALL, label=3) == before
-    others = [photograph(13, size=SMALL, label=4), photograph(13, size=SMALL, seed=1), photograph(14, size=SMALL)]
+    assert photograph(13, size=SMALL) == before
+    others = [photograph(13, size=SMALL, classes=9), photograph(13, size=SMALL, seed=1), photograph(14, size=SMALL)]
     assert before not in others
 
 

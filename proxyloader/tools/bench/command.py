@@ -141,9 +141,6 @@ def warn_of_problems(console: Console, base: BenchConfig) -> None:
         )
 
 
-# --- the record ---
-
-
 def make_record(args: argparse.Namespace, base: BenchConfig, ranges: Ranges, outcomes: dict[str, Outcome]) -> Record:
     """Return a record, a line of a results file."""
     first = {"benchmark": "first_epochs", "epochs": FIRST_EPOCHS, "page_cache": "warm"} if args.first_epochs else {}
@@ -190,14 +187,12 @@ def make_table(record: Record) -> Table:
 
 def plot(record: Record, path: Path) -> None:
     """Plot a bar for each case, with error bars from the slowest to the fastest round."""
-    cases = {name: case for name, case in record["cases"].items() if "images_per_s" in case}
-    speeds = [case["images_per_s"] for case in cases.values()]
-    rounds = [case["images_per_s_rounds"] for case in cases.values()]
-    spread = [[abs(speed - limit(values)) for speed, values in zip(speeds, rounds)] for limit in (min, max)]
-    figure = Figure(figsize=(8, 0.5 * len(cases) + 1.5), layout="constrained")
+    figure = Figure(figsize=(8, 0.5 * len(record["cases"]) + 1.5), layout="constrained")
     axes = figure.subplots()
-    colors = ["tab:green" if name.startswith(OURS) else "tab:blue" for name in cases]
-    axes.barh(list(cases), speeds, xerr=spread, color=colors, capsize=3)
+    for name, case in record["cases"].items():
+        speed, speeds = case.get("images_per_s", 0.0), case.get("images_per_s_rounds", [0.0])
+        spread = [[abs(speed - limit(speeds))] for limit in (min, max)]
+        axes.barh(name, speed, xerr=spread, color="tab:green" if name.startswith(OURS) else "tab:blue", capsize=3)
     axes.invert_yaxis()
     axes.set(xlabel="images per second", title=_title(record))
     figure.savefig(path, dpi=120)
