@@ -78,7 +78,7 @@ class Phase:
     cpu_s: float  #: CPU time of a step, in all processes
     thread: float  #: fraction of the time that the thread of the loop was running or waiting for a core
     workers: float  #: number of cores that the child processes used
-    gpu_percent: float | None = None  #: utilization of the GPU; None if unknown
+    gpu_percent: float | None = None  #: utilization of the GPU or its JPEG engines; None if unknown
 
     @property
     def cores(self) -> float:
@@ -277,12 +277,16 @@ def _busy_s() -> float:
 
 
 def _sample_gpu(done: threading.Event, device: int) -> float | None:
-    """Return the mean utilization of a GPU until ``done`` is set; None if the driver does not report it."""
-    samples = list[int]()
-    with suppress(pynvml.NVMLError, RuntimeError):
+    """Return the mean utilization of a GPU, or of its JPEG engines if busier, until ``done`` is set."""
+    samples, engines = list[int](), list[int]()
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
         while not done.wait(0.05):
-            samples.append(torch.cuda.utilization(device))
-    return float(np.mean(samples)) if samples else None
+            samples.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
+            with suppress(pynvml.NVMLError, AttributeError):  # no engines, or an older nvidia-ml-py
+                engines.append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
+    return max((float(np.mean(values)) for values in (samples, engines) if values), default=None)
 
 
 def _measure_waiting(dataset: Any) -> float:

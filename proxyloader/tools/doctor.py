@@ -97,14 +97,20 @@ CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxyload
 def ask(question: str, timeout_s: float) -> Answer:
     """Answer a question in a child process, which is killed after the timeout."""
     command = [sys.executable, "-c", CHILD, json.dumps(sys.path), *question.split()]
+    child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        child: Any = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s)
+        output, errors = child.communicate(timeout=timeout_s)
         status = child.returncode
         failure = f"crashed with {signal.Signals(-status).name}" if status < 0 else status and f"exit status {status}"
     except subprocess.TimeoutExpired as expired:
-        child, failure = expired, f"timed out after {timeout_s:g} s (--limit S allows more)"
-    lines = (child.stdout or b"").rpartition(b"\n")[0].splitlines()  # the last one may be incomplete
-    reason = (child.stderr or b"").decode(errors="replace").rstrip().rpartition("\n")[2][:300]
+        output, errors = expired.stdout or b"", expired.stderr or b""
+        failure = f"timed out after {timeout_s:g} s (--limit S allows more)"
+    finally:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):  # a hung driver can keep it alive
+            child.communicate(timeout=5.0)
+    lines = output[: output.rfind(b"\n") + 1].splitlines()  # the last one may be incomplete
+    reason = errors.decode(errors="replace").rstrip().rpartition("\n")[2][:300]
     return [json.loads(line) for line in lines], f"{failure}: {reason}".removesuffix(": ") if failure else ""
 
 
