@@ -66,9 +66,11 @@ def broken_tables(path: Path) -> None:
 
 
 class OpensItself(ImageFolder):
+    """Reads with Pillow, as many datasets do."""
+
     def __getitem__(self, index: int) -> Any:
         path, label = self.samples[index]
-        return self.transform(Image.open(path).convert("RGB")), label
+        return self.transform(Image.open(path).convert("RGB")), label, index
 
 
 def link_to(target: str) -> Callable[[Path], None]:

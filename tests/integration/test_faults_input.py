@@ -137,18 +137,6 @@ def test_a_fault_is_an_error_of_its_own_batch_and_of_no_other(road: Road, root: 
         assert_batches_match(road.loader())
 
 
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-@on_roads("compiled")
-def test_corrupt_pictures_can_be_left_out_or_replaced(road: Road, on_error: str, root: Path, start_method: str) -> None:
-    dataset = road.dataset(root=root)
-    for number, how in zip((5, 6, 23), DAMAGES):
-        hurt(dataset, number, how=how)
-    loader = road.loader(dataset, num_workers=1, on_error=on_error, multiprocessing_context=start_method)
-    instead = {5: [7], 6: [7], 23: [24]} if on_error == "replace" else {5: [], 6: [], 23: []}
-    assert_batches_match(loader, [k for number in range(PICTURES) for k in instead.get(number, [number])])
-    assert len(loader.errors) == 3
-
-
 @on_roads(*(f"{name}{variant}" for name in ("server", "produced") for variant in ("", *OTHER_EXECUTORS)))
 def test_a_corrupt_picture_fails_its_own_batch_under_any_executor(road: Road, root: Path) -> None:
     dataset = road.dataset(root=root)

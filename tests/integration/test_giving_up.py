@@ -1,5 +1,4 @@
-"""What is left to torch, and said to be: datasets with nothing for DALI after some samples, and transforms that are not
-translated or that torchvision does faster on a CPU."""
+"""What is left to torch, and said to be: datasets with nothing for DALI after some samples."""
 
 from __future__ import annotations
 
@@ -298,59 +297,3 @@ def test_a_loader_that_fails_for_a_gpu_decides_nothing_for_others(photos: Path) 
         return loader
 
     assert_as_torch(build, device="cpu")
-
-
-# --- transforms that torchvision does itself, in the workers ---------------------------------------------------------
-
-
-def reddened(image: Image.Image) -> Image.Image:
-    """A picture of other pixels, which Pillow makes."""
-    return image.point([min(255, 2 * level) for level in range(256)] + list(range(256)) * 2)
-
-
-AUGMENTED = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandAugment(), transforms.ToTensor()])
-MIXED = transforms.Compose(
-    [transforms.Resize((32, 32)), transforms.RandomApply([transforms.AugMix()], 0.5), transforms.ToTensor()]
-)
-CHEAP = transforms.Compose([transforms.RandomCrop(32), transforms.ToTensor()])
-
-
-def assert_as_stock(dataset: Any, workers: int = 2, **arguments: Any) -> None:
-    found = []
-    for each, more in ((StockLoader, {}), (DataLoader, {"device": "cpu"} | arguments)):
-        torch.manual_seed(3)
-        batches: Any = each(dataset, batch_size=8, shuffle=True, num_workers=workers, **more)
-        found.append([batch for _ in range(2) for batch in batches])
-    for (a, a_labels), (b, b_labels) in zip(*found, strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=1e-7) and torch.equal(a_labels, b_labels)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("transform", [AUGMENTED, MIXED], ids=["RandAugment", "AugMix"])
-def test_on_a_cpu_what_is_faster_so_is_torchvisions_to_the_bit(
-    photos: Path, transform: Any, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    assert_as_stock(ImageFolder(str(photos), transform), workers)
-    (said,) = [each for each in caplog.messages if "first epoch" in each and "without CUDA kernels" in each]
-    assert said.startswith("ImageFolder, 48 samples, first epoch: ")
-
-
-def test_on_a_gpu_or_where_it_is_cheap_it_is_dalis(photos: Path, device: str, caplog: pytest.LogCaptureFixture) -> None:
-    for transform, on in ((CHEAP, "cpu"), (AUGMENTED, device)):
-        assert not caplog.records
-        loader = DataLoader(ImageFolder(str(photos), transform), 8, device=on)
-        images, _ = next(iter(loader))
-        assert images.device.type == on
-        assert (loader.stats().images_by_dali == 8) == (transform is not AUGMENTED or on == "cuda")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_once(
-    photos: Path, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    transform = transforms.Compose([transforms.Lambda(reddened), transforms.RandomCrop(32), transforms.ToTensor()])
-    assert_as_torch(lambda kind: kind(ImageFolder(str(photos), transform), 8, num_workers=workers))
-    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "ImageFolder, 48 samples" in warning and "the dataset's code produced 48" in warning
-    assert "pixels are used at" in warning

@@ -110,32 +110,6 @@ def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, lim
     assert errors.count(slower) == (2 if "RLIMIT_FSIZE" in limit else 0)  # once for each loader with a worker
 
 
-def test_where_the_address_space_ends_the_error_says_so(spelled_root: Path, tmp_path: Path) -> None:
-    # Whatever is the first to find no room. Right batches are as good; a hang or a wrong batch is not.
-    body = """
-        import nvidia.dali
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        right = 0
-        for room in (2, 16, 64, 256):
-            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (room << 20), -1))
-            try:
-                assert all_numbers(loader_of(root, timeout=5)) == list(range(48))
-                right += 1
-            except AssertionError:
-                raise
-            except (MemoryError, OSError, RuntimeError) as error:
-                words = ("memory", "alloc", "thread", "worker", "resource", "timed out")
-                assert any(word in str(error).lower() for word in words) or isinstance(error, MemoryError), repr(error)
-        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-        assert all_numbers(loader_of(root)) == list(range(48))
-        print("right", right)
-        os._exit(0)
-    """
-    with training(tmp_path, spelled_root, body) as process:
-        output, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0 and output.startswith("right"), errors
-
-
 # --- descriptors -----------------------------------------------------------------------------------------------------
 
 
@@ -334,21 +308,6 @@ def test_a_folder_that_vanishes_costs_batches_until_it_is_back(
             next(batches)
     assert all_numbers(batches) == ALL[32:]
     assert all_numbers(loader) == ALL
-
-
-@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
-def test_a_file_replaced_during_the_epoch_is_the_new_one_from_then_on(
-    spelled_root: Path, own_root: Path, tmp_path: Path, workers: int, device: str
-) -> None:
-    shutil.copy(path_of(spelled_root, 40), tmp_path / "new")
-    replace = functools.partial(os.replace, tmp_path / "new", path_of(own_root, 13))
-    loader = loader_of(own_root, Misstep(20, replace, tmp_path), workers, device=device)
-    assert all_numbers(loader) == ALL  # its turn was before
-    batches = list(loader)
-    _, indices = batches[3]
-    assert indices.tolist() == [12, 13, 14, 15]
-    indices[1] = 40
-    assert all_numbers(batches) == [*range(13), 40, *range(14, 48)]
 
 
 def test_files_that_change_all_the_time_are_whole_or_named(spelled_root: Path, own_root: Path, tmp_path: Path) -> None:

@@ -135,23 +135,6 @@ def test_a_worker_that_delivers_hides_no_loss(
     assert not set(numbers) & {4, 5, 6, 7}
 
 
-@ANYWHERE
-def test_a_loss_while_the_loop_trains_is_told_at_the_next_batch(
-    spelled_root: Path, tmp_path: Path, consumed: Any
-) -> None:
-    misstep = Misstep(13, be_killed, tmp_path)
-    loader = loader_of(spelled_root, misstep)
-
-    def consume() -> float:
-        with pytest.raises(RuntimeError, match=WORKER_LOST):
-            for batch in loader:  # a worker that is fast enough is lost before the first
-                numbers_of(batch)
-                misstep.await_s()
-        return time.monotonic()
-
-    assert consumed(consume) - misstep.await_s() < ERROR_S
-
-
 def kill(worker: psutil.Process) -> None:
     with contextlib.suppress(RuntimeError):  # by which torch tells the main thread, wherever that is
         worker.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import pickle
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,20 +200,6 @@ def test_a_resumed_epoch_has_exactly_the_batches_that_were_left_and_so_do_the_ne
     assert resumed.state_dict()["batches"] == stop
     assert same(cpu(resumed), epochs[1][stop:]) and same(cpu(resumed), epochs[2])
     assert same(cpu(batches), epochs[1][stop:])  # who was asked for its state is not disturbed
-
-
-def test_a_state_after_a_break_is_that_of_the_break(noisy: Noisy) -> None:
-    loader, resumed = loader_of(noisy, 2), loader_of(noisy)
-    for at, _ in enumerate(loader):
-        if at == 2:
-            break
-    state = loader.state_dict()
-    before = pickle.dumps(state)
-    assert (state["epoch"], state["batches"]) == (0, 3)
-    resumed.load_state_dict(state)
-    assert len(list(resumed)) == 4
-    assert (resumed.state_dict()["epoch"], resumed.state_dict()["batches"]) == (1, 0)
-    assert pickle.dumps(state) == before
 
 
 def test_a_state_out_of_order_is_refused_in_the_middle_of_an_epoch_only(noisy: Noisy) -> None:

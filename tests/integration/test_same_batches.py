@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
@@ -110,45 +111,21 @@ class Renamed(ImageFolder):
         return image, 10 * target
 
 
-def a_subset(folder: ImageFolder) -> Any:
-    return Subset(folder, list(range(40, 3, -3)))
+MADE: dict[str, Callable[[ImageFolder], Any]] = {
+    "a concatenation of two transforms": lambda folder: ConcatDataset(
+        [Subset(folder, range(0, 48, 5)), Subset(ImageFolder(folder.root, VALIDATION), range(1, 48, 5))]
+    ),
+    "a subclass": lambda folder: Renamed(folder.root, folder.transform),
+    "a target_transform and a filter": lambda folder: ImageFolder(
+        folder.root, folder.transform, lambda target: -target, is_valid_file=lambda path: path[-5] in "025"
+    ),
+    "a loader of its own": lambda folder: DatasetFolder(
+        folder.root, lambda path: Image.open(path).convert("RGB"), ("jpg",), folder.transform
+    ),
+}
 
 
-def a_random_split(folder: ImageFolder) -> Any:
-    return random_split(folder, [0.7, 0.3], torch.Generator().manual_seed(1))[1]
-
-
-def nested(folder: ImageFolder) -> Any:
-    return Subset(ConcatDataset([a_subset(folder), a_random_split(folder)]), list(range(2, 20)))
-
-
-def a_concatenation_of_two_transforms(folder: ImageFolder) -> Any:
-    other = ImageFolder(folder.root, VALIDATION)
-    return ConcatDataset([Subset(folder, range(0, 48, 5)), Subset(other, range(1, 48, 5))])
-
-
-def a_subclass(folder: ImageFolder) -> Any:
-    return Renamed(folder.root, folder.transform)
-
-
-def a_folder_with_target_transform_and_filter(folder: ImageFolder) -> Any:
-    def is_valid(path: str) -> bool:
-        return path.endswith(("0.jpg", "2.jpg", "5.jpg"))
-
-    return ImageFolder(folder.root, folder.transform, lambda target: -target, is_valid_file=is_valid)
-
-
-def a_folder_with_a_loader_of_its_own(folder: ImageFolder) -> Any:
-    return DatasetFolder(folder.root, lambda path: Image.open(path).convert("RGB"), ("jpg",), folder.transform)
-
-
-MADE = [
-    *(a_subset, a_random_split, nested, a_concatenation_of_two_transforms, a_subclass),
-    *(a_folder_with_target_transform_and_filter, a_folder_with_a_loader_of_its_own),
-]
-
-
-@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_datasets_made_of_folders_keep_their_ways(folder: ImageFolder, make: Any, workers: int, device: str) -> None:
     folder.transform = TRAIN

@@ -36,7 +36,16 @@ from proxyloader.data.lazy_image import create_lazy_image
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
 from .roads import Stream, picture_pipeline, read_bytes
-from .test_bad_input import a_device_without_end, broken_tables, cut_in_the_scan, empty, missing, text, too_many_pixels
+from .test_bad_input import (
+    OpensItself,
+    a_device_without_end,
+    broken_tables,
+    cut_in_the_scan,
+    empty,
+    missing,
+    text,
+    too_many_pixels,
+)
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH = 24, 4
@@ -119,6 +128,9 @@ def test_what_torchvision_cannot_read_is_left_out(
         assert read_numbers(images, white=255) == indices.tolist()
     assert [error.index for error in loader.errors] == [5, 6, 23]
     assert spelled.samples[5][0] in loader.errors[0].reason
+    replacing = DataLoader(dataset, BATCH, num_workers=workers, on_error="replace", device=device, translate=translate)
+    found = [index for *_, indices in replacing for index in indices.tolist()]
+    assert found == [*range(5), 7, 7, *range(7, 23), 0]
 
 
 class Lists(Numbered):
@@ -126,14 +138,6 @@ class Lists(Numbered):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
-
-
-class OpensItself(ImageFolder):
-    """A dataset that reads with Pillow, as many do."""
-
-    def __getitem__(self, index: int) -> Any:
-        path, label = self.samples[index]
-        return self.transform(Image.open(path).convert("RGB")), label, index
 
 
 def collate(samples: list[Any]) -> Any:
@@ -168,11 +172,15 @@ def test_a_sample_leaves_with_its_label_or_is_the_next_that_can_be_read_with_its
     raising = DataLoader(spelled, BATCH, persistent_workers=workers > 0, **arguments)
     for _ in range(2):  # the loader is as good as new afterwards
         batches = outcomes(raising)
+        both = [f"dataset[{index}]" in str(batches[1]) and path in str(batches[1]) for index, path in named[:2]]
+        assert both == [True, how is FOUND_BY_DALI]
         for error, (index, path) in ((batches.pop(5), named[2]), (batches.pop(1), named[0])):
             assert isinstance(error, ImageError) and isinstance(error, OSError), error
             assert (error.index, error.path) == (index, path) and error.reason
             assert all(part in str(error) for part in (path, f"dataset[{index}]", error.reason))
         assert numbers_of(batches, spelled) == [found[k] for k in (0, 2, 3, 4)]
+    all_or_first = named if how is FOUND_BY_DALI else named[::2]
+    assert [(error.index, error.path) for error in raising.errors] == all_or_first
 
 
 @EITHER
@@ -201,30 +209,6 @@ def test_processes_take_as_many_steps_whatever_is_skipped(
     assert found[0] == [[0, 1, 2], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert found[1] == [[12, 13, 14, 15], [21], [21, 22, 23]]
     assert [len(batches) for batches in found] == [3] * 4
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_all_that_dali_cannot_decode_is_raised_by_default(spelled: Numbered, workers: int, device: str) -> None:
-    paths = damage(spelled, FOUND_BY_DALI, 9, 10)
-    loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
-    found = outcomes(loader)
-    error = found.pop(2)
-    assert isinstance(error, ImageError) and (error.index, error.path) == (9, paths[0])
-    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", error.reason, *paths))
-    assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
-    assert [(each.index, each.path) for each in loader.errors] == [(9, paths[0]), (10, paths[1])]
-
-
-@pytest.mark.parametrize("batch_size", [BATCH, None])
-def test_a_stream_has_no_next_sample(
-    spelled: Numbered, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damage(spelled, FOUND_BY_DALI, 8, 9, 10, 11)
-    monkeypatch.setattr("proxyloader.workers.pool.is_distributed", lambda sampler: True)
-    loader = DataLoader(stream_of(spelled), batch_size, on_error="skip", device="cpu")
-    found = [batch[-1] for batch in loader]
-    left = [*range(8), *range(12, 24)]
-    assert found == left if batch_size is None else torch.cat(found).tolist() == left
 
 
 @EITHER
@@ -429,21 +413,19 @@ def test_a_sample_with_two_images_goes_when_one_of_them_is_lost(spelled: Numbere
     assert read_numbers(first, white=1.0) == [6, 7] and read_numbers(second, white=1.0) == [7, 8]
 
 
+@pytest.mark.parametrize("batch_size", [BATCH, None])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_can_do_without_what_dali_cannot_decode(spelled: Numbered, workers: int) -> None:
-    damage(spelled, broken_tables, 5)
-    loader = DataLoader(
-        stream_of(spelled),
-        BATCH,
-        num_workers=workers,
-        on_error="skip",
-        device="cpu",
-    )
-    found = []
+def test_a_stream_which_has_no_next_sample_does_without_what_dali_cannot_decode(
+    spelled: Numbered, workers: int, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(spelled, FOUND_BY_DALI, 5, 8, 9, 10, 11)
+    monkeypatch.setattr("proxyloader.workers.pool.is_distributed", lambda sampler: True)
+    loader = DataLoader(stream_of(spelled), batch_size, num_workers=workers, on_error="skip", device="cpu")
+    found: list[int] = []
     for images, numbers in loader:
-        assert read_numbers(images, white=1.0) == numbers.tolist()
-        found += numbers.tolist()
-    assert sorted(found) == [k for k in range(SIZE) if k != 5]
+        assert read_numbers(images.reshape(-1, 3, 32, 32), white=1.0) == torch.as_tensor(numbers).flatten().tolist()
+        found += torch.as_tensor(numbers).flatten().tolist()
+    assert sorted(found) == [k for k in range(SIZE) if k not in (5, 8, 9, 10, 11)]
     assert loader.errors[0].index is None and loader.errors[0].path.endswith("00005.jpg")
     with pytest.raises(ValueError, match="on_error='replace' requires a map-style dataset"):
         DataLoader(stream_of(spelled), BATCH, on_error="replace")
