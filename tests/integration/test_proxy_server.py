@@ -25,7 +25,7 @@ from ..compare import jpeg_of
 from ..faults import in_fork
 from ..outcomes import outcomes, raises
 from .roads import Produced, Road, assert_batches_match, on_roads, on_servers, picture_pipeline, read_bytes
-from .test_torch_contract_samples import Frozen, Pair, Slotted
+from .test_torch_contract_samples import Frozen, Pair
 
 BATCH = 8
 
@@ -234,17 +234,6 @@ def good(proxy: Any, index: int) -> Any:
     return proxy(GOOD[index])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("make", [Frozen, Slotted], ids=["frozen dataclass", "slots"])
-def test_an_image_is_found_in_an_object_of_a_class_of_ones_own(make: Any, workers: int) -> None:
-    with ProxyServer(doubled(batch_size=4)) as server:
-        dataset = Made(server.proxy, lambda proxy, index: make(proxy(np.float32([index])), index), 4)
-        (samples,) = DataLoader(dataset, 4, collate_fn=list, num_workers=workers, server=server)
-        assert [(type(each), each.image.tolist(), each.number) for each in samples] == [
-            (make, [2.0 * k], k) for k in range(4)
-        ]
-
-
 def test_produce_data_fills_lists_dicts_and_objects_in_place_and_may_be_called_twice() -> None:
     with ProxyServer(doubled(batch_size=4)) as server:
         samples = [server.proxy(np.float32([k])) for k in range(3)]
@@ -298,17 +287,6 @@ def test_images_in_the_place_of_bytes_are_refused(folder: ImageFolder) -> None:
         with raises(InputError, code="wrong-kind", index=None) as caught:
             next(iter(DataLoader(dataset, BATCH, server=server)))
         assert "loader=read_bytes" in str(caught.value)
-
-
-def test_images_of_several_sizes_are_told_of_the_pipeline(folder: ImageFolder) -> None:
-    pipeline = pipelines.rotation(source="proxy", batch_size=BATCH, num_threads=1, device_id=None)
-    with ProxyServer(pipeline) as server:
-        dataset = ImageFolder(folder.root, server.proxy, loader=read_bytes)
-        for batch_size in (BATCH, 2 * BATCH):
-            with pytest.raises(
-                RuntimeError, match=r"must have the same shape.* in the pipeline, with fn.resize\(.* or the size="
-            ):
-                list(DataLoader(dataset, batch_size, server=server))
 
 
 def used(images: Any) -> None:
