@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -33,38 +34,32 @@ HERE = Path(__file__).name
 class Photos(Dataset[Any]):
     """Opens each photograph several times in an epoch, as there are few of them."""
 
-    def __init__(self, root: Path) -> None:
-        self.paths, self.transform = sorted(root.rglob("*.jpg")), TRANSFORM
+    def __init__(self, root: Path, of: Callable[[Any], Any] | None = None) -> None:
+        self.paths, self.transform, self.of = sorted(root.rglob("*.jpg")), TRANSFORM, of
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> Any:
-        return self.sample(self.paths[index % len(self.paths)]), index
-
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.open(path).convert("RGB"))
+        image = Image.open(self.paths[index % len(self.paths)]).convert("RGB")
+        return (self.of or self.transform)(image), index
 
 
-class AsNumpy(Photos):
-    def sample(self, path: Path) -> Any:
-        return super().sample(path).numpy() + 1
+def as_numpy(image: Any) -> Any:
+    return TRANSFORM(image).numpy() + 1
 
 
-class WithMean(Photos):
-    def sample(self, path: Path) -> Any:
-        image = super().sample(path)
-        return image, float(image.mean())
+def with_mean(image: Any) -> Any:
+    made = TRANSFORM(image)
+    return made, float(made.mean())
 
 
-class Blurred(Photos):
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.open(path).convert("RGB").filter(ImageFilter.GaussianBlur(1)))
+def blurred(image: Any) -> Any:
+    return TRANSFORM(image.filter(ImageFilter.GaussianBlur(1)))
 
 
-class OfArrays(Photos):
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.fromarray(np.asarray(Image.open(path).convert("RGB"))[:80, :80].copy()))
+def of_arrays(image: Any) -> Any:
+    return TRANSFORM(Image.fromarray(np.asarray(image)[:80, :80].copy()))
 
 
 class Folder(ImageFolder):
@@ -84,7 +79,7 @@ def folder(root: Path) -> Any:
     return dataset
 
 
-USING_PIXELS = [AsNumpy, WithMean, Blurred, folder]
+USING_PIXELS = [as_numpy, with_mean, blurred, folder]
 
 
 class Texts(Dataset[Any]):
@@ -128,12 +123,15 @@ def loaded(loader: Any, epochs: int = 2) -> list[Any]:
     return [batch for _ in range(epochs) for batch in loader]
 
 
-@pytest.mark.parametrize("make", [*USING_PIXELS, OfArrays, *WITHOUT_PHOTOGRAPHS])
+@pytest.mark.parametrize("make", [*USING_PIXELS, of_arrays, *WITHOUT_PHOTOGRAPHS])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["", "2", "persistent"])
 def test_batches_and_draws_are_torchs_and_the_line_that_uses_pixels_is_named_once(
     make: Callable[..., Any], workers: int, persistent: bool, photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dataset = make(photos) if make in (*USING_PIXELS, OfArrays) else make()
+    if make in WITHOUT_PHOTOGRAPHS:
+        dataset = make()
+    else:
+        dataset = folder(photos) if make is folder else Photos(photos, make)
     how = dict(num_workers=workers, persistent_workers=persistent, shuffle=not isinstance(dataset, Rows))
 
     def epochs(kind: Any) -> list[Any]:
@@ -269,7 +267,9 @@ def test_the_hooks_are_gone_when_no_loader_defers(photos: Path) -> None:
 
     gc.collect()  # another test's loader may be in a cycle, with its error
     before, opener = calls(), Image.OPEN["JPEG"]
-    deferring, gives_up = (DataLoader(make(photos), 8, device="cpu") for make in (Photos, AsNumpy))
+    deferring, gives_up = (
+        DataLoader(make(photos), 8, device="cpu") for make in (Photos, functools.partial(Photos, of=as_numpy))
+    )
     loaded(gives_up, 1)
     assert calls() == before
     batches = iter(deferring)
@@ -284,13 +284,11 @@ def test_the_hooks_are_gone_when_no_loader_defers(photos: Path) -> None:
 def test_a_loader_that_fails_for_a_gpu_decides_nothing_for_others(photos: Path) -> None:
     """A warp is torchvision's on a CPU, and would be DALI's on a GPU."""
 
-    class Rotated(Photos):
-        def sample(self, path: Path) -> Any:
-            turn = transforms.RandomRotation(30, interpolation=transforms.InterpolationMode.BILINEAR)
-            return TRANSFORM(turn(Image.open(path).convert("RGB")))
+    turn = transforms.RandomRotation(30, interpolation=transforms.InterpolationMode.BILINEAR)
+    rotated = Photos(photos, lambda image: TRANSFORM(turn(image)))
 
     def build(kind: Any) -> Any:
-        loader, other = kind(Rotated(photos), 8), DataLoader(Rotated(photos), 8)
+        loader, other = kind(rotated, 8), DataLoader(rotated, 8)
         other.device = "cuda:63"  # which is nowhere
         with pytest.raises(ValueError, match="cuda:63"):
             next(iter(other))
