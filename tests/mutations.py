@@ -225,10 +225,10 @@ all samples of an epoch are given the same random numbers
     integration/test_reproduction.py
 a resumed epoch begins a batch too early
     workers/request_sampler.py:RequestSampler.record_return | += self => += (loader_state.samples > 0) * self
-    integration/test_reproduction.py integration/test_states.py
+    integration/test_reproduction.py
 a resumed stream begins at its start
     loader/feed.py:Feed.__init__ | loader_state.batches if => 0 if
-    integration/test_reproduction.py integration/test_states.py
+    integration/test_reproduction.py
 a state of another seed is taken
     workers/loader_state.py:_check_saved | state['seed'] != seed => state['seed'] == 'another'
     workers/test_request_sampler.py
@@ -274,7 +274,7 @@ a slot is written to while DALI still reads it
     workers/test_arena.py integration
 the user's collate_fn draws other numbers each time
     loader/assembly.py:BatchAssembler._collate | fetcher.seed_batch(batch.request) => pass
-    integration/test_mixing.py integration/test_reproduction.py
+    integration/test_same_batches.py integration/test_reproduction.py
 what was left out of a batch is not told
     loader/assembly.py:BatchAssembler.assemble | batch.unreadable => ()
     integration/test_unreadable.py
@@ -296,7 +296,7 @@ a loop goes on with the batches of an epoch that has ended
     integration/test_interrupted_lines.py
 workers outlive a trainer that was killed
     workers/worker.py:_exit_with_parent | while os.getppid() == parent_pid and => while True or
-    integration/test_processes.py integration/test_faults_loss.py
+    integration/test_processes.py
 # tools
 the doctor takes any pixels for right
     tools/doctor.py:decoders | and fact['levels_off'] <= fact['bound'] =>

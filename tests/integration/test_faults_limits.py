@@ -21,8 +21,22 @@ from torchvision import transforms
 from ..limits import WAIT_S
 from ..numbered import numbered_image, spell_dataset
 from ..outcomes import outcomes
-from .observed import Batches, Counted, Gated, runs_under_way, wait_until_read
-from .roads import BATCH, PICTURES, ROADS, Road, assert_batches_match, assert_pictures_match, grown, on_roads, take
+from .roads import (
+    BATCH,
+    PICTURES,
+    ROADS,
+    Batches,
+    Counted,
+    Gated,
+    Road,
+    assert_batches_match,
+    assert_pictures_match,
+    grown,
+    on_roads,
+    runs_under_way,
+    take,
+    wait_until_read,
+)
 
 
 def loader_over(road: Road, batches: list[list[int]], **arguments: Any) -> Any:

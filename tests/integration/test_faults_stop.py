@@ -19,10 +19,10 @@ from proxyloader import DataLoader, ProxyServer
 
 from ..faults import Misstep, assert_gone, hang, training
 from ..limits import STOP_S, WAIT_S
-from .observed import Heavy, wait_until_read
 from .roads import (
     BATCH,
     ROADS,
+    Heavy,
     Road,
     assert_batches_match,
     assert_pictures_match,
@@ -30,6 +30,7 @@ from .roads import (
     on_servers,
     picture_folder,
     take,
+    wait_until_read,
 )
 
 

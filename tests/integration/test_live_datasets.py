@@ -20,7 +20,7 @@ from torchvision.datasets.folder import pil_loader
 from proxyloader import DataLoader, ImageError
 
 from ..side_by_side import assert_as_torch
-from .observed import Counted
+from .roads import Counted
 
 
 def transform_to(size: int) -> transforms.Compose:
