@@ -109,7 +109,7 @@ a lost block in a JPEG is not looked for
     data/test_jpeg.py
 an image that Pillow raises an error for is decoded late
     data/jpeg.py:_accepts | consumed < 0 and code >= 0 => True
-    integration/test_mutated_jpegs.py
+    integration/test_hostile_jpegs.py
 a JPEG in RGB is taken for one in YCbCr
     data/jpeg.py:read_jpeg_header | adobe_transform != 0 => adobe_transform != 3
     integration/test_hostile_jpegs.py data/test_jpeg.py
@@ -265,7 +265,7 @@ the newest batch under way is handed out first
     integration/test_same_batches.py integration/test_faults_epochs.py
 a slot is lost where a loop is left early
     loader/feed.py:Feed.close | self.release_slot(in_flight) => pass
-    integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py
+    integration/test_processes.py integration/test_faults_epochs.py integration/test_faults_limits.py
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.discard_pending | self._arena.release(request.slot) => pass
     workers/test_request_sampler.py
@@ -290,7 +290,7 @@ a worker goes back to where it was before the last request that was not needed
 # stopping
 a loop that was interrupted goes on as if nothing had been
     loader/iterator.py:LoaderIterator.__next__ | self._pool.broken = True => False
-    integration/test_stopping.py
+    integration/test_processes.py
 a loop goes on with the batches of an epoch that has ended
     loader/iterator.py:LoaderIterator.close | self._was_interrupted = invalidate => self._was_interrupted = False
     integration/test_interrupted_lines.py

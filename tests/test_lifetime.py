@@ -302,7 +302,7 @@ LEFT_OPEN = {
         [next(batches) for batches in kept]
     """,
     "workers that ignore SIGTERM": """
-        from tests.integration.test_stopping import deaf
+        from tests.integration.test_processes import deaf
         batches = iter(loader_of(root, worker_init_fn=deaf)); next(batches)
     """,
     "cells of a notebook": """

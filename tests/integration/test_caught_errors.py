@@ -83,23 +83,9 @@ class Own(Dataset[Any]):
         return image, torch.tensor([index, *drawn, float(torch.rand(1))])
 
 
-class Looking(Own):
-    """Decodes each image where it opens it, so that an error comes there."""
-
-    def read(self, index: int) -> Any:
-        image = Image.open(self.paths[index])
-        image.load()
-        return self.augment(image.convert("RGB"))
-
-
 class AsTensor(Own):
     def read(self, index: int) -> Any:
         return transforms.functional.vflip(decode_image(str(self.paths[index])))[:, :96, :96]
-
-
-class InLists(Own):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
 
 
 def opened_or_grey(path: Path) -> Image.Image:
@@ -189,7 +175,7 @@ HOW: dict[Any, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Own, Looking, AsTensor, InLists, Threads, Keeping, ByLists, Folder, Unopened, Stream])
+@pytest.mark.parametrize("kind", [Own, AsTensor, Threads, Keeping, ByLists, Folder, Unopened, Stream])
 def test_it_meets_the_error_and_draws_as_there(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
     assert_as_torch(lambda loader: loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own])))
     if kind is Own:

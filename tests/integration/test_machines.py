@@ -22,6 +22,7 @@ import pytest
 from proxyloader import ImageError
 
 from ..faults import Misstep, all_numbers, children_of, loader_of, numbers_of, output_of, training
+from ..installations import environment, with_own_dali, without
 from ..limits import WAIT_S
 from ..numbered import spell_dataset
 from ..outcomes import outcomes, raises
@@ -315,3 +316,59 @@ def test_files_that_change_all_the_time_are_whole_or_named(spelled_root: Path, o
     assert right + named == 15 * 12 and right > 15
     del batches  # which may have been read while the files were spoilt
     assert all_numbers(loader) == ALL
+
+
+# --- installations without DALI, or a part of it ---------------------------------------------------------------------
+
+
+LOADER = """
+import sys
+from torchvision import datasets, transforms
+from proxyloader import DataLoader, PipelineError
+transform = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
+loader = DataLoader(datasets.ImageFolder(sys.argv[1], transform), 48, device="cpu")
+try:
+    ((images, labels),) = loader
+    print(*images.shape)
+except PipelineError as error:
+    print(error.code, str(error).splitlines()[0])
+"""
+
+SERVER = """
+from proxyloader import MissingDaliError
+try:
+    from proxyloader import ProxyServer
+except MissingDaliError as error:
+    print(error.code, error)
+"""
+
+
+def said(script: str, photos: Path, folder: Path) -> tuple[str, str]:
+    """What a script prints, and the log, where only what is in this folder is installed."""
+    command = [sys.executable, "-S", "-c", script, str(photos)]
+    done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_without_dali_the_log_and_the_error_name_the_doctor(photos: Path, tmp_path: Path) -> None:
+    folder = without(tmp_path / "site", "dali")
+    shape, log = said(LOADER, photos, folder)
+    assert shape == "48 3 8 8"
+    assert (
+        "NVIDIA DALI is not installed: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"
+        in log
+    )
+    error, _ = said(SERVER, photos, folder)
+    assert error.startswith("missing-dali NVIDIA DALI cannot be imported (No module named 'nvidia.dali')")
+    assert error.endswith("`proxyloader doctor` shows what is wrong")
+
+
+def test_without_nvimagecodec_the_error_says_so_and_names_the_doctor(photos: Path, tmp_path: Path) -> None:
+    try:
+        folder = with_own_dali(without(tmp_path / "site", "nvimgcodec"))
+    except OSError as error:
+        pytest.skip(f"the temporary folder cannot share files with the installed DALI: {error}")
+    error, _ = said(LOADER, photos, folder)
+    assert error.startswith("no-decoder DALI cannot load nvImageCodec, its image decoding library")
+    assert "`proxyloader doctor` shows the installed one" in error

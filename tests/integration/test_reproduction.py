@@ -140,12 +140,12 @@ def test_a_collate_fn_that_draws_follows_the_seed_too(noisy: Noisy, transform: A
     assert same(*found)
 
 
-class Plain(torch.utils.data.Dataset[Any]):
+class Drawing(Dataset[Any]):
     def __len__(self) -> int:
-        return 20
+        return 25
 
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(3)
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(()))
 
 
 def stream_of(dataset: ImageFolder) -> Stream:
@@ -154,12 +154,12 @@ def stream_of(dataset: ImageFolder) -> Stream:
 
 @pytest.mark.parametrize(
     ("kind", "workers", "after"),
-    [(Plain, 2, 1), (Plain, 0, 2), (Stream, 0, 0), (Stream, 2, 2)],
+    [(Drawing, 2, 1), (Drawing, 0, 2), (Stream, 0, 0), (Stream, 2, 2)],
     ids=["no images", "no images, no workers", "stream", "stream, workers"],
 )
 def test_other_datasets_resume_too(noisy: Noisy, kind: Any, workers: int, after: int) -> None:
-    dataset = Plain() if kind is Plain else stream_of(noisy)
-    how = {"shuffle": kind is Plain}
+    dataset = Drawing() if kind is Drawing else stream_of(noisy)
+    how = {"shuffle": kind is Drawing}
     whole = cpu(loader_of(dataset, workers, **how))
     assert kind is Stream or same(cpu(loader_of(dataset, after, **how)), whole)
     begun, resumed = loader_of(dataset, workers, **how), loader_of(dataset, after, **how)
@@ -465,14 +465,6 @@ def test_between_epochs_a_state_brings_back_the_next_epochs_order(
     torch.set_rng_state(torchs)  # as checkpoints bring it back, too
     another.load_state_dict(state)
     assert [order(another) for _ in range(3)] == following
-
-
-class Drawing(Dataset[Any]):
-    def __len__(self) -> int:
-        return 12
-
-    def __getitem__(self, index: int) -> float:
-        return float(torch.rand(()))
 
 
 @pytest.mark.parametrize("with_generator", [False, True], ids=["", "generator"])
