@@ -156,37 +156,26 @@ def deserialized() -> Any:
     return Pipeline.deserialize(pipeline_of(x={})().serialize())
 
 
-OWN_SOURCE, REPEATING = {"source": lambda: [b"x"]}, {"repeat_last": True}
+def served(**inputs: Any) -> ProxyServer:
+    return ProxyServer(pipeline_of(**inputs)())
+
+
+NO_INPUTS = (
+    r"the pipeline has no inputs for the dataset to feed.*fn.external_source\(name=.*pipelines.training\(source="
+)
+A_SOURCE = "input 'x' of the pipeline must not have a source.* Omit source="
+REPEATED = "input 'x' of the pipeline must not have repeat_last=True; omit it"
+DESERIALIZED = "inputs of a deserialized pipeline are unknown; pass the pipeline that was"
+SERVER_FIRST = r"DataLoader\(dataset, ..., server=server\)"
 WRONG: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "no pipeline": (lambda root: ProxyServer("a pipeline"), TypeError, "DALI pipeline, got str$"),  # type: ignore[arg-type]
     "a function": (lambda root: ProxyServer(pipeline_of(x={})), TypeError, "DALI pipeline, got function; call the"),
-    "no inputs": (
-        lambda root: ProxyServer(pipeline_of()()),
-        RuntimeError,
-        r"the pipeline has no inputs for the dataset to feed.*fn.external_source\(name=.*"
-        r"pipelines.training\(source=",
-    ),
-    "a source": (
-        lambda root: ProxyServer(pipeline_of(x=OWN_SOURCE)()),
-        ValueError,
-        "input 'x' of the pipeline must not have a source.* Omit source=",
-    ),
-    "repeat_last": (
-        lambda root: ProxyServer(pipeline_of(x=REPEATING)()),
-        ValueError,
-        "input 'x' of the pipeline must not have repeat_last=True; omit it",
-    ),
-    "deserialized": (
-        lambda root: ProxyServer(deserialized()),
-        RuntimeError,
-        "inputs of a deserialized pipeline are unknown; pass the pipeline that was",
-    ),
+    "no inputs": (lambda root: served(), RuntimeError, NO_INPUTS),
+    "a source": (lambda root: served(x={"source": lambda: [b"x"]}), ValueError, A_SOURCE),
+    "repeat_last": (lambda root: served(x={"repeat_last": True}), ValueError, REPEATED),
+    "deserialized": (lambda root: ProxyServer(deserialized()), RuntimeError, DESERIALIZED),
     "no server": (lambda root: DataLoader(picture_folder(root), server="a server"), TypeError, "ProxyServer"),
-    "server first": (
-        lambda root: DataLoader(ProxyServer(pipeline_of(x={})()), picture_folder(root)),
-        TypeError,
-        r"DataLoader\(dataset, ..., server=server\)",
-    ),
+    "server first": (lambda root: DataLoader(served(x={}), picture_folder(root)), TypeError, SERVER_FIRST),
     "no workers": (lambda root: DataLoader(picture_folder(root), num_workers=-1), ValueError, "num_workers"),
 }
 

@@ -26,25 +26,12 @@ from ..reference_presets import AUGMENTED_AND_ERASED, PRESETS, Eval, Preset, Tra
 from ..side_by_side import assert_as_torch, used
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-TRAIN = transforms.Compose(
-    [
-        transforms.RandomResizedCrop(96),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-)
-VALIDATION = transforms.Compose(
-    [transforms.Resize(112), transforms.CenterCrop(96), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-)
+TO_FLOATS = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+TRAIN = transforms.Compose([transforms.RandomResizedCrop(96), transforms.RandomHorizontalFlip(), *TO_FLOATS])
+VALIDATION = transforms.Compose([transforms.Resize(112), transforms.CenterCrop(96), *TO_FLOATS])
+TO_FLOATS_V2 = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
 TRAIN_V2 = v2.Compose(
-    [
-        v2.ToImage(),
-        v2.RandomResizedCrop(96, antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(MEAN, STD),
-    ]
+    [v2.ToImage(), v2.RandomResizedCrop(96, antialias=True), v2.RandomHorizontalFlip(), *TO_FLOATS_V2]
 )
 DECODE = transforms.Compose([transforms.CenterCrop((96, 120)), transforms.PILToTensor()])
 
