@@ -241,16 +241,16 @@ Ctrl-C while DALI is imported leaves a part of it, with which no loader works
 # the way of a batch
 what a dataset keeps of a batch stays in the memory of the next one
     data/batch_memory.py:BatchMemory.end | count > baseline + 2 => count > 99
-    workers/test_batch_memory.py integration/test_kept_images.py
+    workers/test_batch_memory.py integration/test_live_datasets.py
 a child that a dataset forks reads files into the batch of its parent
     data/batch_memory.py: | after_in_child=batch_memory.stop => after_in_child=int
-    integration/test_kept_images.py
+    integration/test_live_datasets.py
 files of one size are taken to follow each other where they were read
     workers/packing.py:_pack_input | if one_shape: => if one_shape and arrays[0].ndim > 1:
     workers/test_batch_memory.py
 a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>
-    integration/test_kept_images.py
+    integration/test_live_datasets.py
 behind a small first batch the engines decode a few images of each batch, and CUDA the others
     dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_plan_server.py

@@ -46,7 +46,7 @@ NONE_ON_A_GPU = {
     *("transforms/test_container.py", "transforms/test_geometry.py"),
     *("transforms/test_resize.py", "transforms/test_type_conversion.py"),
     *("transforms/test_timm.py", "transforms/test_timm_auto_augment.py", "transforms/test_any_transform.py"),
-    *("integration/test_any_dataset.py", "integration/test_called_transforms.py", "integration/test_live_datasets.py"),
+    *("integration/test_any_dataset.py", "integration/test_called_transforms.py"),
     *("integration/test_reproduction.py", "integration/test_sharded_loader.py"),
     *("integration/test_torch_contract_samples.py", "integration/test_random_programs.py"),
     *("loader/test_backend.py", "tools/test_bench.py", "tools/test_explain.py"),
