@@ -265,7 +265,7 @@ the newest batch under way is handed out first
     integration/test_same_batches.py integration/test_faults_epochs.py
 a slot is lost where a loop is left early
     loader/feed.py:Feed.close | self.release_slot(in_flight) => pass
-    integration/test_processes.py integration/test_faults_epochs.py integration/test_faults_limits.py
+    integration/test_processes.py integration/test_faults_epochs.py
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.discard_pending | self._arena.release(request.slot) => pass
     workers/test_request_sampler.py

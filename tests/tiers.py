@@ -56,7 +56,7 @@ EACH_ON_A_GPU = {"integration/test_hostile_jpegs.py"}
 
 WITH_PIPELINES = {"integration", "loader"}
 
-SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "structure")}
+SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "structure")}
 
 
 def has_gpu() -> bool:

@@ -307,7 +307,7 @@ def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCapture
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
 
 
-# --- what looks at the type of an image -------------------------------------------------------------------------------
+# --- what looks at the type of an image ------------------------------------------------------------------------------
 
 BY_TYPE = {Image.Image: 200, JpegImageFile: 150, tv_tensors.Image: 100, torch.Tensor: 50, "others": 0}
 WITH_FILL: dict[str, dict[str, Any]] = {

@@ -129,7 +129,7 @@ def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_
     assert_as_torch(lambda kind: kind(folder(photos), 4), changing)
 
 
-# --- between two epochs -----------------------------------------------------------------------------------------------
+# --- between two epochs ----------------------------------------------------------------------------------------------
 
 FILES = 16
 Made = tuple[Any, Callable[[], Any]]

@@ -328,7 +328,7 @@ def test_workers_that_read_paths_let_dali_read_the_files(road: Road) -> None:
         assert_batches_match(road.loader(dataset, num_workers=1))
 
 
-# --- one pipeline, and one server after the other ---------------------------------------------------------------------
+# --- one pipeline, and one server after the other --------------------------------------------------------------------
 
 JPEGS = [np.frombuffer(jpeg_of((40, 30), k), np.uint8) for k in range(2)]
 ONE = [np.zeros(1, np.float32)]
