@@ -278,10 +278,6 @@ def test_any_compose_is_called_as_torch_calls_it(photos: Path, device: str) -> N
     assert_as_torch(loader_over(OddComposes, photos, 0), by_dali, device=device)
 
 
-def plain_or_image(samples: list[Any]) -> Any:
-    return [(isinstance(image, tv_tensors.Image), image.shape) for image, _ in samples]
-
-
 @pytest.mark.parametrize(
     "last",
     [v2.ToPureTensor(), v1.Normalize([0.5], [0.5]), v2.Normalize([0.5], [0.5])],
@@ -290,6 +286,10 @@ def plain_or_image(samples: list[Any]) -> Any:
 def test_an_image_is_of_torchs_class(photos: Path, last: Any) -> None:
     transform = v2.Compose([v2.RandomCrop(40), v2.ToImage(), v2.ToDtype(torch.float32, scale=True), last])
     for dataset in (by(transform), lambda root: ImageFolder(root, transform)):
+
+        def plain_or_image(samples: list[Any]) -> Any:
+            return [(isinstance(image, tv_tensors.Image), image.shape) for image, _ in samples]
+
         assert_as_torch(loader_over(dataset, photos, 0, collate_fn=plain_or_image))
 
 
@@ -307,7 +307,7 @@ def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCapture
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
 
 
-# --- what looks at the type of an image ------------------------------------------------------------------------------
+# --- what looks at the type of an image -------------------------------------------------------------------------------
 
 BY_TYPE = {Image.Image: 200, JpegImageFile: 150, tv_tensors.Image: 100, torch.Tensor: 50, "others": 0}
 WITH_FILL: dict[str, dict[str, Any]] = {

@@ -224,7 +224,7 @@ def test_a_class_of_errors_that_torchvisions_loader_raises_is_caught_by_its_name
         assert torch.equal(images[reasons > 0].cpu(), stock_images[reasons > 0])
 
 
-# --- a file that stock cannot read takes no random numbers -----------------------------------------------------------
+# --- a file that stock cannot read takes no random numbers ------------------------------------------------------------
 
 
 UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

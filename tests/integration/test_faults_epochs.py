@@ -186,7 +186,7 @@ def test_a_loader_that_is_dropped_does_not_stop_the_server_of_another(road: Road
     assert_batches_match(second)
 
 
-# --- loaders that share a server -------------------------------------------------------------------------------------
+# --- loaders that share a server --------------------------------------------------------------------------------------
 
 TRAINED, VALIDATED = range(PICTURES // 2), range(PICTURES // 2, PICTURES)
 
@@ -227,7 +227,7 @@ def test_epochs_in_turn_keep_their_pictures(road: Road) -> None:
         assert_batches_match(val, VALIDATED)
 
 
-# --- random augmentation, and batches that are kept ------------------------------------------------------------------
+# --- random augmentation, and batches that are kept -------------------------------------------------------------------
 
 FLIPPED = transforms.Compose([transforms.Resize((32, 32)), transforms.RandomVerticalFlip(), transforms.ToTensor()])
 

@@ -54,10 +54,6 @@ def with_mean(image: Any) -> Any:
     return made, float(made.mean())
 
 
-def blurred(image: Any) -> Any:
-    return TRANSFORM(image.filter(ImageFilter.GaussianBlur(1)))
-
-
 def of_arrays(image: Any) -> Any:
     return TRANSFORM(Image.fromarray(np.asarray(image)[:80, :80].copy()))
 
@@ -79,7 +75,10 @@ def folder(root: Path) -> Any:
     return dataset
 
 
-USING_PIXELS = [as_numpy, with_mean, blurred, folder]
+USING_PIXELS = [
+    *(as_numpy, with_mean, folder),
+    lambda image: TRANSFORM(image.filter(ImageFilter.GaussianBlur(1))),
+]
 
 
 class Texts(Dataset[Any]):
@@ -112,11 +111,10 @@ class Rows(IterableDataset[Any]):
             yield torch.full((3,), float(index)), index
 
 
-def tensors() -> Any:
-    return TensorDataset(torch.randn(SAMPLES, 5), torch.arange(SAMPLES))
-
-
-WITHOUT_PHOTOGRAPHS = [Texts, Grey, Rows, tensors, lambda: Subset(Texts(), range(100)), lambda: [*range(SAMPLES)]]
+WITHOUT_PHOTOGRAPHS = [
+    *(Texts, Grey, Rows, lambda: Subset(Texts(), range(100)), lambda: [*range(SAMPLES)]),
+    lambda: TensorDataset(torch.randn(SAMPLES, 5), torch.arange(SAMPLES)),
+]
 
 
 def loaded(loader: Any, epochs: int = 2) -> list[Any]:

@@ -197,7 +197,7 @@ def test_a_sound_jpeg_stays_encoded(case: str) -> None:
     assert EncodedImage.from_bytes(content(case)).data.startswith(b"P6") == (case in PILLOW_DECODES)
 
 
-# --- only a part of an image is decoded ------------------------------------------------------------------------------
+# --- only a part of an image is decoded -------------------------------------------------------------------------------
 
 CROP = transforms.Compose([transforms.RandomResizedCrop(24, scale=(0.1, 0.4)), transforms.PILToTensor()])
 MEAN_LEVELS = 0.5
@@ -267,7 +267,7 @@ def test_a_crop_of_a_hostile_image_is_the_crop_that_pillow_makes(tmp_path: Path,
     assert 0 < refused < len(cases)
 
 
-# --- damage at random ------------------------------------------------------------------------------------------------
+# --- damage at random -------------------------------------------------------------------------------------------------
 
 SEEDS = 200
 KINDS: dict[str, dict[str, Any]] = {
@@ -309,7 +309,7 @@ def test_a_file_of_any_format_that_is_damaged_at_random_is_an_image_or_an_image_
             assert image.height > 0 and image.width > 0
 
 
-# --- bombs -----------------------------------------------------------------------------------------------------------
+# --- bombs ------------------------------------------------------------------------------------------------------------
 
 
 def arithmetic(data: bytes) -> bytes:

@@ -110,16 +110,12 @@ def test_a_change_holds_in_a_stream_that_has_begun(photos: Path, change: Any) ->
     assert next(batches).shape[2:] == ((48, 48) if change is exchange_the_transform else (40, 24))
 
 
-def turned(image: Any) -> Any:
-    return image.rotate(180).crop((0, 0, 100, 100))
-
-
 def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_meets_it_on(photos: Path) -> None:
     def changing(loader: Any) -> Any:
         batches, images = iter(loader), []
         for transform in (
             None,
-            transforms.Compose([transforms.Lambda(turned), transforms.ToTensor()]),
+            transforms.Compose([lambda image: image.rotate(180).crop((0, 0, 100, 100)), transforms.ToTensor()]),
             transform_to(16),
         ):
             loader.dataset.transform = transform or loader.dataset.transform
@@ -129,7 +125,7 @@ def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_
     assert_as_torch(lambda kind: kind(folder(photos), 4), changing)
 
 
-# --- between two epochs ----------------------------------------------------------------------------------------------
+# --- between two epochs -----------------------------------------------------------------------------------------------
 
 FILES = 16
 Made = tuple[Any, Callable[[], Any]]

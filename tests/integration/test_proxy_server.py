@@ -276,26 +276,21 @@ def test_in_a_forked_child_a_server_and_its_pipeline_say_whose_they_are() -> Non
         assert server.produce_data(batch).flatten().tolist() == [0, 2]
 
 
-def decoded(path: str) -> np.ndarray[Any, Any]:
-    return np.zeros((32, 32, 3), np.uint8)
-
-
 def test_images_in_the_place_of_bytes_are_refused(folder: ImageFolder) -> None:
     pipeline = pipelines.training(source="proxy", size=32, batch_size=BATCH, num_threads=1, device_id=None)
     with ProxyServer(pipeline) as server:
-        dataset = ImageFolder(folder.root, server.proxy, loader=decoded)
+        dataset = ImageFolder(folder.root, server.proxy, loader=lambda path: np.zeros((32, 32, 3), np.uint8))
         with raises(InputError, code="wrong-kind", index=None) as caught:
             next(iter(DataLoader(dataset, BATCH, server=server)))
         assert "loader=read_bytes" in str(caught.value)
 
 
-def used(images: Any) -> None:
-    images.to("cpu")
-
-
 @pytest.mark.parametrize(
     "use",
-    [used, lambda images: images * 2, lambda images: images[0], len, torch.nn.Conv2d(3, 4, 1), np.asarray],
+    [
+        *(lambda images: images.to("cpu"), lambda images: images * 2, lambda images: images[0]),
+        *(len, torch.nn.Conv2d(3, 4, 1), np.asarray),
+    ],
     ids=["to", "times", "row", "len", "a model", "numpy"],
 )
 @pytest.mark.parametrize("workers", [0, 1])
@@ -328,7 +323,7 @@ def test_workers_that_read_paths_let_dali_read_the_files(road: Road) -> None:
         assert_batches_match(road.loader(dataset, num_workers=1))
 
 
-# --- one pipeline, and one server after the other --------------------------------------------------------------------
+# --- one pipeline, and one server after the other ---------------------------------------------------------------------
 
 JPEGS = [np.frombuffer(jpeg_of((40, 30), k), np.uint8) for k in range(2)]
 ONE = [np.zeros(1, np.float32)]

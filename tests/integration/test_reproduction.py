@@ -186,11 +186,13 @@ def test_what_persistent_workers_draw_for_a_stream_depends_on_seed_and_epoch_alo
     assert torch.equal(torch.cat(list(resumed)), third)
 
 
-def test_a_streams_state_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
-    begun, other = (loader_of(stream_of(noisy), workers, shuffle=None) for workers in (2, 1))
-    next(iter(begun))
-    with pytest.raises(ValueError, match=r"num_workers=2, but .* num_workers=1.* loader\.set_epoch\(state"):
-        other.load_state_dict(begun.state_dict())
+def test_the_state_of_a_stream_or_of_a_dataset_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
+    refused = r"num_workers=2, but this loader has num_workers=1.*its own state.* loader\.set_epoch\(state"
+    for dataset in (Counting(), stream_of(noisy)):
+        begun, other = (loader_of(dataset, workers, shuffle=None) for workers in (2, 1))
+        next(iter(begun))
+        with pytest.raises(ValueError, match=refused):
+            other.load_state_dict(begun.state_dict())
     list(begun)
     other.load_state_dict(begun.state_dict())  # of whole epochs
     assert sum(len(numbers) for _, numbers in other) == 48
@@ -379,13 +381,6 @@ def test_the_state_of_a_dataset_without_workers_is_the_users_own() -> None:
     assert datasets[0].asked == 4
     resumed.load_state_dict(loader.state_dict())
     assert told(next(iter(resumed))) == [[4, 5, 6, 7], [5, 6, 7, 8]] and datasets[1].asked == 8
-
-
-def test_the_states_of_datasets_are_refused_by_another_number_of_workers() -> None:
-    loader, other = (DataLoader(Counting(), 3, num_workers=workers, device="cpu") for workers in (2, 1))
-    next(iter(loader))
-    with pytest.raises(ValueError, match=r"num_workers=2, but this loader has num_workers=1.*its own state.*set_epoch"):
-        other.load_state_dict(loader.state_dict())
 
 
 TO_TENSOR = transforms.ToTensor()

@@ -119,7 +119,7 @@ def test_datasets_made_of_folders_keep_their_ways(folder: ImageFolder, make: Any
     assert_same_epochs(make(folder), device, batch_size=7, num_workers=workers)
 
 
-# --- torchvision's training reference with the one import changed ----------------------------------------------------
+# --- torchvision's training reference with the one import changed -----------------------------------------------------
 
 A_LEVEL = 1.0
 """In the mean, what is promised of every transform. Single pixels of a JPEG that a GPU decodes a level off may be far

@@ -79,7 +79,7 @@ def test_an_image_twice_makes_two_batches(folder: ImageFolder, workers: int, dev
         assert not torch.equal(one.add_(1), other)
 
 
-# --- images of any class ---------------------------------------------------------------------------------------------
+# --- images of any class ----------------------------------------------------------------------------------------------
 
 PIL: dict[str, Callable[[Any], Any]] = {
     "as opened": lambda path: Image.open(path),

@@ -269,15 +269,14 @@ class Lists(Numbered):
         return [self[index] for index in indices]
 
 
-def collate(samples: list[Any]) -> Any:
-    return default_collate(samples)
-
-
 @WAYS
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("kind", "collate_fn"),
-    [(Numbered, default_collate), (Numbered, collate), (Lists, default_collate), (OpensItself, default_collate)],
+    [
+        *((Numbered, default_collate), (Numbered, lambda samples: default_collate(samples))),
+        *((Lists, default_collate), (OpensItself, default_collate)),
+    ],
     ids=["", "own collate_fn", "read at once", "opens itself"],
 )
 def test_a_sample_leaves_with_its_label_or_is_the_next_that_can_be_read_with_its_own(
