@@ -109,7 +109,7 @@ a lost block in a JPEG is not looked for
     data/test_jpeg.py
 an image that Pillow raises an error for is decoded late
     data/jpeg.py:_accepts | consumed < 0 and code >= 0 => True
-    integration/test_mutated_jpegs.py
+    integration/test_hostile_jpegs.py
 a JPEG in RGB is taken for one in YCbCr
     data/jpeg.py:read_jpeg_header | adobe_transform != 0 => adobe_transform != 3
     integration/test_hostile_jpegs.py data/test_jpeg.py
@@ -225,10 +225,10 @@ all samples of an epoch are given the same random numbers
     integration/test_reproduction.py
 a resumed epoch begins a batch too early
     workers/request_sampler.py:RequestSampler.record_return | += self => += (loader_state.samples > 0) * self
-    integration/test_reproduction.py integration/test_states.py
+    integration/test_reproduction.py
 a resumed stream begins at its start
     loader/feed.py:Feed.__init__ | loader_state.batches if => 0 if
-    integration/test_reproduction.py integration/test_states.py
+    integration/test_reproduction.py
 a state of another seed is taken
     workers/loader_state.py:_check_saved | state['seed'] != seed => state['seed'] == 'another'
     workers/test_request_sampler.py
@@ -241,16 +241,16 @@ Ctrl-C while DALI is imported leaves a part of it, with which no loader works
 # the way of a batch
 what a dataset keeps of a batch stays in the memory of the next one
     data/batch_memory.py:BatchMemory.end | count > baseline + 2 => count > 99
-    workers/test_slots.py integration/test_kept_images.py
+    workers/test_slots.py integration/test_live_datasets.py
 a child that a dataset forks reads files into the batch of its parent
     data/batch_memory.py: | after_in_child=batch_memory.stop => after_in_child=int
-    integration/test_kept_images.py
+    integration/test_live_datasets.py
 files of one size are taken to follow each other where they were read
     workers/packing.py:_pack_input | if one_shape: => if one_shape and arrays[0].ndim > 1:
     workers/test_slots.py
 a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>
-    integration/test_kept_images.py
+    integration/test_live_datasets.py
 behind a small first batch the engines decode a few images of each batch, and CUDA the others
     dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
     dali/test_build.py
@@ -265,7 +265,7 @@ the newest batch under way is handed out first
     integration/test_same_batches.py integration/test_faults_epochs.py
 a slot is lost where a loop is left early
     loader/feed.py:Feed.close | self.release_slot(in_flight) => pass
-    integration/test_stopping.py integration/test_faults_epochs.py integration/test_faults_limits.py
+    integration/test_processes.py integration/test_faults_epochs.py
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.discard_pending | self.arena.release(request.slot) => pass
     workers/test_request_sampler.py
@@ -274,7 +274,7 @@ a slot is written to while DALI still reads it
     workers/test_slots.py integration
 the user's collate_fn draws other numbers each time
     loader/assembly.py:BatchAssembler._collate | fetcher.seed_batch(batch.request) => pass
-    integration/test_mixing.py integration/test_reproduction.py
+    integration/test_same_batches.py integration/test_reproduction.py
 what was left out of a batch is not told
     loader/assembly.py:BatchAssembler.assemble | batch.unreadable => ()
     integration/test_unreadable.py
@@ -290,13 +290,13 @@ a worker goes back to where it was before the last request that was not needed
 # stopping
 a loop that was interrupted goes on as if nothing had been
     loader/iterator.py:LoaderIterator.__next__ | self._pool.broken = True => False
-    integration/test_stopping.py
+    integration/test_processes.py
 a loop goes on with the batches of an epoch that has ended
     loader/iterator.py:LoaderIterator.close | self._was_interrupted = invalidate => self._was_interrupted = False
     integration/test_interrupted_lines.py
 workers outlive a trainer that was killed
     workers/worker.py:_exit_with_parent | while os.getppid() == parent_pid and => while True or
-    integration/test_processes.py integration/test_faults_loss.py
+    integration/test_processes.py
 # tools
 the doctor takes any pixels for right
     tools/doctor.py:decoders | and fact['levels_off'] <= fact['bound'] =>

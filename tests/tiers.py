@@ -45,10 +45,9 @@ NONE_ON_A_GPU = {
     *("transforms/test_augment.py", "transforms/test_color.py", "transforms/test_container.py"),
     *("transforms/test_geometry.py", "transforms/test_resize.py", "transforms/test_type_conversion.py"),
     *("transforms/test_timm.py", "transforms/test_any_transform.py"),
-    *("integration/test_any_dataset.py", "integration/test_called_transforms.py", "integration/test_bad_input.py"),
-    *("integration/test_live_datasets.py", "integration/test_random_programs.py"),
+    *("integration/test_any_dataset.py", "integration/test_called_transforms.py"),
     *("integration/test_reproduction.py", "integration/test_sharded_loader.py"),
-    "integration/test_torch_contract_samples.py",
+    *("integration/test_torch_contract_samples.py", "integration/test_random_programs.py"),
     *("loader/test_backend.py", "tools/test_bench.py", "tools/test_explain.py"),
 }
 EACH_ON_A_GPU = {"integration/test_hostile_jpegs.py"}
@@ -56,7 +55,7 @@ EACH_ON_A_GPU = {"integration/test_hostile_jpegs.py"}
 
 WITH_PIPELINES = {"integration", "loader"}
 
-SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "limits", "loss", "structure")}
+SPAWNED_ELSEWHERE = {f"test_faults_{name}.py" for name in ("epochs", "input", "structure")}
 
 
 def has_gpu() -> bool:

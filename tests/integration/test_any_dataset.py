@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import io
 import logging
 import random
 import re
 import shutil
 import struct
-import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -165,61 +162,23 @@ class Stream(IterableDataset[Any]):
         return ((TRAIN(opened(self.paths[k])), k) for k in range(first, len(self.paths), step))
 
 
-class Archived(Photographs):
+class Zipped(Photographs):
     """All files in one, which each process opens by itself."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, self.taken)
-        self.path, self.archive = f"{tempfile.mkdtemp(dir=root.parent)}/archive", None
-        self.write([path.read_bytes() for path in self.paths])
-
-    def taken(self, path: Path, index: int) -> Any:
-        self.archive = self.archive or self.open()
-        with self.read(self.archive, index) as file:
-            return TRAIN(Image.open(file).convert("RGB")), index
-
-
-class Zipped(Archived):
-    def write(self, files: list[bytes]) -> None:
+        self.path = root.parent / "archive.zip"
         with zipfile.ZipFile(self.path, "w") as archive:
-            for index, data in enumerate(files):
-                archive.writestr(f"{index}.jpg", data)
+            for index, path in enumerate(self.paths):
+                archive.write(path, f"{index}.jpg")
 
-    def open(self) -> Any:
+    @functools.cached_property
+    def archive(self) -> zipfile.ZipFile:
         return zipfile.ZipFile(self.path)
 
-    def read(self, archive: zipfile.ZipFile, index: int) -> Any:
-        return archive.open(f"{index}.jpg")
-
-
-class InLmdb(Archived):
-    def write(self, files: list[bytes]) -> None:
-        lmdb = pytest.importorskip("lmdb")
-        with lmdb.open(self.path, map_size=1 << 26) as database, database.begin(write=True) as writes:
-            for index, data in enumerate(files):
-                writes.put(b"%d" % index, data)
-
-    def open(self) -> Any:
-        return importlib.import_module("lmdb").open(self.path, readonly=True, lock=False)
-
-    def read(self, database: Any, index: int) -> Any:
-        with database.begin() as reads:
-            return io.BytesIO(reads.get(b"%d" % index))
-
-
-class InHdf5(Archived):
-    def write(self, files: list[bytes]) -> None:
-        h5py = pytest.importorskip("h5py")
-        with h5py.File(self.path, "w") as file:
-            written = file.create_dataset("files", len(files), h5py.vlen_dtype(np.uint8))
-            for index, data in enumerate(files):
-                written[index] = np.frombuffer(data, np.uint8)
-
-    def open(self) -> Any:
-        return importlib.import_module("h5py").File(self.path)
-
-    def read(self, file: Any, index: int) -> Any:
-        return io.BytesIO(file["files"][index].tobytes())
+    def taken(self, path: Path, index: int) -> Any:
+        with self.archive.open(f"{index}.jpg") as file:
+            return TRAIN(Image.open(file).convert("RGB")), index
 
 
 def hugging_face(root: Path) -> Any:
@@ -296,8 +255,6 @@ BY_DALI: dict[str, Make] = {
     "a dataset around another": Around,
     "a stream": Stream,
     "zip": Zipped,
-    "LMDB": InLmdb,
-    "HDF5": InHdf5,
     "datasets, with_transform": lambda root: hugging_face(root).with_transform(transformed_rows),
     "datasets, set_transform": lambda root: (data := hugging_face(root), data.set_transform(transformed_rows))[0],
     "datasets, streaming": lambda root: (

@@ -83,23 +83,9 @@ class Own(Dataset[Any]):
         return image, torch.tensor([index, *drawn, float(torch.rand(1))])
 
 
-class Looking(Own):
-    """Decodes each image where it opens it, so that an error comes there."""
-
-    def read(self, index: int) -> Any:
-        image = Image.open(self.paths[index])
-        image.load()
-        return self.augment(image.convert("RGB"))
-
-
 class AsTensor(Own):
     def read(self, index: int) -> Any:
         return transforms.functional.vflip(decode_image(str(self.paths[index])))[:, :96, :96]
-
-
-class InLists(Own):
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
 
 
 def opened_or_grey(path: Path) -> Image.Image:
@@ -165,11 +151,6 @@ class Trusting(Own):
         return self.read(index), index
 
 
-class TrustingFolder(Folder):
-    def __getitem__(self, index: int) -> Any:
-        return ImageFolder.__getitem__(self, index)
-
-
 class TrustingTensor(Trusting):
     def read(self, index: int) -> Any:
         return transforms.RandomCrop(96)(decode_image(str(self.paths[index]), mode="RGB"))
@@ -194,28 +175,12 @@ HOW: dict[Any, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Own, Looking, AsTensor, InLists, Threads, Keeping, ByLists, Folder, Unopened, Stream])
+@pytest.mark.parametrize("kind", [Own, AsTensor, Threads, Keeping, ByLists, Folder, Unopened, Stream])
 def test_it_meets_the_error_and_draws_as_there(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
     assert_as_torch(lambda loader: loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own])))
     if kind is Own:
         seeded = proxyloader.DataLoader(Own(paths), 4, seed=5, num_workers=workers)
         assert [batch[1][:, 0].tolist() for batch in seeded] == [[0, 1, 2, -1], [4, 5, 6, 7], [-1, -1, 10, 11]]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Trusting, TrustingFolder, TrustingTensor])
-def test_what_it_does_not_catch_ends_as_is_wanted(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
-    is_torchvisions = kind is TrustingTensor
-    error, message = (RuntimeError, "two SOF markers") if is_torchvisions else (OSError, "broken data stream")
-    with pytest.raises(error, match=message):
-        list(proxyloader.DataLoader(kind(paths), 4, num_workers=workers))
-    skipping = proxyloader.DataLoader(kind(paths), 4, num_workers=workers, on_error="skip")
-    assert [batch[1].tolist() for batch in skipping] == [[0, 1, 2], [4, 5, 6, 7], [10, 11]]
-    assert sorted((each.index, Path(each.path).name) for each in skipping.errors) == [
-        (index, "" if is_torchvisions else f"{index}.jpg") for index in DAMAGED
-    ]
-    replacing = proxyloader.DataLoader(kind(paths), 4, num_workers=workers, on_error="replace")
-    assert [batch[1].tolist() for batch in replacing] == [[0, 1, 2, 4], [4, 5, 6, 7], [10, 10, 10, 11]]
 
 
 class Exact(ImageFolder):

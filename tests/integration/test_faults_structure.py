@@ -25,12 +25,12 @@ from torchvision.datasets.folder import pil_loader
 from proxyloader import DataLoader, InputError, ProxyServer
 
 from ..outcomes import outcomes
-from .observed import Batches
 from .roads import (
     BATCH,
     BATCHES,
     PICTURES,
     TRANSFORM,
+    Batches,
     Road,
     Stream,
     assert_batches_match,

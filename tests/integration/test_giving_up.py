@@ -1,9 +1,9 @@
-"""What is left to torch, and said to be: datasets with nothing for DALI after some samples, and transforms that are not
-translated or that torchvision does faster on a CPU."""
+"""What is left to torch, and said to be: datasets with nothing for DALI after some samples."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import itertools
 import logging
@@ -34,38 +34,28 @@ HERE = Path(__file__).name
 class Photos(Dataset[Any]):
     """Opens each photograph several times in an epoch, as there are few of them."""
 
-    def __init__(self, root: Path) -> None:
-        self.paths, self.transform = sorted(root.rglob("*.jpg")), TRANSFORM
+    def __init__(self, root: Path, of: Callable[[Any], Any] | None = None) -> None:
+        self.paths, self.transform, self.of = sorted(root.rglob("*.jpg")), TRANSFORM, of
 
     def __len__(self) -> int:
         return SAMPLES
 
     def __getitem__(self, index: int) -> Any:
-        return self.sample(self.paths[index % len(self.paths)]), index
-
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.open(path).convert("RGB"))
+        image = Image.open(self.paths[index % len(self.paths)]).convert("RGB")
+        return (self.of or self.transform)(image), index
 
 
-class AsNumpy(Photos):
-    def sample(self, path: Path) -> Any:
-        return super().sample(path).numpy() + 1
+def as_numpy(image: Any) -> Any:
+    return TRANSFORM(image).numpy() + 1
 
 
-class WithMean(Photos):
-    def sample(self, path: Path) -> Any:
-        image = super().sample(path)
-        return image, float(image.mean())
+def with_mean(image: Any) -> Any:
+    made = TRANSFORM(image)
+    return made, float(made.mean())
 
 
-class Blurred(Photos):
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.open(path).convert("RGB").filter(ImageFilter.GaussianBlur(1)))
-
-
-class OfArrays(Photos):
-    def sample(self, path: Path) -> Any:
-        return self.transform(Image.fromarray(np.asarray(Image.open(path).convert("RGB"))[:80, :80].copy()))
+def of_arrays(image: Any) -> Any:
+    return TRANSFORM(Image.fromarray(np.asarray(image)[:80, :80].copy()))
 
 
 class Folder(ImageFolder):
@@ -85,7 +75,10 @@ def folder(root: Path) -> Any:
     return dataset
 
 
-USING_PIXELS = [AsNumpy, WithMean, Blurred, folder]
+USING_PIXELS = [
+    *(as_numpy, with_mean, folder),
+    lambda image: TRANSFORM(image.filter(ImageFilter.GaussianBlur(1))),
+]
 
 
 class Texts(Dataset[Any]):
@@ -118,23 +111,25 @@ class Rows(IterableDataset[Any]):
             yield torch.full((3,), float(index)), index
 
 
-def tensors() -> Any:
-    return TensorDataset(torch.randn(SAMPLES, 5), torch.arange(SAMPLES))
-
-
-WITHOUT_PHOTOGRAPHS = [Texts, Grey, Rows, tensors, lambda: Subset(Texts(), range(100)), lambda: [*range(SAMPLES)]]
+WITHOUT_PHOTOGRAPHS = [
+    *(Texts, Grey, Rows, lambda: Subset(Texts(), range(100)), lambda: [*range(SAMPLES)]),
+    lambda: TensorDataset(torch.randn(SAMPLES, 5), torch.arange(SAMPLES)),
+]
 
 
 def loaded(loader: Any, epochs: int = 2) -> list[Any]:
     return [batch for _ in range(epochs) for batch in loader]
 
 
-@pytest.mark.parametrize("make", [*USING_PIXELS, OfArrays, *WITHOUT_PHOTOGRAPHS])
+@pytest.mark.parametrize("make", [*USING_PIXELS, of_arrays, *WITHOUT_PHOTOGRAPHS])
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["", "2", "persistent"])
 def test_batches_and_draws_are_torchs_and_the_line_that_uses_pixels_is_named_once(
     make: Callable[..., Any], workers: int, persistent: bool, photos: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dataset = make(photos) if make in (*USING_PIXELS, OfArrays) else make()
+    if make in WITHOUT_PHOTOGRAPHS:
+        dataset = make()
+    else:
+        dataset = folder(photos) if make is folder else Photos(photos, make)
     how = dict(num_workers=workers, persistent_workers=persistent, shuffle=not isinstance(dataset, Rows))
 
     def epochs(kind: Any) -> list[Any]:
@@ -253,13 +248,10 @@ def test_a_new_transform_is_looked_at(workers: int, photos: Path) -> None:
 
 
 def test_few_images_for_dali_are_enough(photos: Path) -> None:
-    class Mixed(Photos):
-        def __getitem__(self, index: int) -> Any:
-            return (
-                super().__getitem__(index) if index % (MAX_UNUSED_SAMPLES - 8) == 0 else (torch.zeros(3, 64, 64), index)
-            )
-
-    loader = DataLoader(Mixed(photos), 8, device="cpu")
+    few_of = MAX_UNUSED_SAMPLES - 8
+    numbers = itertools.count()
+    few = Photos(photos, lambda image: TRANSFORM(image) if next(numbers) % few_of == 0 else torch.zeros(3, 64, 64))
+    loader = DataLoader(few, 8, device="cpu")
     loaded(loader, 1)
     assert loader.backend.startswith("DALI on cpu")
 
@@ -270,7 +262,9 @@ def test_the_hooks_are_gone_when_no_loader_defers(photos: Path) -> None:
 
     gc.collect()  # another test's loader may be in a cycle, with its error
     before, opener = calls(), Image.OPEN["JPEG"]
-    deferring, gives_up = (DataLoader(make(photos), 8, device="cpu") for make in (Photos, AsNumpy))
+    deferring, gives_up = (
+        DataLoader(make(photos), 8, device="cpu") for make in (Photos, functools.partial(Photos, of=as_numpy))
+    )
     loaded(gives_up, 1)
     assert calls() == before
     batches = iter(deferring)
@@ -285,72 +279,14 @@ def test_the_hooks_are_gone_when_no_loader_defers(photos: Path) -> None:
 def test_a_loader_that_fails_for_a_gpu_decides_nothing_for_others(photos: Path) -> None:
     """A warp is torchvision's on a CPU, and would be DALI's on a GPU."""
 
-    class Rotated(Photos):
-        def sample(self, path: Path) -> Any:
-            turn = transforms.RandomRotation(30, interpolation=transforms.InterpolationMode.BILINEAR)
-            return TRANSFORM(turn(Image.open(path).convert("RGB")))
+    turn = transforms.RandomRotation(30, interpolation=transforms.InterpolationMode.BILINEAR)
+    rotated = Photos(photos, lambda image: TRANSFORM(turn(image)))
 
     def build(kind: Any) -> Any:
-        loader, other = kind(Rotated(photos), 8), DataLoader(Rotated(photos), 8)
+        loader, other = kind(rotated, 8), DataLoader(rotated, 8)
         other.device = "cuda:63"  # which is nowhere
         with pytest.raises(ValueError, match="cuda:63"):
             next(iter(other))
         return loader
 
     assert_as_torch(build, device="cpu")
-
-
-# --- transforms that torchvision does itself, in the workers ---------------------------------------------------------
-
-
-def reddened(image: Image.Image) -> Image.Image:
-    """A picture of other pixels, which Pillow makes."""
-    return image.point([min(255, 2 * level) for level in range(256)] + list(range(256)) * 2)
-
-
-AUGMENTED = transforms.Compose([transforms.RandomResizedCrop(32), transforms.RandAugment(), transforms.ToTensor()])
-MIXED = transforms.Compose(
-    [transforms.Resize((32, 32)), transforms.RandomApply([transforms.AugMix()], 0.5), transforms.ToTensor()]
-)
-CHEAP = transforms.Compose([transforms.RandomCrop(32), transforms.ToTensor()])
-
-
-def assert_as_stock(dataset: Any, workers: int = 2, **arguments: Any) -> None:
-    found = []
-    for each, more in ((StockLoader, {}), (DataLoader, {"device": "cpu"} | arguments)):
-        torch.manual_seed(3)
-        batches: Any = each(dataset, batch_size=8, shuffle=True, num_workers=workers, **more)
-        found.append([batch for _ in range(2) for batch in batches])
-    for (a, a_labels), (b, b_labels) in zip(*found, strict=True):
-        assert torch.allclose(a, b, rtol=0, atol=1e-7) and torch.equal(a_labels, b_labels)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("transform", [AUGMENTED, MIXED], ids=["RandAugment", "AugMix"])
-def test_on_a_cpu_what_is_faster_so_is_torchvisions_to_the_bit(
-    photos: Path, transform: Any, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    assert_as_stock(ImageFolder(str(photos), transform), workers)
-    (said,) = [each for each in caplog.messages if "first epoch" in each and "without CUDA kernels" in each]
-    assert said.startswith("ImageFolder, 48 samples, first epoch: ")
-
-
-def test_on_a_gpu_or_where_it_is_cheap_it_is_dalis(photos: Path, device: str, caplog: pytest.LogCaptureFixture) -> None:
-    for transform, on in ((CHEAP, "cpu"), (AUGMENTED, device)):
-        assert not caplog.records
-        loader = DataLoader(ImageFolder(str(photos), transform), 8, device=on)
-        images, _ = next(iter(loader))
-        assert images.device.type == on
-        assert (loader.stats().images_by_dali == 8) == (transform is not AUGMENTED or on == "cuda")
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_by_default_a_function_that_uses_pixels_is_torchvisions_which_is_said_once(
-    photos: Path, workers: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    transform = transforms.Compose([transforms.Lambda(reddened), transforms.RandomCrop(32), transforms.ToTensor()])
-    assert_as_torch(lambda kind: kind(ImageFolder(str(photos), transform), 8, num_workers=workers))
-    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
-    assert "ImageFolder, 48 samples" in warning and "the dataset's code produced 48" in warning
-    assert "pixels are used at" in warning

@@ -1,8 +1,12 @@
-"""What a program changes in a dataset is in the next batch, or in the next epoch of workers, as with torch's loader."""
+"""What a program changes in a dataset is in the next batch, or in the next epoch of workers, as with torch's loader.
+And what a dataset keeps of a batch stays as it was."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +23,11 @@ from torchvision.datasets.folder import pil_loader
 
 from proxyloader import DataLoader, ImageError
 
+from ..faults import Spelled
+from ..numbered import read_numbers
+from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch
-from .observed import Counted
+from .roads import BATCH, PICTURES, TRANSFORM, Counted, assert_pictures_match
 
 
 def transform_to(size: int) -> transforms.Compose:
@@ -85,7 +92,7 @@ def test_a_subsets_indices_may_change(photos: Path) -> None:
     assert (next(batches)[0] - expected).abs().mean() < 0.01
 
 
-class Pictures(IterableDataset[Any]):
+class PictureStream(IterableDataset[Any]):
     def __init__(self, root: Path) -> None:
         self.paths, self.transform = [path for path, _ in folder(root).samples[:12]], transform_to(32)
 
@@ -96,15 +103,11 @@ class Pictures(IterableDataset[Any]):
 
 @pytest.mark.parametrize("change", [exchange_the_transform, change_its_size])
 def test_a_change_holds_in_a_stream_that_has_begun(photos: Path, change: Any) -> None:
-    dataset = Pictures(photos)
+    dataset = PictureStream(photos)
     batches = iter(DataLoader(dataset, 4, device="cpu"))
     assert next(batches).shape[2:] == (32, 32)
     change(dataset)
     assert next(batches).shape[2:] == ((48, 48) if change is exchange_the_transform else (40, 24))
-
-
-def turned(image: Any) -> Any:
-    return image.rotate(180).crop((0, 0, 100, 100))
 
 
 def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_meets_it_on(photos: Path) -> None:
@@ -112,7 +115,7 @@ def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_
         batches, images = iter(loader), []
         for transform in (
             None,
-            transforms.Compose([transforms.Lambda(turned), transforms.ToTensor()]),
+            transforms.Compose([lambda image: image.rotate(180).crop((0, 0, 100, 100)), transforms.ToTensor()]),
             transform_to(16),
         ):
             loader.dataset.transform = transform or loader.dataset.transform
@@ -124,7 +127,6 @@ def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_
 
 # --- between two epochs -----------------------------------------------------------------------------------------------
 
-TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
 FILES = 16
 Made = tuple[Any, Callable[[], Any]]
 """A dataset, and what is changed after the first epoch."""
@@ -190,3 +192,152 @@ def test_workers_get_no_request_before_the_epoch_is_asked_for(tmp_path: Path) ->
         assert len(list(loader)) == FILES // 2
         time.sleep(0.2)
         assert log.stat().st_size == epoch * FILES
+
+
+# --- what a dataset keeps, and loaders inside of datasets ------------------------------------------------------------
+
+
+class Pictures(Spelled):
+    """Labels are the pictures' numbers."""
+
+    transform: Any
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root), TRANSFORM)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transformed(self.samples[index][0]), index
+
+    def transformed(self, path: str) -> Any:
+        return self.transform(self.loader(path))
+
+
+class KeepsImages(Pictures):
+    @functools.cached_property
+    def opened(self) -> Callable[[str], Any]:
+        return functools.cache(self.loader)
+
+    def transformed(self, path: str) -> Any:
+        return self.transform(self.opened(path))
+
+
+class KeepsImagesAndFails(KeepsImages):
+    """Its first batch is an error."""
+
+    failed = False
+
+    def __getitem__(self, index: int) -> Any:
+        sample = super().__getitem__(index)
+        if not self.failed:
+            self.failed = True
+            raise ValueError("the first one")
+        return sample
+
+
+class KeepsSamples(Pictures):
+    @functools.cached_property
+    def made(self) -> Callable[[str], Any]:
+        return functools.cache(super().transformed)
+
+    def transformed(self, path: str) -> Any:
+        return self.made(path)
+
+
+class Forks(Pictures):
+    """A child that was forked in the middle of a batch opens pictures while it goes on."""
+
+    asked = 0
+    pipes: tuple[int, int] | None = None
+
+    def transformed(self, path: str) -> Any:
+        image, self.asked = self.loader(path), self.asked + 1
+        if self.pipes is None and self.asked > BATCH + 1:  # as the files of a first batch are read elsewhere
+            self.pipes = self._forked()
+        if self.pipes is not None:
+            os.write(self.pipes[1], b"?")
+            os.read(self.pipes[0], 1)
+        return self.transform(image)
+
+    def _forked(self) -> tuple[int, int]:
+        (answers, answer), (question, questions) = os.pipe(), os.pipe()
+        if os.fork():
+            return answers, questions
+        os.close(questions)
+        opened = []
+        for number in itertools.count():
+            if not os.read(question, 1):
+                break
+            if number >= 2:  # later than its parent
+                opened.append(self.loader(self.samples[number % PICTURES][0]))
+            os.write(answer, b"!")
+        os._exit(0)
+
+
+KINDS = [KeepsImages, KeepsImagesAndFails, KeepsSamples, Forks]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dataset_may_keep_what_it_opened(kind: type[Pictures], spelled_root: Path, device: str) -> None:
+    loader: DataLoader[Any] = DataLoader(
+        kind(spelled_root), BATCH, shuffle=True, num_workers=2, persistent_workers=True, device=device
+    )
+    found = [outcomes(loader) for _ in range(3)]
+    failed = [each for epoch in found for each in epoch if isinstance(each, ValueError)]
+    assert len(failed) == (2 if kind is KeepsImagesAndFails else 0)  # one in each worker
+    pictures: list[dict[int, torch.Tensor]] = [{} for _ in found]
+    count = 0
+    for seen, epoch in zip(pictures, found):
+        for images, numbers in (each for each in epoch if not isinstance(each, Exception)):
+            assert_pictures_match(images, numbers)
+            seen.update(zip(numbers.tolist(), images))
+            count += len(numbers)
+    assert count == 3 * PICTURES - BATCH * len(failed)
+    if kind is KeepsSamples:
+        assert (
+            all(torch.equal(image, pictures[0][number]) for number, image in pictures[2].items())
+            and len(pictures[2]) == PICTURES
+        )
+
+
+# --- a loader in a dataset -------------------------------------------------------------------------------------------
+
+
+class AsStream(IterableDataset[Any]):
+    def __init__(self, pictures: Any) -> None:
+        self.pictures, self.transform = pictures, TRANSFORM
+
+    def __iter__(self) -> Any:
+        for index in range(len(self.pictures)):
+            path, _ = self.pictures.dataset.samples[self.pictures.indices[index]]
+            yield self.transform(self.pictures.dataset.loader(path)), self.pictures.indices[index]
+
+
+class Nested(Pictures):
+    """Each sample is looked up in a batch of a loader of its own."""
+
+    as_stream: bool
+
+    def __getitem__(self, index: int) -> Any:
+        neighbours: Any = Subset(Pictures(Path(self.root)), [index, (index + 1) % len(self)])
+        dataset = AsStream(neighbours) if self.as_stream else neighbours
+        torch.manual_seed(index)
+        images, numbers = next(iter(DataLoader(dataset, 2, device="cpu", num_threads=1, seed=3)))
+        assert read_numbers(images, white=1.0) == numbers.tolist()
+        drawn = torch.rand(1).item()
+        sample, number = super().__getitem__(index)
+        return sample, number, images[0], drawn
+
+
+@pytest.mark.parametrize("as_stream", [False, True])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_may_run_in_another(spelled_root: Path, workers: int, as_stream: bool) -> None:
+    Nested.as_stream = as_stream
+    dataset = Subset(Nested(spelled_root), range(16))
+    arguments = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    ours = list(DataLoader(dataset, BATCH, device="cpu", **arguments))
+    assert [number for batch in ours for number in batch[1].tolist()] == list(range(16))
+    for images, numbers, inner, drawn in ours:
+        assert read_numbers(images, white=1.0) == read_numbers(inner, white=1.0) == numbers.tolist()
+        for number, value in zip(numbers.tolist(), drawn.tolist()):
+            torch.manual_seed(number)
+            assert torch.rand(1).item() == pytest.approx(value), "a loader with a seed leaves torch's numbers alone"

@@ -22,6 +22,7 @@ import pytest
 from proxyloader import ImageError
 
 from ..faults import Misstep, all_numbers, children_of, loader_of, numbers_of, output_of, training
+from ..installations import environment, with_own_dali, without
 from ..limits import WAIT_S
 from ..numbered import spell_dataset
 from ..outcomes import outcomes, raises
@@ -108,32 +109,6 @@ def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, lim
         complaints = [line for line in errors.splitlines() if slower not in line]
         assert (process.returncode, complaints) == (0, []), errors
     assert errors.count(slower) == (2 if "RLIMIT_FSIZE" in limit else 0)  # once for each loader with a worker
-
-
-def test_where_the_address_space_ends_the_error_says_so(spelled_root: Path, tmp_path: Path) -> None:
-    # Whatever is the first to find no room. Right batches are as good; a hang or a wrong batch is not.
-    body = """
-        import nvidia.dali
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        right = 0
-        for room in (2, 16, 64, 256):
-            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (room << 20), -1))
-            try:
-                assert all_numbers(loader_of(root, timeout=5)) == list(range(48))
-                right += 1
-            except AssertionError:
-                raise
-            except (MemoryError, OSError, RuntimeError) as error:
-                words = ("memory", "alloc", "thread", "worker", "resource", "timed out")
-                assert any(word in str(error).lower() for word in words) or isinstance(error, MemoryError), repr(error)
-        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-        assert all_numbers(loader_of(root)) == list(range(48))
-        print("right", right)
-        os._exit(0)
-    """
-    with training(tmp_path, spelled_root, body) as process:
-        output, errors = process.communicate(timeout=WAIT_S)
-        assert process.returncode == 0 and output.startswith("right"), errors
 
 
 # --- descriptors -----------------------------------------------------------------------------------------------------
@@ -244,36 +219,6 @@ def test_no_writable_folder_is_needed(spelled_root: Path, tmp_path: Path, method
     )
 
 
-def test_a_read_only_root_is_enough(spelled_root: Path, tmp_path: Path, may_mount: None) -> None:
-    read_only = in_own_namespace("mount --rbind / /mnt", "mount -o remount,bind,ro /mnt", "cd /mnt")
-    script = "for folder in ('.', 'tmp', 'var/tmp'): assert not os.access(folder, os.W_OK), folder\n"
-    script += f"loader = loader_of(root)\n{WHOLE}"
-    under = [*read_only[:-1], 'exec chroot /mnt "$0" "$@"'.join(read_only[-1].split('exec "$0" "$@"'))]
-    alone = subprocess.run([*under, sys.executable, "-c", "import torchvision"], capture_output=True, text=True)
-    if "No usable temporary directory" in alone.stderr:
-        pytest.skip("this torchvision itself cannot be imported without a place to write to")
-    output_of(tmp_path, spelled_root, script, under=under)
-
-
-Done = subprocess.CompletedProcess[str]
-
-
-def run_command(*arguments: str, under: list[str] | None = None, **environment: str) -> Done:
-    return subprocess.run(
-        [*(under or []), sys.executable, "-m", "proxyloader", *arguments],
-        capture_output=True,
-        text=True,
-        env=WITH_THE_PROJECT | {"PYTHONDONTWRITEBYTECODE": "1"} | environment,
-        timeout=WAIT_S,
-    )
-
-
-def assert_one_line(done: Done, words: str) -> None:
-    assert done.returncode == 1, (done.stdout, done.stderr)
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1 and lines[0].startswith("proxyloader: error: ") and words in lines[0], done.stderr
-
-
 FILE_LIMIT = ["sh", "-c", 'ulimit -f 8 && exec "$0" "$@"']  # in blocks of 512 bytes, or of 1024
 
 
@@ -282,28 +227,17 @@ def test_make_dataset_where_files_may_not_grow_says_so_in_one_line_and_goes_on_f
     tmp_path: Path, processes: str
 ) -> None:
     sizes = ["--images", "8", "--size", "160x120", "--processes", processes]
-    arguments = ["make-dataset", *sizes, str(tmp_path / "set")]
-    assert_one_line(run_command(*arguments, under=FILE_LIMIT), "File too large")
+    command = [sys.executable, "-m", "proxyloader", "make-dataset", *sizes, str(tmp_path / "set")]
+    how: dict[str, Any] = {"capture_output": True, "text": True, "env": WITH_THE_PROJECT, "timeout": WAIT_S}
+    done = subprocess.run([*FILE_LIMIT, *command], **how)
+    (line,) = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and line.startswith("proxyloader: error: ") and "File too large" in line
     # What is there under its name is whole; the set is completed when there is room.
     assert all(path.read_bytes().endswith(b"\xff\xd9") for path in (tmp_path / "set").glob("class_*/*.jpg"))
-    done = run_command(*arguments)
+    done = subprocess.run(command, **how)
     assert done.returncode == 0, done.stderr
     assert len(list((tmp_path / "set").glob("class_*/*"))) == 8
     assert not list((tmp_path / "set").rglob("*.part"))
-
-
-def test_make_dataset_into_a_place_that_cannot_be_written_says_so_in_one_line() -> None:
-    assert_one_line(run_command("make-dataset", "--processes", "1", "/proc/set"), "/proc/set")
-
-
-def test_demo_without_room_for_its_picture_says_so_in_one_line(spelled_root: Path, tmp_path: Path) -> None:
-    done = run_command(
-        *("demo", "--data", str(spelled_root), "--images", "16", "--batch-size", "8", "--workers", "0", "--steps", "0"),
-        *("--device", "cpu", "--out", str(tmp_path / "sheet.png")),
-        under=FILE_LIMIT,
-        XDG_CACHE_HOME=str(tmp_path),
-    )
-    assert_one_line(done, "File too large")
 
 
 # --- disks that are slow, vanish, or change --------------------------------------------------------------------------
@@ -334,21 +268,6 @@ def test_a_folder_that_vanishes_costs_batches_until_it_is_back(
             next(batches)
     assert all_numbers(batches) == ALL[32:]
     assert all_numbers(loader) == ALL
-
-
-@pytest.mark.parametrize("workers", [0, 2], ids=["no workers", "workers"])
-def test_a_file_replaced_during_the_epoch_is_the_new_one_from_then_on(
-    spelled_root: Path, own_root: Path, tmp_path: Path, workers: int, device: str
-) -> None:
-    shutil.copy(path_of(spelled_root, 40), tmp_path / "new")
-    replace = functools.partial(os.replace, tmp_path / "new", path_of(own_root, 13))
-    loader = loader_of(own_root, Misstep(20, replace, tmp_path), workers, device=device)
-    assert all_numbers(loader) == ALL  # its turn was before
-    batches = list(loader)
-    _, indices = batches[3]
-    assert indices.tolist() == [12, 13, 14, 15]
-    indices[1] = 40
-    assert all_numbers(batches) == [*range(13), 40, *range(14, 48)]
 
 
 def test_files_that_change_all_the_time_are_whole_or_named(spelled_root: Path, own_root: Path, tmp_path: Path) -> None:
@@ -386,3 +305,59 @@ def test_files_that_change_all_the_time_are_whole_or_named(spelled_root: Path, o
     assert right + named == 15 * 12 and right > 15
     del batches  # which may have been read while the files were spoilt
     assert all_numbers(loader) == ALL
+
+
+# --- installations without DALI, or a part of it ---------------------------------------------------------------------
+
+
+LOADER = """
+import sys
+from torchvision import datasets, transforms
+from proxyloader import DataLoader, PipelineError
+transform = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
+loader = DataLoader(datasets.ImageFolder(sys.argv[1], transform), 48, device="cpu")
+try:
+    ((images, labels),) = loader
+    print(*images.shape)
+except PipelineError as error:
+    print(error.code, str(error).splitlines()[0])
+"""
+
+SERVER = """
+from proxyloader import MissingDaliError
+try:
+    from proxyloader import ProxyServer
+except MissingDaliError as error:
+    print(error.code, error)
+"""
+
+
+def said(script: str, photos: Path, folder: Path) -> tuple[str, str]:
+    """What a script prints, and the log, where only what is in this folder is installed."""
+    command = [sys.executable, "-S", "-c", script, str(photos)]
+    done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip(), done.stderr
+
+
+def test_without_dali_the_log_and_the_error_name_the_doctor(photos: Path, tmp_path: Path) -> None:
+    folder = without(tmp_path / "site", "dali")
+    shape, log = said(LOADER, photos, folder)
+    assert shape == "48 3 8 8"
+    assert (
+        "NVIDIA DALI is not installed: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"
+        in log
+    )
+    error, _ = said(SERVER, photos, folder)
+    assert error.startswith("missing-dali NVIDIA DALI cannot be imported (No module named 'nvidia.dali')")
+    assert error.endswith("`proxyloader doctor` shows what is wrong")
+
+
+def test_without_nvimagecodec_the_error_says_so_and_names_the_doctor(photos: Path, tmp_path: Path) -> None:
+    try:
+        folder = with_own_dali(without(tmp_path / "site", "nvimgcodec"))
+    except OSError as error:
+        pytest.skip(f"the temporary folder cannot share files with the installed DALI: {error}")
+    error, _ = said(LOADER, photos, folder)
+    assert error.startswith("no-decoder DALI cannot load nvImageCodec, its image decoding library")
+    assert "`proxyloader doctor` shows the installed one" in error

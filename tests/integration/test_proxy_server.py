@@ -24,7 +24,7 @@ from ..compare import jpeg_of
 from ..faults import in_fork
 from ..outcomes import outcomes, raises
 from .roads import Produced, Road, assert_batches_match, on_roads, on_servers, picture_pipeline, read_bytes
-from .test_torch_contract_samples import Frozen, Pair, Slotted
+from .test_torch_contract_samples import Frozen, Pair
 
 BATCH = 8
 
@@ -219,17 +219,6 @@ def good(proxy: Any, index: int) -> Any:
     return proxy(GOOD[index])
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("make", [Frozen, Slotted], ids=["frozen dataclass", "slots"])
-def test_an_image_is_found_in_an_object_of_a_class_of_ones_own(make: Any, workers: int) -> None:
-    with ProxyServer(doubled(batch_size=4)) as server:
-        dataset = Made(server.proxy, lambda proxy, index: make(proxy(np.float32([index])), index), 4)
-        (samples,) = DataLoader(dataset, 4, collate_fn=list, num_workers=workers, server=server)
-        assert [(type(each), each.image.tolist(), each.number) for each in samples] == [
-            (make, [2.0 * k], k) for k in range(4)
-        ]
-
-
 def test_produce_data_fills_lists_dicts_and_objects_in_place_and_may_be_called_twice() -> None:
     with ProxyServer(doubled(batch_size=4)) as server:
         samples = [server.proxy(np.float32([k])) for k in range(3)]
@@ -272,35 +261,21 @@ def test_in_a_forked_child_a_server_and_its_pipeline_say_whose_they_are() -> Non
         assert server.produce_data(batch).flatten().tolist() == [0, 2]
 
 
-def decoded(path: str) -> np.ndarray[Any, Any]:
-    return np.zeros((32, 32, 3), np.uint8)
-
-
 def test_images_in_the_place_of_bytes_are_refused(folder: ImageFolder) -> None:
     pipeline = pipelines.training(source="proxy", size=32, batch_size=BATCH, num_threads=1, device_id=None)
     with ProxyServer(pipeline) as server:
-        dataset = ImageFolder(folder.root, server.proxy, loader=decoded)
+        dataset = ImageFolder(folder.root, server.proxy, loader=lambda path: np.zeros((32, 32, 3), np.uint8))
         with raises(InputError, code="wrong-kind", index=None) as caught:
             next(iter(DataLoader(dataset, BATCH, server=server)))
         assert "loader=read_bytes" in str(caught.value)
 
 
-def test_images_of_several_sizes_are_told_of_the_pipeline(folder: ImageFolder) -> None:
-    pipeline = pipeline_of(["images"], fn.decoders.image, BATCH)
-    with ProxyServer(pipeline) as server:
-        dataset = ImageFolder(folder.root, server.proxy, loader=read_bytes)
-        for batch_size in (BATCH, 2 * BATCH):
-            with pytest.raises(RuntimeError, match=r"must have the same shape.* in the pipeline, with fn.resize\("):
-                list(DataLoader(dataset, batch_size, server=server))
-
-
-def used(images: Any) -> None:
-    images.to("cpu")
-
-
 @pytest.mark.parametrize(
     "use",
-    [used, lambda images: images * 2, lambda images: images[0], len, torch.nn.Conv2d(3, 4, 1), np.asarray],
+    [
+        *(lambda images: images.to("cpu"), lambda images: images * 2, lambda images: images[0]),
+        *(len, torch.nn.Conv2d(3, 4, 1), np.asarray),
+    ],
     ids=["to", "times", "row", "len", "a model", "numpy"],
 )
 @pytest.mark.parametrize("workers", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 import random
 from collections.abc import Iterator
@@ -12,7 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    default_collate,
+    get_worker_info,
+)
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader
@@ -21,6 +30,7 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, ProxyServer, pipelines
 
 from ..compare import seed_all
+from ..numbered import read_numbers
 from .roads import Stream, read_bytes
 
 TRAIN = transforms.Compose(
@@ -130,12 +140,12 @@ def test_a_collate_fn_that_draws_follows_the_seed_too(noisy: Noisy, transform: A
     assert same(*found)
 
 
-class Plain(torch.utils.data.Dataset[Any]):
+class Drawing(Dataset[Any]):
     def __len__(self) -> int:
-        return 20
+        return 25
 
-    def __getitem__(self, index: int) -> Any:
-        return index, torch.rand(3)
+    def __getitem__(self, index: int) -> float:
+        return float(torch.rand(()))
 
 
 def stream_of(dataset: ImageFolder) -> Stream:
@@ -144,12 +154,12 @@ def stream_of(dataset: ImageFolder) -> Stream:
 
 @pytest.mark.parametrize(
     ("kind", "workers", "after"),
-    [(Plain, 2, 1), (Plain, 0, 2), (Stream, 0, 0), (Stream, 2, 2)],
+    [(Drawing, 2, 1), (Drawing, 0, 2), (Stream, 0, 0), (Stream, 2, 2)],
     ids=["no images", "no images, no workers", "stream", "stream, workers"],
 )
 def test_other_datasets_resume_too(noisy: Noisy, kind: Any, workers: int, after: int) -> None:
-    dataset = Plain() if kind is Plain else stream_of(noisy)
-    how = {"shuffle": kind is Plain}
+    dataset = Drawing() if kind is Drawing else stream_of(noisy)
+    how = {"shuffle": kind is Drawing}
     whole = cpu(loader_of(dataset, workers, **how))
     assert kind is Stream or same(cpu(loader_of(dataset, after, **how)), whole)
     begun, resumed = loader_of(dataset, workers, **how), loader_of(dataset, after, **how)
@@ -176,11 +186,13 @@ def test_what_persistent_workers_draw_for_a_stream_depends_on_seed_and_epoch_alo
     assert torch.equal(torch.cat(list(resumed)), third)
 
 
-def test_a_streams_state_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
-    begun, other = (loader_of(stream_of(noisy), workers, shuffle=None) for workers in (2, 1))
-    next(iter(begun))
-    with pytest.raises(ValueError, match=r"num_workers=2, but .* num_workers=1.* loader\.set_epoch\(state"):
-        other.load_state_dict(begun.state_dict())
+def test_the_state_of_a_stream_or_of_a_dataset_is_refused_by_another_number_of_workers(noisy: Noisy) -> None:
+    refused = r"num_workers=2, but this loader has num_workers=1.*its own state.* loader\.set_epoch\(state"
+    for dataset in (Counting(), stream_of(noisy)):
+        begun, other = (loader_of(dataset, workers, shuffle=None) for workers in (2, 1))
+        next(iter(begun))
+        with pytest.raises(ValueError, match=refused):
+            other.load_state_dict(begun.state_dict())
     list(begun)
     other.load_state_dict(begun.state_dict())  # of whole epochs
     assert sum(len(numbers) for _, numbers in other) == 48
@@ -203,20 +215,6 @@ def test_a_resumed_epoch_has_exactly_the_batches_that_were_left_and_so_do_the_ne
     assert same(cpu(batches), epochs[1][stop:])  # who was asked for its state is not disturbed
 
 
-def test_a_state_after_a_break_is_that_of_the_break(noisy: Noisy) -> None:
-    loader, resumed = loader_of(noisy, 2), loader_of(noisy)
-    for at, _ in enumerate(loader):
-        if at == 2:
-            break
-    state = loader.state_dict()
-    before = pickle.dumps(state)
-    assert (state["epoch"], state["batches"]) == (0, 3)
-    resumed.load_state_dict(state)
-    assert len(list(resumed)) == 4
-    assert (resumed.state_dict()["epoch"], resumed.state_dict()["batches"]) == (1, 0)
-    assert pickle.dumps(state) == before
-
-
 def test_a_state_out_of_order_is_refused_in_the_middle_of_an_epoch_only(noisy: Noisy) -> None:
     loader = DataLoader(noisy, 7, num_workers=2, in_order=False, device="cpu")
     assert loader.state_dict()["batches"] == 0
@@ -226,3 +224,273 @@ def test_a_state_out_of_order_is_refused_in_the_middle_of_an_epoch_only(noisy: N
         loader.state_dict()
     list(batches)
     assert loader.state_dict()["epoch"] == 1
+
+
+# --- what a state brings back beside the order; the contract is that of torchdata's StatefulDataLoader ---------------
+
+
+WORKERS = pytest.mark.parametrize(
+    ("workers", "persistent"), [(0, False), (2, False), (2, True)], ids=["0", "2", "2 persistent"]
+)
+
+
+class Counting(Dataset[Any]):
+    """Counts what it was asked for, in each worker by itself."""
+
+    def __init__(self, size: int = 20) -> None:
+        self.size, self.asked = size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        self.asked += 1
+        return index, self.asked
+
+    def state_dict(self) -> dict[str, int]:
+        return {"asked": self.asked}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.asked = state["asked"]
+
+
+class Counter:
+    """An iterator with a state: the samples of one worker, and how many came in all."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers, self.at = numbers, 0
+
+    def __iter__(self) -> Counter:
+        return self
+
+    def __next__(self) -> int:
+        if self.at == len(self.numbers):
+            raise StopIteration
+        self.at += 1
+        return self.numbers[self.at - 1]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+def of_this_worker() -> list[int]:
+    """Some workers have more than others."""
+    info = get_worker_info()
+    return list(range(15)) if info is None else list(range(100 * info.id, 100 * info.id + 5 + 6 * info.id))
+
+
+class OfIterators(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return Counter(of_this_worker())
+
+
+class Generating(IterableDataset[Any]):
+    """The dataset has the state, also of how many times it was gone through."""
+
+    def __init__(self) -> None:
+        self.at = self.epochs = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        numbers = of_this_worker()
+        while self.at < len(numbers):
+            self.at += 1
+            yield numbers[self.at - 1], self.epochs
+        self.at, self.epochs = 0, self.epochs + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epochs": self.epochs}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epochs = state["at"], state["epochs"]
+
+
+class Itself(IterableDataset[int]):
+    def __init__(self) -> None:
+        self.numbers: list[int] | None = None
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self.numbers is None:
+            self.numbers = of_this_worker()
+        if self.at == len(self.numbers):
+            raise StopIteration
+        self.at += 1
+        return self.numbers[self.at - 1]
+
+    state_dict = Counter.state_dict  # type: ignore[assignment]
+    load_state_dict = Counter.load_state_dict  # type: ignore[assignment]
+
+
+KINDS = {"map": Counting, "iterators": OfIterators, "iterable": Generating, "its own iterator": Itself}
+
+
+def through(kind: Any, state: Any) -> Any:
+    """As a checkpoint is written and read."""
+    return kind.loads(kind.dumps(state))
+
+
+def told(batch: Any) -> Any:
+    return [each.tolist() for each in batch] if isinstance(batch, (list, tuple)) else batch.tolist()
+
+
+@WORKERS
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
+@pytest.mark.parametrize("stop", [0, 1, 3, 5])
+def test_datasets_and_iterators_go_on_from_their_state(kind: Any, workers: int, persistent: bool, stop: int) -> None:
+    def made(state: Any = None) -> Any:
+        loader = DataLoader(kind(), 3, num_workers=workers, persistent_workers=persistent, device="cpu")
+        if state is not None:
+            loader.load_state_dict(state)
+        return loader
+
+    loader = made()
+    batches = iter(loader)
+    for _ in range(stop):
+        next(batches)
+    state = through(json, loader.state_dict())
+    left = list(map(told, batches))
+    assert list(map(told, made(state))) == left
+    again = made(state)  # a state of a loader that has gone on is a state, too
+    for first in map(told, itertools.islice(again, 1)):
+        assert [first, *map(told, made(through(pickle, again.state_dict())))] == left
+
+
+@WORKERS
+@pytest.mark.parametrize("kind", [Counting, OfIterators, Generating], ids=["map", "iterators", "iterable"])
+def test_after_the_last_batch_the_dataset_goes_on_as_it_would_have(kind: Any, workers: int, persistent: bool) -> None:
+    loader, resumed = (
+        DataLoader(kind(), 3, num_workers=workers, persistent_workers=persistent, device="cpu") for _ in range(2)
+    )
+    list(loader)
+    state = through(pickle, loader.state_dict())
+    following = [list(map(told, loader)) for _ in range(2)]
+    resumed.load_state_dict(state)
+    assert [list(map(told, resumed)) for _ in range(2)] == following
+
+
+def test_the_state_of_a_dataset_without_workers_is_the_users_own() -> None:
+    datasets = Counting(), Counting()
+    loader, resumed = (DataLoader(dataset, 4, device="cpu") for dataset in datasets)
+    next(iter(loader))
+    assert datasets[0].asked == 4
+    resumed.load_state_dict(loader.state_dict())
+    assert told(next(iter(resumed))) == [[4, 5, 6, 7], [5, 6, 7, 8]] and datasets[1].asked == 8
+
+
+TO_TENSOR = transforms.ToTensor()
+
+
+class StatefulFolder(ImageFolder):
+    asked = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        return *super().__getitem__(index), self.asked
+
+    state_dict = Counting.state_dict
+    load_state_dict = Counting.load_state_dict
+
+
+@WORKERS
+def test_a_dataset_of_images_goes_on_from_its_state(spelled_root: Path, workers: int, persistent: bool) -> None:
+    loader, resumed = (
+        DataLoader(StatefulFolder(spelled_root, TO_TENSOR), 7, num_workers=workers, persistent_workers=persistent)
+        for _ in range(2)
+    )
+    batches = iter(loader)
+    list(itertools.islice(batches, 3))
+    state = loader.state_dict()
+    left = [(read_numbers(images, white=1.0), asked.tolist()) for images, _, asked in batches]
+    resumed.load_state_dict(state)
+    assert [(read_numbers(images, white=1.0), asked.tolist()) for images, _, asked in resumed] == left
+
+
+# --- the order -------------------------------------------------------------------------------------------------------
+
+
+def order(batches: Any) -> list[int]:
+    return [int(number) for batch in batches for number in batch]
+
+
+DATA = list(range(40))
+
+
+def ordered_by(kind: str, number: int, **arguments: Any) -> Any:
+    """A loader whose order is drawn from a generator with this seed, or from torch's."""
+    generator = torch.Generator().manual_seed(number)
+    sampler = RandomSampler(DATA, generator=generator)
+    distributed = DistributedSampler(DATA, 1, 0, shuffle=True)  # type: ignore[arg-type, var-annotated]
+    distributed.set_epoch(number)
+    order: dict[str, Any] = {
+        "shuffle": {"batch_size": 7, "shuffle": True},
+        "generator": {"batch_size": 7, "shuffle": True, "generator": generator},
+        "sampler": {"batch_size": 7, "sampler": sampler},
+        "batch sampler": {"batch_sampler": BatchSampler(sampler, 7, False)},
+        "distributed": {"batch_size": 7, "sampler": distributed},
+    }[kind]
+    return DataLoader(DATA, device="cpu", **order, **arguments)
+
+
+@WORKERS
+@pytest.mark.parametrize("seed", [None, 11])
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "sampler", "batch sampler"])
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_between_epochs_a_state_brings_back_the_next_epochs_order(
+    workers: int, persistent: bool, seed: int | None, kind: str, epochs: int
+) -> None:
+    def made(number: int) -> Any:
+        return ordered_by(kind, number, seed=seed, num_workers=workers, persistent_workers=persistent)
+
+    torch.manual_seed(2)
+    loader = made(3)
+    for _ in range(epochs):
+        order(loader)
+    state, torchs = through(pickle, loader.state_dict()), torch.get_rng_state()
+    following = [order(loader) for _ in range(3)]
+    torch.manual_seed(5)
+    resumed, another = made(4), made(4)
+    resumed.load_state_dict(state)
+    assert order(resumed) == following[0]
+    torch.set_rng_state(torchs)  # as checkpoints bring it back, too
+    another.load_state_dict(state)
+    assert [order(another) for _ in range(3)] == following
+
+
+@pytest.mark.parametrize("with_generator", [False, True], ids=["", "generator"])
+def test_between_epochs_a_state_brings_back_what_new_workers_draw(with_generator: bool) -> None:
+    def made(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed) if with_generator else None
+        return DataLoader(Drawing(), 4, num_workers=2, generator=generator, device="cpu")
+
+    torch.manual_seed(2)
+    loader = made(3)
+    list(loader)
+    state = loader.state_dict()
+    following = torch.cat(list(loader))
+    torch.manual_seed(5)
+    resumed = made(4)
+    resumed.load_state_dict(state)
+    assert torch.equal(torch.cat(list(resumed)), following)
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "sampler", "distributed"])
+def test_a_state_inside_an_epoch_holds_its_order(kind: str, workers: int, seed: int | None) -> None:
+    for stop in (0, 3):  # 0 is between iter() and the first batch
+        torch.manual_seed(2)
+        loader, resumed = (ordered_by(kind, number, seed=seed, num_workers=workers) for number in (3, 4))
+        batches = iter(loader)
+        list(itertools.islice(batches, stop))
+        state = through(pickle, loader.state_dict())
+        torch.manual_seed(9) if workers else None  # nothing more is drawn here for workers
+        left = order(batches)
+        torch.manual_seed(5)
+        resumed.load_state_dict(state)
+        assert order(resumed) == left and len(left) == 40 - 7 * stop

@@ -2,48 +2,36 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset, random_split
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
 
 import proxyloader
 from proxyloader.kernels.operations import find_obstacle
-from proxyloader.make_dataset import make_dataset, photograph
 
 from ..compare import engines_decode
-from ..odd_formats import ODD_FORMATS
 from ..plans import plan_for
 from ..reference_presets import AUGMENTED_AND_ERASED, PRESETS, Eval, Preset, Train
+from ..side_by_side import assert_as_torch, used
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-TRAIN = transforms.Compose(
-    [
-        transforms.RandomResizedCrop(96),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-)
-VALIDATION = transforms.Compose(
-    [transforms.Resize(112), transforms.CenterCrop(96), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-)
+TO_FLOATS = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
+TRAIN = transforms.Compose([transforms.RandomResizedCrop(96), transforms.RandomHorizontalFlip(), *TO_FLOATS])
+VALIDATION = transforms.Compose([transforms.Resize(112), transforms.CenterCrop(96), *TO_FLOATS])
+TO_FLOATS_V2 = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)]
 TRAIN_V2 = v2.Compose(
-    [
-        v2.ToImage(),
-        v2.RandomResizedCrop(96, antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ToDtype(torch.float32, scale=True),
-        v2.Normalize(MEAN, STD),
-    ]
+    [v2.ToImage(), v2.RandomResizedCrop(96, antialias=True), v2.RandomHorizontalFlip(), *TO_FLOATS_V2]
 )
 DECODE = transforms.Compose([transforms.CenterCrop((96, 120)), transforms.PILToTensor()])
 
@@ -110,70 +98,25 @@ class Renamed(ImageFolder):
         return image, 10 * target
 
 
-def a_subset(folder: ImageFolder) -> Any:
-    return Subset(folder, list(range(40, 3, -3)))
+MADE: dict[str, Callable[[ImageFolder], Any]] = {
+    "a concatenation of two transforms": lambda folder: ConcatDataset(
+        [Subset(folder, range(0, 48, 5)), Subset(ImageFolder(folder.root, VALIDATION), range(1, 48, 5))]
+    ),
+    "a subclass": lambda folder: Renamed(folder.root, folder.transform),
+    "a target_transform and a filter": lambda folder: ImageFolder(
+        folder.root, folder.transform, lambda target: -target, is_valid_file=lambda path: path[-5] in "025"
+    ),
+    "a loader of its own": lambda folder: DatasetFolder(
+        folder.root, lambda path: Image.open(path).convert("RGB"), ("jpg",), folder.transform
+    ),
+}
 
 
-def a_random_split(folder: ImageFolder) -> Any:
-    return random_split(folder, [0.7, 0.3], torch.Generator().manual_seed(1))[1]
-
-
-def nested(folder: ImageFolder) -> Any:
-    return Subset(ConcatDataset([a_subset(folder), a_random_split(folder)]), list(range(2, 20)))
-
-
-def a_concatenation_of_two_transforms(folder: ImageFolder) -> Any:
-    other = ImageFolder(folder.root, VALIDATION)
-    return ConcatDataset([Subset(folder, range(0, 48, 5)), Subset(other, range(1, 48, 5))])
-
-
-def a_subclass(folder: ImageFolder) -> Any:
-    return Renamed(folder.root, folder.transform)
-
-
-def a_folder_with_target_transform_and_filter(folder: ImageFolder) -> Any:
-    def is_valid(path: str) -> bool:
-        return path.endswith(("0.jpg", "2.jpg", "5.jpg"))
-
-    return ImageFolder(folder.root, folder.transform, lambda target: -target, is_valid_file=is_valid)
-
-
-def a_folder_with_a_loader_of_its_own(folder: ImageFolder) -> Any:
-    return DatasetFolder(folder.root, lambda path: Image.open(path).convert("RGB"), ("jpg",), folder.transform)
-
-
-MADE = [
-    *(a_subset, a_random_split, nested, a_concatenation_of_two_transforms, a_subclass),
-    *(a_folder_with_target_transform_and_filter, a_folder_with_a_loader_of_its_own),
-]
-
-
-@pytest.mark.parametrize("make", MADE)
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_datasets_made_of_folders_keep_their_ways(folder: ImageFolder, make: Any, workers: int, device: str) -> None:
     folder.transform = TRAIN
     assert_same_epochs(make(folder), device, batch_size=7, num_workers=workers)
-
-
-@pytest.fixture(scope="module")
-def odd_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEG photographs, and every odd format that Pillow reads among them."""
-    root = tmp_path_factory.mktemp("odd") / "set"
-    make_dataset(root, images=6, size=(150, 112), classes=2, processes=1, progress=False)
-    for number, (name, encode) in enumerate(ODD_FORMATS.items()):
-        (root / f"class_{number % 2:03d}" / name).write_bytes(encode(photograph(number, size=(150, 112))))
-    return root
-
-
-def test_every_format_that_pillow_reads_gives_pillows_pixels(odd_folder: Path, device: str) -> None:
-    dataset = ImageFolder(str(odd_folder), DECODE)
-    theirs = batches(StockLoader, dataset, 1, batch_size=8)
-    ours = batches(proxyloader.DataLoader, dataset, 1, batch_size=8, num_workers=1, device=device)
-    difference = torch.cat([levels(a, b) for (a, _), (b, _) in zip(ours, theirs)]).amax(1).tolist()
-    worst = {Path(path).name: most for (path, _), most in zip(dataset.samples, difference)}
-    # Unusual sampling, and a progressive JPEG, goes past the JPEG engine to CUDA, which rounds a little differently.
-    bounds = {"cpu": 0, "cuda": 3}
-    assert {name: most for name, most in worst.items() if most > bounds[device]} == {}
 
 
 # --- torchvision's training reference with the one import changed -----------------------------------------------------
@@ -216,3 +159,96 @@ def test_on_a_cpu_augmentation_and_erasing_are_left_to_torchvision() -> None:
     for preset in PRESETS:
         is_left = bool(find_obstacle(plan_for(preset.transforms), has_kernels=False))
         assert is_left == (isinstance(preset, Train) and bool(preset.auto_augment or preset.random_erase)), preset
+
+
+# --- MixUp, CutMix and other collate functions built on default_collate ----------------------------------------------
+
+
+CLASSES = 4
+MIXERS = {
+    "MixUp": v2.MixUp(num_classes=CLASSES),
+    "CutMix": v2.CutMix(num_classes=CLASSES),
+    "one of both": v2.RandomChoice([v2.CutMix(num_classes=CLASSES), v2.MixUp(alpha=0.2, num_classes=CLASSES)]),
+    "often neither": v2.RandomApply([v2.MixUp(num_classes=CLASSES)], p=0.5),
+}
+
+each_mixer = pytest.mark.parametrize("mix", MIXERS.values(), ids=MIXERS)
+each_number_of_workers = pytest.mark.parametrize("workers", [0, 2])
+
+Mix = Callable[[Any, Any], Any]
+
+
+def mixing_collate(samples: list[Any], mix: Mix) -> Any:
+    """As torchvision's documentation has it."""
+    return mix(*default_collate(samples))
+
+
+def mixing_by_label_collate(samples: list[Any], mix: Mix) -> Any:
+    """Draws numbers that follow from the labels alone, and leaves the generator of its process as it was."""
+    images, labels = default_collate(samples)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int((labels * torch.arange(1, len(labels) + 1)).sum()))
+        return mix(images, labels)
+
+
+@each_mixer
+@each_number_of_workers
+def test_in_a_collate_fn(folder: ImageFolder, mix: Mix, workers: int, device: str) -> None:
+    def build(kind: Any, **arguments: Any) -> Any:
+        return kind(folder, 10, True, num_workers=workers, **arguments)
+
+    for unwrap_batch_sampler, folder.transform in ((mixing_collate, TRAIN_V2), (mixing_by_label_collate, TRAIN)):
+        with_collate = functools.partial(build, collate_fn=functools.partial(unwrap_batch_sampler, mix=mix))
+        theirs = assert_as_torch(with_collate, device=device)["epochs"][0]["batches"]
+        plain = used(StockLoader, build, list)["result"]
+        assert any(not torch.equal(mixed, image) for (mixed, _), (image, _) in zip(theirs, plain)), "nothing was mixed"
+
+
+class WithWeights:
+    """A collate_fn with a state, whose batches are dictionaries."""
+
+    def __init__(self) -> None:
+        self.mix = v2.MixUp(num_classes=CLASSES, labels_getter=lambda batch: batch["labels"])
+
+    def __call__(self, samples: list[Any]) -> dict[str, Any]:
+        images, labels = default_collate(samples)
+        batch = {"images": images, "labels": labels, "weights": 1.0 + labels, "count": len(samples)}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(len(samples))
+            mixed: dict[str, Any] = self.mix(batch)
+        return mixed
+
+
+class Score(float):
+    """A target for which default_collate is told what to do."""
+
+
+def collate_scores(batch: list[Score], *, collate_fn_map: Any = None) -> Any:
+    return torch.tensor(sorted(batch))
+
+
+def collate_with_scores(samples: list[Any]) -> Any:
+    return collate(samples, collate_fn_map={**default_collate_fn_map, Score: collate_scores})
+
+
+def labels_first(samples: list[Any]) -> Any:
+    images, labels = default_collate(samples)
+    return labels, [images[0::2], images[1::2]], {"flipped": images.flip(-1)}
+
+
+@each_number_of_workers
+@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first, collate_with_scores])
+def test_built_on_default_collate(folder: ImageFolder, collate_fn: Any, workers: int, device: str) -> None:
+    folder.transform = TRAIN
+    folder.target_transform = Score if collate_fn is collate_with_scores else None
+
+    def build(kind: Any) -> Any:
+        return kind(folder, 10, True, num_workers=workers, collate_fn=collate_fn)
+
+    batches = assert_as_torch(build, list, device=device)
+    assert len(batches) == 5
+    if isinstance(collate_fn, WithWeights):
+        assert list(batches[0]) == ["images", "labels", "weights", "count"]
+        assert batches[0]["labels"].shape == (10, CLASSES)
+    if collate_fn is collate_with_scores:
+        assert all(labels.tolist() == sorted(labels.tolist()) for _, labels in batches)

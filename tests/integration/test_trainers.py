@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
+import inspect
 import itertools
 import json
+import os
+import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
+from torch.utils.data import BatchSampler, DistributedSampler
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 import proxyloader
+from proxyloader import DataLoader, ProxyServer, World
 
 from .. import scripts
 from ..limits import WAIT_S
 from ..side_by_side import assert_same
 from .one_rank import Numbered
+from .roads import picture_folder, picture_pipeline, read_bytes
 from .test_frameworks import section
 
 OURS = functools.partial(proxyloader.DataLoader, device="cpu")
@@ -151,7 +160,7 @@ def lightning_trainer(lightning: Any, **how: Any) -> Any:
 def test_trainers_of_two_processes(photos: Path, tmp_path: Path, names: list[str]) -> None:
     """Lightning's and Fabric's with a sampler of theirs, and Lightning's of a loader that divides its samples."""
     pytest.importorskip("lightning")
-    script = "from tests.integration.two_trainers import main; main()"
+    script = "from tests.integration.test_trainers import two_trainers; two_trainers()"
     given = tmp_path / "meet", photos, *names
     done = scripts.run(script, *given, timeout_s=4 * WAIT_S, environment={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
@@ -272,16 +281,10 @@ def test_composers_trainer_trains_and_evaluates(photos: Path) -> None:
 
     def run(kind: Any) -> Any:
         net, train = Net(), loader_of(kind, photos)
-        trainer = composer.Trainer(
-            model=Model(net),
-            train_dataloader=train,
-            eval_dataloader=loader_of(kind, photos, shuffle=False),
-            optimizers=torch.optim.SGD(net.parameters(), 0.1),
-            max_duration="2ep",
-            device="cpu",
-            seed=5,
-            progress_bar=False,
-        )
+        loaders = {"train_dataloader": train, "eval_dataloader": loader_of(kind, photos, shuffle=False)}
+        how = {"max_duration": "2ep", "device": "cpu", "seed": 5, "progress_bar": False}
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        trainer = composer.Trainer(model=Model(net), optimizers=optimizer, **loaders, **how)
         trainer.fit()
         trainer.close()
         atexit.unregister(trainer.engine._close)  # which keeps the trainer, and with it the loaders
@@ -329,11 +332,11 @@ def test_hugging_faces_trainer_trains_and_resumes(
 ) -> None:
     pytest.importorskip("transformers.trainer")
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # a thread
-    from .hugging_face import run
-
-    theirs, ours = (run(kind, str(photos), str(tmp_path / name)) for kind, name in zip(KINDS, ("torch", "ours")))
+    theirs, ours = (
+        by_hugging_face(kind, str(photos), str(tmp_path / name)) for kind, name in zip(KINDS, ("torch", "ours"))
+    )
     assert_same_losses(ours, theirs)
-    script = "from tests.integration.hugging_face import whole_program; whole_program()"
+    script = "from tests.integration.test_trainers import whole_program; whole_program()"
     done = scripts.run(script, photos, tmp_path / "swapped", timeout_s=4 * WAIT_S)
     assert done.returncode == 0, done.stderr
     assert_same_losses(json.loads(done.stdout.splitlines()[-1]), theirs)
@@ -378,8 +381,6 @@ def test_what_the_page_says_of_fastai_runs(photos: Path) -> None:
 @quiet
 def test_what_the_page_says_of_hugging_faces_trainer_runs(photos: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    from .hugging_face import collate
-
     whole_program, one_loader = section("trainers.md", "Hugging Face's Trainer")
     assert "torch.utils.data.DataLoader = proxyloader.DataLoader" in whole_program
     names = {"proxyloader": proxyloader, "torch": torch, "Trainer": transformers.Trainer}
@@ -388,3 +389,255 @@ def test_what_the_page_says_of_hugging_faces_trainer_runs(photos: Path, tmp_path
     trainer = names["MyTrainer"](Net(), arguments, collate, photographs(photos))
     batch = next(iter(trainer.get_train_dataloader()))
     assert batch["pixel_values"].dtype == torch.bfloat16
+
+
+# --- Hugging Face's Trainer ------------------------------------------------------------------------------------------
+
+
+def collate(samples: list[Any]) -> dict[str, torch.Tensor]:
+    numbers = torch.tensor([number for _, number in samples])
+    return {"pixel_values": torch.stack([image for image, _ in samples]), "labels": numbers % 4, "numbers": numbers}
+
+
+def by_hugging_face(kind: Any, root: str, folder: str) -> dict[str, Any]:
+    """Two epochs; and the second half of them again, from a checkpoint.
+
+    Args:
+        kind: class of the loaders that the trainer is given and prepares; None: it makes them itself.
+    """
+    from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+
+    dataset = photographs(Path(root))
+    numbers: list[list[int]] = []
+    loaders: list[Any] = []
+
+    class Ours(Trainer):
+        def get_train_dataloader(self) -> Any:
+            if kind is None:
+                loader = super().get_train_dataloader()
+            else:
+                loader = self.accelerator.prepare(kind(dataset, 8, True, num_workers=1, collate_fn=collate))
+            loaders.append(loader)
+            return loader
+
+        def training_step(self, model: Any, inputs: Any, *rest: Any) -> Any:
+            numbers.append(inputs["numbers"].tolist())
+            return super().training_step(model, inputs, *rest)
+
+        def compute_loss(self, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+            return super().compute_loss(model, {k: v for k, v in inputs.items() if k != "numbers"}, *rest, **named)
+
+    def trainer() -> Trainer:
+        torch.manual_seed(1)
+        sizes = {"image_size": 32, "patch_size": 16, "hidden_size": 16, "intermediate_size": 16}
+        config = ViTConfig(**sizes, num_hidden_layers=1, num_attention_heads=2, num_labels=4, hidden_dropout_prob=0.0)
+        how: dict[str, Any] = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "dataloader_num_workers": 1}
+        how |= {"learning_rate": 0.01, "use_cpu": True, "remove_unused_columns": False, "disable_tqdm": True}
+        how |= {"report_to": [], "logging_steps": 1, "save_steps": 8, "eval_strategy": "epoch"}
+        arguments = TrainingArguments(folder, **how)
+        model = ViTForImageClassification(config)
+        return Ours(model, arguments, data_collator=collate, train_dataset=dataset, eval_dataset=dataset)
+
+    told: dict[str, Any] = {}
+    for name, resume in (("losses", None), ("resumed", str(Path(folder) / "checkpoint-8"))):
+        trained = trainer()
+        trained.train(resume_from_checkpoint=resume)
+        history = trained.state.log_history
+        told[name] = [entry[key] for entry in history for key in ("loss", "eval_loss") if key in entry]
+    told["numbers"] = numbers
+    if kind is None or not isinstance(kind, type):
+        assert all(isinstance(loader, proxyloader.DataLoader) for loader in loaders)
+        counts = loaders[0].base_dataloader._counts
+        assert counts.images[0] and not counts.images[2], vars(counts)
+    return told
+
+
+def whole_program() -> None:
+    """A script, with this library's loader in the place of torch's."""
+    torch.utils.data.DataLoader = proxyloader.DataLoader  # type: ignore[misc]
+    print(json.dumps(by_hugging_face(None, *sys.argv[1:3])))
+
+
+# --- two processes ---------------------------------------------------------------------------------------------------
+
+
+def two_trainers() -> None:
+    """A script: trainers of two processes, which are forked when these are imported. Each prints one line of JSON."""
+    importlib.import_module("lightning")
+    gc.freeze()  # else each process looks at all that is imported when it ends
+    ranks = []
+    for rank in range(2):
+        ranks.append(os.fork())
+        if not ranks[-1]:
+            of_rank(rank)
+            return
+    assert [os.waitpid(each, 0)[1] for each in ranks] == [0, 0]
+
+
+def of_rank(rank: int) -> None:
+    import lightning
+
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "", "MASTER_PORT": ""}  # by which Lightning knows it
+    distributed.init_process_group("gloo", f"file://{sys.argv[1]}", rank=rank, world_size=2)
+    cases = {"lightning": by_lightning, "fabric": by_fabric, "FSDP2": by_fsdp}
+    told: dict[str, Any] = {"rank": rank, "num_shards": by_lightning(OURS, num_shards="auto", seed=5)[0]}
+    with pytest.raises(ValueError, match="use_distributed_sampler=False"):
+        lightning_trainer(lightning, max_epochs=1, devices=2, strategy="ddp").fit(
+            lightning_module(lightning), loader_of(OURS, Path(sys.argv[2]), num_shards="auto")
+        )
+    for name in sys.argv[3:]:
+        theirs, ours = (cases[name](kind) for kind in KINDS)
+        assert_same(ours[1:], theirs[1:], name)
+        told[name] = ours[0]
+        assert ours[0] == theirs[0]
+    os.write(1, f"{json.dumps(told)}\n".encode())  # at once, as both write to one pipe
+    distributed.destroy_process_group()
+
+
+def by_lightning(kind: Any, **options: Any) -> Any:
+    """The samples of two epochs, and the images."""
+    import lightning
+
+    lightning.seed_everything(4)
+    module = lightning_module(lightning)
+    trainer = lightning_trainer(lightning, max_epochs=2, devices=2, strategy="ddp", use_distributed_sampler=not options)
+    trainer.fit(module, loader_of(kind, Path(sys.argv[2]), **options))
+    assert isinstance(trainer.train_dataloader, proxyloader.DataLoader) == (kind is OURS)
+    return [list(chain(*module.numbers[k : k + 3])) for k in (0, 3)], module.net.seen
+
+
+def by_fabric(kind: Any) -> Any:
+    import lightning
+
+    torch.manual_seed(4)
+    fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+    fabric.launch()
+    net = Net()
+    module, optimizer = fabric.setup(net, torch.optim.SGD(net.parameters(), 0.1))
+    loader = fabric.setup_dataloaders(loader_of(kind, Path(sys.argv[2])))
+    return epochs_of(module, optimizer, loader, fabric.backward), net.seen
+
+
+def by_fsdp(kind: Any) -> Any:
+    """A plain loop with a DistributedSampler."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(4)
+    sampler: Any = DistributedSampler(range(48), shuffle=True)  # type: ignore[arg-type]
+    net = Net()
+    fully_shard(net.layers)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loader = loader_of(kind, Path(sys.argv[2]), shuffle=None, sampler=sampler)
+    return epochs_of(net, optimizer, loader, torch.Tensor.backward), net.seen
+
+
+def epochs_of(net: Any, optimizer: Any, loader: Any, backward: Any) -> list[list[int]]:
+    epochs: list[list[int]] = []
+    for epoch in range(2):
+        loader.sampler.set_epoch(epoch)
+        epochs.append([])
+        for images, numbers in loader:
+            backward(loss_of(net(images), numbers))
+            optimizer.step()
+            optimizer.zero_grad()
+            epochs[-1] += numbers.tolist()
+    return epochs
+
+
+# --- loaders that libraries build anew -------------------------------------------------------------------------------
+
+
+OPTIONS = {
+    "device": "cpu",
+    "dtype": torch.float16,
+    "memory_format": torch.channels_last,
+    "seed": 7,
+    "on_error": "skip",
+    "check_scans": False,
+    "translate": False,
+    "prefetch": 3,
+    "num_threads": 2,
+    "hw_decoder_load": 0.5,
+}
+
+
+def public_attributes(loader: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(loader).items() if not name.startswith("_")}
+
+
+def by_all_attributes(loader: Any) -> Any:
+    """As ignite does, for a batch sampler that it can set back."""
+    given = public_attributes(loader)
+    for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
+        del given[name]
+    return type(loader)(**given, batch_sampler=BatchSampler(loader.sampler, loader.batch_size, loader.drop_last))
+
+
+def by_what_is_not_default(loader: Any) -> Any:
+    """As Lightning does, for a sampler that deals samples out to processes."""
+    attributes = public_attributes(loader) | {"multiprocessing_context": loader.multiprocessing_context}
+    arguments = inspect.signature(type(loader)).parameters
+    given = {name: value for name, value in attributes.items() if value is not arguments[name].default}
+    return type(loader)(**given | {"sampler": loader.sampler, "batch_sampler": None, "shuffle": False})
+
+
+def by_the_arguments(loader: Any) -> Any:
+    """Whatever the constructor takes and the loader has."""
+    names = set(inspect.signature(type(loader)).parameters) - {"batch_sampler"}
+    return type(loader)(**{name: getattr(loader, name) for name in names if hasattr(loader, name)})
+
+
+WAYS = [by_all_attributes, by_what_is_not_default, by_the_arguments]
+
+
+def batches_of(loader: Any) -> list[Any]:
+    torch.manual_seed(3)
+    return [(images.clone(), labels.tolist()) for images, labels in loader]
+
+
+def assert_equal_batches(found: list[Any], expected: list[Any]) -> None:
+    assert [labels for _, labels in found] == [labels for _, labels in expected]
+    assert all(torch.equal(images, others) for (images, _), (others, _) in zip(found, expected))
+
+
+PLAIN = {"num_workers": 2, "prefetch_factor": 3, "drop_last": True, "in_order": True, "timeout": 30}
+SHARD = {"num_shards": World(2, 1), "seed": 5, "device": "cpu"}
+LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "torch's, used": (StockLoader, PLAIN),
+    "plain, used": (DataLoader, PLAIN),
+    "with options of ours": (DataLoader, OPTIONS | {"num_workers": 2}),
+    **{policy: (DataLoader, SHARD | {"last_batch_policy": policy}) for policy in ("fill", "partial", "drop")},
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_rebuilt_loader_is_set_as_the_one_before_and_gives_its_batches(photos: Path, name: str) -> None:
+    kind, arguments = LOADERS[name]
+    for rebuilt in WAYS:
+        loader = kind(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, **arguments)
+        if "used" in name:
+            batches_of(loader)
+        again = rebuilt(loader)
+        if arguments.keys() >= OPTIONS.keys():
+            assert {option: getattr(again, option) for option in OPTIONS} == OPTIONS
+        expected = batches_of(loader)
+        if "num_shards" in arguments:
+            assert sum(len(labels) for _, labels in expected) in (21, 24, 28)
+            again.set_epoch(0)  # the sampler is shared
+        found = batches_of(again)
+        assert_equal_batches(found, expected)
+        assert found[0][0].dtype == arguments.get("dtype", torch.float32)
+
+
+@pytest.mark.parametrize("rebuilt", WAYS)
+def test_a_rebuilt_loader_has_the_server_of_the_one_before(spelled_root: Path, rebuilt: Any) -> None:
+    with ProxyServer(picture_pipeline("cpu")) as server:
+        loader = DataLoader(picture_folder(spelled_root, server.proxy, read_bytes), 4, server=server)
+        assert_equal_batches(batches_of(rebuilt(loader)), batches_of(loader))
+
+
+def test_every_public_attribute_is_an_argument(photos: Path) -> None:
+    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 16, num_workers=1, device="cpu")
+    list(loader)
+    assert public_attributes(loader).keys() <= inspect.signature(DataLoader).parameters.keys()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import logging
+import os
 import resource
+import shutil
+import socket
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,14 +26,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, read_image
 
-from proxyloader import (
-    DataLoader,
-    ImageError,
-    PipelineError,
-    ProxyLoaderError,
-    ProxyServer,
-    World,
-)
+from proxyloader import DataLoader, ImageError, PipelineError, ProxyLoaderError, ProxyServer, World
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import read_jpeg_header
 from proxyloader.data.lazy_image import create_lazy_image
@@ -36,10 +34,150 @@ from proxyloader.data.lazy_image import create_lazy_image
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
 from .roads import Stream, picture_pipeline, read_bytes
-from .test_bad_input import a_device_without_end, broken_tables, cut_in_the_scan, empty, missing, text, too_many_pixels
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
-SIZE, BATCH = 24, 4
+SIZE, BATCH, BAD = 24, 4, 9  # the bad sample is in the third batch
+
+
+def missing(path: Path) -> None:
+    path.unlink()
+
+
+def a_device_without_end(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def text(path: Path) -> None:
+    path.write_text("These are not the pixels you are looking for.\n" * 50)
+
+
+def cut_in_the_scan(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: 2 * len(data) // 3])
+
+
+def with_bytes(path: Path, marker: bytes, at: int, values: bytes) -> None:
+    """Put them so far behind a marker of the file."""
+    data = bytearray(path.read_bytes())
+    start = data.find(marker) + at
+    data[start : start + len(values)] = values
+    path.write_bytes(data)
+
+
+def too_many_pixels(path: Path) -> None:
+    with_bytes(path, b"\xff\xc0", 5, b"\xea\x60\xea\x60")  # 60,000 x 60,000
+
+
+def broken_tables(path: Path) -> None:
+    with_bytes(path, b"\xff\xc4", 5, b"\xff" * 16)  # counts of Huffman codes that cannot be
+
+
+class OpensItself(ImageFolder):
+    """Reads with Pillow, as many datasets do."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        return self.transform(Image.open(path).convert("RGB")), label, index
+
+
+def link_to(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def a_socket(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)  # as the names of sockets are short
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(f"/proc/self/fd/{folder}/{path.name}")
+    os.close(folder)
+
+
+def a_pipe(path: Path) -> None:
+    """A pipe that a picture is written to each time that it is opened."""
+    data = next(each for each in path.parent.iterdir() if each.is_file()).read_bytes()
+    os.mkfifo(path)
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError):
+            path.write_bytes(data)
+
+    threading.Thread(target=write, daemon=True).start()
+
+
+NO_FILES: dict[str, Callable[[Path], None]] = {
+    "a pipe": a_pipe,
+    "a socket": a_socket,
+    "a directory": Path.mkdir,
+    "a device without end": link_to("/dev/zero"),
+    "a device of random bytes": link_to("/dev/urandom"),
+    "an empty device": link_to("/dev/null"),
+    "a file of the system": link_to("/proc/self/status"),
+    "a file without permission": lambda path: path.touch(0),  # which the root user may read: it is empty
+    "memory": link_to("/proc/self/mem"),
+    "a link to itself": lambda path: path.symlink_to(path),
+    "a file as a directory": lambda path: path.symlink_to(f"{__file__}/a.jpg"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Pillow leaves files open
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", [ImageFolder, OpensItself])
+@pytest.mark.parametrize("name", NO_FILES)
+def test_what_is_no_file_ends_as_under_torch(name: str, kind: Any, workers: int, photos: Path, tmp_path: Path) -> None:
+    dataset = kind(shutil.copytree(photos, tmp_path / "set"), TRANSFORM)
+    path, seen = Path(dataset.samples[BAD][0]), []
+    for loader in (StockLoader, DataLoader):
+        path.rmdir() if path.is_dir() else path.unlink()
+        NO_FILES[name](path)
+        seen.append(outcomes(loader(dataset, BATCH, num_workers=workers)))
+    for theirs, ours in zip(*seen, strict=True):
+        assert isinstance(ours, type(theirs)), (ours, theirs)
+        if isinstance(theirs, Exception):
+            assert workers or ours.errno == theirs.errno, (ours, theirs)
+    assert isinstance(seen[0][BAD // BATCH], Exception) == (name != "a pipe")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(prefetch=0), "prefetch must be an integer >= 1, got 0"),
+        (dict(prefetch=1.5), "prefetch must be an integer"),
+        (dict(num_threads=0), "num_threads must be an integer >= 1, or 'auto', got 0"),
+        (dict(num_threads=5000), "num_threads must be at most 1024, or 'auto', got 5000"),
+        (dict(on_error="ignore"), "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
+        *((dict(seed=seed), f"seed must be an integer >= 0, got {seed!r}") for seed in (-1, 1.5, "x")),
+        (dict(translate="gpu"), "translate must be True or False, got 'gpu'"),
+        (dict(check_scans="no"), "check_scans must be True or False, got 'no'"),
+        (dict(hw_decoder_load=2), r"hw_decoder_load must be in \[0, 1\] or 'auto', got 2"),
+        (dict(device="meta"), "device must be a CUDA device .* or 'cpu', got 'meta'"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_a_wrong_argument_is_told_what_is_allowed(folder: ImageFolder, arguments: dict[str, Any], message: str) -> None:
+    folder.transform = TRANSFORM
+    with pytest.raises(ValueError, match=message):
+        DataLoader(folder, **arguments)
+
+
+@pytest.mark.parametrize(
+    "device", ["cuda:63", 63, torch.device("cuda", 63), *([] if torch.cuda.is_available() else ["cuda"])]
+)
+@pytest.mark.parametrize("translate", [True, False])
+def test_a_gpu_that_is_not_there_is_refused_at_once(folder: ImageFolder, device: Any, translate: bool) -> None:
+    folder.transform = TRANSFORM
+    message = rf"device='{torch.device(device)}', but torch sees .* CUDA device\(s\). Omit device to use a GPU"
+    for dataset in (folder, [torch.zeros(3)]):
+        with pytest.raises(ValueError, match=message):
+            DataLoader(dataset, device=device, translate=translate)
+        loader = DataLoader(dataset, device="cpu", translate=translate)
+        loader.device = device
+        with pytest.raises(ValueError, match=message):
+            iter(loader)
+
 
 FOUND_BY_THE_WORKER, FOUND_BY_DALI = text, broken_tables
 
@@ -119,6 +257,9 @@ def test_what_torchvision_cannot_read_is_left_out(
         assert read_numbers(images, white=255) == indices.tolist()
     assert [error.index for error in loader.errors] == [5, 6, 23]
     assert spelled.samples[5][0] in loader.errors[0].reason
+    replacing = DataLoader(dataset, BATCH, num_workers=workers, on_error="replace", device=device, translate=translate)
+    found = [index for *_, indices in replacing for index in indices.tolist()]
+    assert found == [*range(5), 7, 7, *range(7, 23), 0]
 
 
 class Lists(Numbered):
@@ -128,23 +269,14 @@ class Lists(Numbered):
         return [self[index] for index in indices]
 
 
-class OpensItself(ImageFolder):
-    """A dataset that reads with Pillow, as many do."""
-
-    def __getitem__(self, index: int) -> Any:
-        path, label = self.samples[index]
-        return self.transform(Image.open(path).convert("RGB")), label, index
-
-
-def collate(samples: list[Any]) -> Any:
-    return default_collate(samples)
-
-
 @WAYS
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("kind", "collate_fn"),
-    [(Numbered, default_collate), (Numbered, collate), (Lists, default_collate), (OpensItself, default_collate)],
+    [
+        *((Numbered, default_collate), (Numbered, lambda samples: default_collate(samples))),
+        *((Lists, default_collate), (OpensItself, default_collate)),
+    ],
     ids=["", "own collate_fn", "read at once", "opens itself"],
 )
 def test_a_sample_leaves_with_its_label_or_is_the_next_that_can_be_read_with_its_own(
@@ -168,11 +300,15 @@ def test_a_sample_leaves_with_its_label_or_is_the_next_that_can_be_read_with_its
     raising = DataLoader(spelled, BATCH, persistent_workers=workers > 0, **arguments)
     for _ in range(2):  # the loader is as good as new afterwards
         batches = outcomes(raising)
+        both = [f"dataset[{index}]" in str(batches[1]) and path in str(batches[1]) for index, path in named[:2]]
+        assert both == [True, how is FOUND_BY_DALI]
         for error, (index, path) in ((batches.pop(5), named[2]), (batches.pop(1), named[0])):
             assert isinstance(error, ImageError) and isinstance(error, OSError), error
             assert (error.index, error.path) == (index, path) and error.reason
             assert all(part in str(error) for part in (path, f"dataset[{index}]", error.reason))
         assert numbers_of(batches, spelled) == [found[k] for k in (0, 2, 3, 4)]
+    all_or_first = named if how is FOUND_BY_DALI else named[::2]
+    assert [(error.index, error.path) for error in raising.errors] == all_or_first
 
 
 @EITHER
@@ -201,30 +337,6 @@ def test_processes_take_as_many_steps_whatever_is_skipped(
     assert found[0] == [[0, 1, 2], [4, 5, 6, 7], [8, 9, 10, 11]]
     assert found[1] == [[12, 13, 14, 15], [21], [21, 22, 23]]
     assert [len(batches) for batches in found] == [3] * 4
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_all_that_dali_cannot_decode_is_raised_by_default(spelled: Numbered, workers: int, device: str) -> None:
-    paths = damage(spelled, FOUND_BY_DALI, 9, 10)
-    loader = DataLoader(spelled, BATCH, num_workers=workers, device=device)
-    found = outcomes(loader)
-    error = found.pop(2)
-    assert isinstance(error, ImageError) and (error.index, error.path) == (9, paths[0])
-    assert all(text in str(error) for text in ("dataset[9]", "dataset[10]", error.reason, *paths))
-    assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
-    assert [(each.index, each.path) for each in loader.errors] == [(9, paths[0]), (10, paths[1])]
-
-
-@pytest.mark.parametrize("batch_size", [BATCH, None])
-def test_a_stream_has_no_next_sample(
-    spelled: Numbered, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    damage(spelled, FOUND_BY_DALI, 8, 9, 10, 11)
-    monkeypatch.setattr("proxyloader.workers.pool.is_distributed", lambda sampler: True)
-    loader = DataLoader(stream_of(spelled), batch_size, on_error="skip", device="cpu")
-    found = [batch[-1] for batch in loader]
-    left = [*range(8), *range(12, 24)]
-    assert found == left if batch_size is None else torch.cat(found).tolist() == left
 
 
 @EITHER
@@ -429,21 +541,19 @@ def test_a_sample_with_two_images_goes_when_one_of_them_is_lost(spelled: Numbere
     assert read_numbers(first, white=1.0) == [6, 7] and read_numbers(second, white=1.0) == [7, 8]
 
 
+@pytest.mark.parametrize("batch_size", [BATCH, None])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_stream_can_do_without_what_dali_cannot_decode(spelled: Numbered, workers: int) -> None:
-    damage(spelled, broken_tables, 5)
-    loader = DataLoader(
-        stream_of(spelled),
-        BATCH,
-        num_workers=workers,
-        on_error="skip",
-        device="cpu",
-    )
-    found = []
+def test_a_stream_which_has_no_next_sample_does_without_what_dali_cannot_decode(
+    spelled: Numbered, workers: int, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(spelled, FOUND_BY_DALI, 5, 8, 9, 10, 11)
+    monkeypatch.setattr("proxyloader.workers.pool.is_distributed", lambda sampler: True)
+    loader = DataLoader(stream_of(spelled), batch_size, num_workers=workers, on_error="skip", device="cpu")
+    found: list[int] = []
     for images, numbers in loader:
-        assert read_numbers(images, white=1.0) == numbers.tolist()
-        found += numbers.tolist()
-    assert sorted(found) == [k for k in range(SIZE) if k != 5]
+        assert read_numbers(images.reshape(-1, 3, 32, 32), white=1.0) == torch.as_tensor(numbers).flatten().tolist()
+        found += torch.as_tensor(numbers).flatten().tolist()
+    assert sorted(found) == [k for k in range(SIZE) if k not in (5, 8, 9, 10, 11)]
     assert loader.errors[0].index is None and loader.errors[0].path.endswith("00005.jpg")
     with pytest.raises(ValueError, match="on_error='replace' requires a map-style dataset"):
         DataLoader(stream_of(spelled), BATCH, on_error="replace")
