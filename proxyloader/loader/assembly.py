@@ -67,6 +67,7 @@ class BatchAssembler:
         self._on_error = self._options.on_error
         self._format: OutputFormat = self._options.format
         self._counts: ImageCounts = loader._counts
+        self._counts.begin_epoch()
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
         """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample.

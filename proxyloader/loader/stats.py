@@ -227,6 +227,11 @@ class ImageCounts:
             return self.decode_reason or "the dataset opens no JPEGs that DALI could decode"
         return self.decode_reason or "the dataset uses the pixels of its images"
 
+    def begin_epoch(self) -> None:
+        """Reset the counts, as an earlier epoch may have been left early."""
+        if not self._is_logged:
+            self.images = 0, 0, 0
+
     def add(self, batch: PackedBatch) -> None:
         (dali, pillow, workers), (new_dali, new_pillow, new_workers) = self.images, batch.image_counts
         self.images = dali + new_dali, pillow + new_pillow, workers + new_workers
