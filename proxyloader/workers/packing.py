@@ -12,7 +12,7 @@ import functools
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from types import FunctionType
@@ -104,7 +104,9 @@ class Packer:
         samples_alone = tuple(map(pickler.pickle, samples)) if self.keep_samples else ()
         slot = request.slot if request is not None and self.arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
-        runs = tuple(_pack_run(calls, layout, self.kernel_output) for calls in pickler.runs)
+        runs = tuple(
+            _pack_run(outputs, files, layout, self.kernel_output) for outputs, files in zip(pickler.runs, pickler.files)
+        )
         if self.arena is not None and slot is not None:
             layout.write(self.arena.memory_to_write(slot, layout.size_bytes))
         else:
@@ -137,7 +139,7 @@ class Packer:
 
     def _count(self, pickler: _ContentPickler, samples: Any, num_samples: int) -> dict[str, Any]:
         """Return the counts of the PackedBatch, and reset them for the next batch."""
-        calls = [call for run in pickler.runs for call in run]
+        calls = _get_calls(pickler.runs)
         images = list({id(call.image): call.image for call in calls if isinstance(call, TransformedImage)}.values())
         sizes = [len(image.buffer) for image in images if image.header is not None]
         encoded = len(sizes)
@@ -160,10 +162,10 @@ class Packer:
             "decode_reason": why,
         }
 
-    def _reject_plans(self, runs: Sequence[Sequence[ProxyInputs]]) -> set[str]:
+    def _reject_plans(self, runs: Sequence[Run]) -> set[str]:
         """Return the plans of a batch that torchvision runs, and record new plans of the others."""
         plans, rejected = _get_plans(runs), set()
-        calls = [call.server for run in runs for call in run if isinstance(call, TransformedImage)]
+        calls = [call.server for call in _get_calls(runs) if isinstance(call, TransformedImage)]
         unknown = Counter(plan for plan in calls if plan not in self.plans and plan not in self._new_plans)
         for plan, images in unknown.items():
             if why := self.find_obstacle(plans[plan]):
@@ -181,24 +183,16 @@ class Packer:
         return rejected
 
 
-def _get_plans(runs: Sequence[Sequence[ProxyInputs]]) -> dict[str, Plan]:
-    return {call.server: call.plan for run in runs for call in run if isinstance(call, TransformedImage)}
+Run = list[list[ProxyInputs]]
+"""The calls of a run, by output. Without kernels, all are in one."""
 
 
-class _Run(list[ProxyInputs]):
-    """The calls of a run."""
+def _get_calls(runs: Sequence[Run]) -> list[ProxyInputs]:
+    return [call for run in runs for output in run for call in output]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: list[int] = []  # of calls in each output, one after the other; without kernels, all are in one
-        self.files: dict[int, int] = {}  # number of the decoded image, by ``_ContentPickler._get_file``
 
-    def add(self, calls: Sequence[ProxyInputs], files: Iterable[int]) -> None:
-        """Append calls of these files to the last output."""
-        self.extend(calls)
-        self.counts[-1] += len(calls)
-        for file in files:
-            self.files.setdefault(file, len(self.files))
+def _get_plans(runs: Sequence[Run]) -> dict[str, Plan]:
+    return {call.server: call.plan for call in _get_calls(runs) if isinstance(call, TransformedImage)}
 
 
 class _ContentPickler(ForkingPickler):
@@ -211,7 +205,8 @@ class _ContentPickler(ForkingPickler):
         self._buffer = io.BytesIO()
         super().__init__(self._buffer, pickle.HIGHEST_PROTOCOL)
         self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
-        self.runs: list[_Run] = []
+        self.runs: list[Run] = []
+        self.files: list[dict[int, int]] = []  # of each run: number of the decoded image, by ``_get_file``
         self.objects: list[Any] = []
         self.is_computed = False  # whether there are tensors computed from images
         self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
@@ -309,10 +304,10 @@ class _ContentPickler(ForkingPickler):
         run = self._runs_of.get((kind, files))
         if run is None:
             run = self._runs_of[kind, files] = self._begin_run()
-        calls_of_run = self.runs[run]
-        calls_of_run.counts.append(0)
-        output = len(calls_of_run.counts) - 1
-        calls_of_run.add(calls, files)
+        output = len(self.runs[run])
+        self.runs[run].append(list(calls))
+        for file in files:
+            self.files[run].setdefault(file, len(self.files[run]))
         self._rows.update({id(call): (output, run, row) for row, call in enumerate(calls)})
         return output, run
 
@@ -320,15 +315,17 @@ class _ContentPickler(ForkingPickler):
         if id(call) not in self._rows:
             kind, file = self._get_kind(call), self._get_file(call)
             run = self._current_runs.get(kind)
-            if run is None or (len(self.runs[run].files) == self._run_size and file not in self.runs[run].files):
+            if run is None or (len(self.files[run]) == self._run_size and file not in self.files[run]):
                 run = self._current_runs[kind] = self._begin_run()
-                self.runs[run].counts.append(0)
-            self._rows[id(call)] = 0, run, len(self.runs[run])
-            self.runs[run].add([call], [file])
+                self.runs[run].append([])
+            self._rows[id(call)] = 0, run, len(self.runs[run][0])
+            self.runs[run][0].append(call)
+            self.files[run].setdefault(file, len(self.files[run]))
         return self._rows[id(call)]
 
     def _begin_run(self) -> int:
-        self.runs.append(_Run())
+        self.runs.append([])
+        self.files.append({})
         return len(self.runs) - 1
 
     def _get_kind(self, call: ProxyInputs) -> Any:
@@ -395,7 +392,8 @@ class _Layout:
             memory[start : start + array.nbytes] = array.reshape(-1).view(np.uint8)
 
 
-def _pack_run(calls: _Run, layout: _Layout, kernel_output: KernelOutput | None) -> PackedRun:
+def _pack_run(outputs: Run, numbered: dict[int, int], layout: _Layout, kernel_output: KernelOutput | None) -> PackedRun:
+    calls = _get_calls([outputs])
     if kernel_output is None or not isinstance(calls[0], TransformedImage):
         sources = tuple(call.source for call in calls)
         columns = zip(*(call.inputs for call in calls))
@@ -403,11 +401,11 @@ def _pack_run(calls: _Run, layout: _Layout, kernel_output: KernelOutput | None) 
         return PackedRun(calls[0].server, tuple(inputs), sources)
     transformed = [call for call in calls if isinstance(call, TransformedImage)]
     images = [(call.plan, call.image.size[::-1], call.row.packed()) for call in transformed]
-    if shares := len(calls.files) < len(calls):
-        numbers = np.array([calls.files[id(call.image)] for call in transformed])
+    if shares := len(numbered) < len(calls):
+        numbers = np.array([numbered[id(call.image)] for call in transformed])
         _, first = np.unique(numbers, return_index=True)
     decoded = [transformed[row] for row in first] if shares else transformed
-    schedule = build_schedule(images, *kernel_output, calls.counts, numbers if shares else None)
+    schedule = build_schedule(images, *kernel_output, [*map(len, outputs)], numbers if shares else None)
     files, sources = _pack_input("", [call.file for call in decoded], layout), tuple(call.source for call in decoded)
     memory = PackedInput("|u1", np.array([layout.add(schedule.memory)]), np.array([[schedule.memory.size]]))
     return PackedRun(KERNELS, (files,), sources, (dataclasses.replace(schedule, memory=NO_BYTES), memory))
@@ -430,7 +428,7 @@ def _pack_input(name: str, arrays: Sequence[NDArray[Any]], layout: _Layout) -> P
 class ContentUnpickler(pickle.Unpickler):
     """Unpickles the content of a packed batch, with decoded images in place of the references.
 
-    ``resolve`` returns the image or batch for a reference; see ``_ContentPickler.reference``.
+    ``resolve`` returns the image or batch for a reference; see ``_ContentPickler.persistent_id``.
     ``pin`` copies tensors to pinned memory, like a stock loader with ``pin_memory``. ``objects``: see PackedBatch.
     Tensors computed from images are moved to ``device``.
     """

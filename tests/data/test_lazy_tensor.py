@@ -53,9 +53,7 @@ def replayed(content: Any) -> Any:
     @functools.cache
     def found(output: int, run: int, row: int | None = None) -> torch.Tensor:
         """One tensor for all that refers to it."""
-        calls = pickler.runs[run]
-        begin = sum(calls.counts[:output])
-        images = [call.materialize() for call in calls[begin : begin + calls.counts[output]]]  # type: ignore[attr-defined]
+        images = [call.materialize() for call in pickler.runs[run][output]]  # type: ignore[attr-defined]
         return torch.stack(images) if row is None else images[row].clone()
 
     def resolve(place: Any) -> torch.Tensor:
