@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import deque
-from collections.abc import Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from rich.console import Console
 from rich.text import Text
 from torch.nn.functional import cross_entropy
@@ -90,41 +87,34 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
     _print("Backend", loaders[1].backend)
     bar = ProgressBar(total=2 * (1 + TIMED_EPOCHS) * len(dataset), desc="both loaders", leave=False, disable=None)
 
-    def epoch(loader: Any, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def run_epoch(loader: Any, seed: int, compared: int = 0) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], float]:
+        """Return the levels and labels of the first batches, and the images per second."""
         torch.manual_seed(seed)
-        for images, labels in loader:
+        first, begin_s = [], time.perf_counter()
+        for number, (images, labels) in enumerate(loader):
+            images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+            if number * batch_size < compared:
+                first.append((_levels(images), labels))
             bar.update(len(labels))
-            yield images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-
-    def speed(loader: Any, seed: int) -> float:
-        begin_s = time.perf_counter()
-        count = sum(len(labels) for _, labels in epoch(loader, seed))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return count / (time.perf_counter() - begin_s)
+        return first, len(dataset) / (time.perf_counter() - begin_s)
 
     with bar:
-        reference: list[tuple[torch.Tensor, torch.Tensor]] = []
-        try:
-            for images, labels in epoch(loaders[0], SEED):
-                if len(reference) * batch_size < COMPARED_IMAGES:
-                    reference.append((_levels(images).round().to(torch.uint8), labels))  # exact: JPEGs have 8 bits
-        except (OSError, Image.DecompressionBombError):
-            deque(epoch(loaders[1], SEED), maxlen=0)  # raises an error that names the file
-            raise
-        count, labels_equal, worst = 0, True, torch.zeros(3)
-        for number, (images, labels) in enumerate(epoch(loaders[1], SEED)):
-            if number < len(reference):
-                levels = _levels(images)
-                difference = (levels - reference[number][0]).abs().flatten()
-                high = difference.kthvalue(max(1, int(0.999 * len(difference)))).values
-                worst = torch.maximum(worst, torch.stack([difference.mean(), high, difference.max()]).cpu())
-                labels_equal, count = labels_equal and torch.equal(labels, reference[number][1]), count + len(labels)
-                if number == 0:
-                    old, new = (each[:SHEET_COLUMNS].float().cpu() for each in (reference[0][0], levels))
-                    rows = torch.cat([old, new, (new - old).abs() * GAIN]).round() / 255
-                    save_image(make_grid(rows, len(old), pad_value=1), sheet, "PNG")
-        speeds = [[speed(loader, seed) for loader in loaders] for seed in range(TIMED_EPOCHS)]
+        # First proxyloader, as its errors name the file.
+        new, old = (run_epoch(loader, SEED, COMPARED_IMAGES)[0] for loader in reversed(loaders))
+        labels_equal = all(torch.equal(labels, expected) for (_, labels), (_, expected) in zip(new, old))
+        count, differences = sum(len(labels) for _, labels in new), []
+        for (levels, _), (expected, _) in zip(new, old):
+            off = (levels - expected.round_()).abs().flatten()  # exact: JPEGs have 8 bits
+            high = off.kthvalue(max(1, int(0.999 * len(off)))).values
+            differences.append([off.mean().item(), high.item(), off.max().item()])
+        mean, percentile, largest = map(max, zip(*differences))
+        rows = [batches[0][0][:SHEET_COLUMNS] for batches in (old, new)]
+        grid = make_grid(torch.cat([*rows, (rows[1] - rows[0]).abs() * GAIN]).round() / 255, len(rows[0]), pad_value=1)
+        save_image(grid, sheet, "PNG")
+        del new, old
+        speeds = [[run_epoch(loader, seed)[1] for loader in loaders] for seed in range(TIMED_EPOCHS)]
     stock, ours = (sorted(each) for each in zip(*speeds))
     ratio = statistics.median(ours) / statistics.median(stock)
     names = ("torch.utils.data.DataLoader", f"proxyloader.DataLoader, {ratio:.1f} times as fast")
@@ -133,9 +123,8 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
         _print(title, f"{statistics.median(speed_rounds):>6,.0f} images/s {spread:<18} {name}")
     _print("", f"medians of {TIMED_EPOCHS} alternating epochs (slowest to fastest), after a warm-up epoch", "dim")
     _print("Labels", f"{'all equal' if labels_equal else 'NOT EQUAL'}; {count:,} images compared")
-    mean, percentile, largest = worst.tolist()
-    off = f"{mean:.2f} on average, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
-    _print("Pixels", f"differ by {off} (worst batch)")
+    worst = f"{mean:.2f} on average, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
+    _print("Pixels", f"differ by {worst} (worst batch)")
     is_close = labels_equal and mean <= MAX_MEAN and percentile <= MAX_PERCENTILE
     if not is_close:
         bounds = f"equal labels, and at most {MAX_MEAN} on average and {MAX_PERCENTILE} at the 99.9th percentile"
