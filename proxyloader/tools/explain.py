@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import inspect
 import io
+import itertools
 import operator
 import os
 import statistics
 import sys
 import timeit
-import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
@@ -29,13 +28,13 @@ from torchvision import models
 from .._random_state import preserve_rng, seed_generators
 from ..data import hooks
 from ..data.dataset import get_length
-from ..data.deferral import MAX_UNUSED_SAMPLES, Deferral, deferring
+from ..data.deferral import MAX_UNUSED_SAMPLES, Deferral
 from ..data.encoded_image import EncodedImage
 from ..data.lazy_image import is_lazy
 from ..data.lazy_tensor import LazyTensor, is_materialized
 from ..data.placeholders import ProxyBatch, ProxySample
 from ..data.recorded import Operation, flatten
-from ..data.transformed import LIBRARIES, TransformedImage, find_caller, pixel_uses
+from ..data.transformed import TransformedImage, find_caller, pixel_uses
 from ..kernels.operations import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
@@ -112,17 +111,18 @@ def explain(obj: Any) -> Explanation:
     try:
         with preserve_rng():
             get = functools.partial(obj.__getitem__, _find_index(obj)) if is_dataset else _apply_to_photograph(obj)
-            with_gpu, without = ([_observe(get, seed, on_gpu) for seed in range(RUNS)] for on_gpu in (True, False))
+            calls, pixels, operations, outputs = zip(*[_observe(get, seed, on_gpu=True) for seed in range(RUNS)])
+            _, pixels_without_gpu, *_ = zip(*[_observe(get, seed, on_gpu=False) for seed in range(RUNS)])
             packer = Packer(list, None, RUNS, kernel_output=(None, False))
-            with _deferring(on_gpu=True):
+            with _deferred(on_gpu=True):
                 worker_us = _time(lambda: packer([_find_lazy(get()) for _ in range(RUNS)]))
             return Explanation(
-                steps=_merge([run.calls for run in with_gpu]),
-                pixels=next((run.pixels for run in with_gpu if run.pixels), ""),
-                operations=tuple(dict.fromkeys(name for run in with_gpu for name in run.operations)),
-                output=shorten(" or ".join(dict.fromkeys(run.output for run in with_gpu)), 240, placeholder=" ..."),
-                on_gpu=_describe_place(with_gpu, "CUDA kernels"),
-                on_cpu=_describe_place(without, "DALI"),
+                steps=_merge(calls),
+                pixels=next(filter(None, pixels), ""),
+                operations=tuple(dict.fromkeys(itertools.chain(*operations))),
+                output=shorten(" or ".join(dict.fromkeys(outputs)), 240, placeholder=" ..."),
+                on_gpu=_describe_place(pixels, "CUDA kernels"),
+                on_cpu=_describe_place(pixels_without_gpu, "DALI"),
                 worker_us=worker_us,
                 stock_us=_time(lambda: [get() for _ in range(RUNS)]),
             )
@@ -147,23 +147,16 @@ def _apply_to_photograph(transform: Callable[[Any], Any]) -> Callable[[], Any]:
 def _find_index(dataset: Any) -> int:
     """Return the index of the first sample that opens a JPEG; 0 if there is none."""
     for index in range(MAX_UNUSED_SAMPLES):
-        with contextlib.suppress(*[IndexError] * (index > 0)), _deferring(on_gpu=True), _watching() as (_, opened):
+        with contextlib.suppress(*[IndexError] * (index > 0)), _deferred(on_gpu=True), _watching() as (_, opened):
             dataset[index]
         if opened:
             return index
     return 0
 
 
-@contextlib.contextmanager
-def _deferring(on_gpu: bool) -> Iterator[None]:
+def _deferred(on_gpu: bool) -> contextlib.AbstractContextManager[None]:
     """Let images stay undecoded in this thread, as in a worker of a loader with or without a GPU."""
-    deferral = Deferral(on_gpu, functools.partial(find_obstacle, has_kernels=on_gpu))
-    hooks.hold(deferral)
-    try:
-        with deferring(deferral):
-            yield
-    finally:
-        hooks.release(deferral)
+    return hooks.deferred(Deferral(on_gpu, functools.partial(find_obstacle, has_kernels=on_gpu)))
 
 
 @contextlib.contextmanager
@@ -218,7 +211,7 @@ def _describe_steps(steps: Branch, numbers: Sequence[float]) -> Iterator[str]:
             yield f"{step.title} {shown}".strip()
 
 
-def _merge(runs: list[list[tuple[str, str]]]) -> tuple[str, ...]:
+def _merge(runs: Iterable[list[tuple[str, str]]]) -> tuple[str, ...]:
     """Return the calls of all runs, each once, in the order of their mean position."""
     found: defaultdict[Any, list[tuple[int, str]]] = defaultdict(list)
     for calls in runs:
@@ -232,19 +225,12 @@ def _merge(runs: list[list[tuple[str, str]]]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-class _Run(NamedTuple):
-    """What one run did. ``pixels``: why the image was decoded; "" if it was not."""
-
-    calls: list[tuple[str, str]]
-    pixels: str
-    operations: list[str]
-    output: str
-
-
-def _observe(get: Callable[[], Any], seed: int, on_gpu: bool) -> _Run:
+def _observe(get: Callable[[], Any], seed: int, on_gpu: bool) -> tuple[list[tuple[str, str]], str, list[str], str]:
+    """Return the recorded calls, why the image was decoded ("" if it was not), the replayed operations, and the output
+    of one run."""
     seed_generators(seed)
     before, pixel_uses.why = pixel_uses.count, None
-    with _deferring(on_gpu), _watching() as (calls, opened):
+    with _deferred(on_gpu), _watching() as (calls, opened):
         sample = get()
     nodes = list(_iter_nodes([each._node for each in _find_lazy(sample)]))
     images = [node.call for node in nodes if isinstance(node, ProxySample)]
@@ -257,7 +243,7 @@ def _observe(get: Callable[[], Any], seed: int, on_gpu: bool) -> _Run:
     else:
         pixels = pixel_uses.why or (NO_IMAGE if opened else NO_JPEG)
     names = [node.name.removeprefix("aten.").split(".")[0].strip("_") for node in nodes if isinstance(node, Operation)]
-    return _Run(calls, pixels, names, str(tree_map(_describe, sample)).replace('"', "").replace("'", ""))
+    return calls, pixels, names, str(tree_map(_describe, sample)).replace('"', "").replace("'", "")
 
 
 def _find_lazy(sample: Any) -> list[LazyTensor]:
@@ -280,8 +266,8 @@ def _describe(leaf: Any) -> str:
     return f"{leaf.dtype} {tuple(leaf.shape)}{device}".removeprefix("torch.") if is_array else type(leaf).__name__
 
 
-def _describe_place(runs: list[_Run], best: str) -> str:
-    reasons = [run.pixels for run in runs if run.pixels]
+def _describe_place(pixels: Iterable[str], best: str) -> str:
+    reasons = list(filter(None, pixels))
     if not reasons:
         return best
     others = f"{best}; for {len(reasons)} of {RUNS} images " if len(reasons) < RUNS else ""
@@ -318,11 +304,8 @@ def find(name: str) -> Any:
         try:
             return (models.get_weight(name) if "." in name else models.get_model_weights(name).DEFAULT).transforms()
         except (ValueError, KeyError):
-            hint = " or ".join(difflib.get_close_matches(name, models.list_models())) or "module:attribute"
-            raise ValueError(
-                f"torchvision has no model or weights {name!r}. Did you mean {hint}? "
-                "Name your own as module:attribute, such as train:transform"
-            ) from None
+            advice = "Name your own as module:attribute, such as train:transform"
+            raise ValueError(f"torchvision has no model or weights {name!r}. {advice}") from None
     folder, module = os.path.split(path.removesuffix(".py"))
     sys.path.insert(0, os.path.abspath(folder))  # as if Python ran the file
     with _running(f"import {module}"):
@@ -346,18 +329,9 @@ def _running(code: str) -> Iterator[None]:
     argv, sys.argv = sys.argv, sys.argv[:1]
     try:
         yield
-    except SystemExit as error:
-        raise ValueError(
-            f"{code} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
-            'below `if __name__ == "__main__":`'
-        ) from error
-    except Exception as error:
-        places = [
-            f" at {frame.f_code.co_filename}:{line}"
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if str(frame.f_globals.get("__name__")).split(".")[0] not in LIBRARIES
-        ]
-        place = places[-1] if places else ""
-        raise ValueError(f"{code} failed{place} with {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        is_exit = isinstance(error, SystemExit)
+        advice = 'A script belongs below `if __name__ == "__main__":`' if is_exit else "--debug shows the traceback"
+        raise ValueError(f"{code} failed with {type(error).__name__}: {error}. {advice}") from error
     finally:
         sys.argv = argv
