@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
@@ -245,14 +246,6 @@ COMMANDS: dict[Callable[[Parser], None], tuple[str, str]] = {
 DATA_HELP = "your own ImageFolder (default: synthetic photographs, created once)"
 
 
-class Paragraphs(argparse.RawDescriptionHelpFormatter):
-    """Wraps the paragraphs of a description, except examples."""
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        fill = functools.partial(textwrap.fill, width=width, break_on_hyphens=False)
-        return "\n\n".join(part if "\n  " in part else fill(part) for part in text.split("\n\n"))
-
-
 def _parser() -> Parser:
     parser = Parser(
         prog="proxyloader",
@@ -263,15 +256,16 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"proxyloader {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    fill = functools.partial(textwrap.fill, width=shutil.get_terminal_size().columns - 2, break_on_hyphens=False)
     for declare, handler in COMMANDS.items():
         text, _, examples = inspect.cleandoc(declare.__doc__ or "").partition("\n\nExample:\n")
         summary = text.partition(".\n")[0]
         command: Parser = commands.add_parser(
             declare.__name__[1:].replace("_", "-"),
             help=summary[:1].lower() + summary[1:],
-            description=text,
+            description="\n\n".join(map(fill, text.split("\n\n"))),
             epilog=f"example:\n{examples}",
-            formatter_class=Paragraphs,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_argument("--debug", action="store_true", help="show the traceback of an error")
         command.set_defaults(handler=handler)

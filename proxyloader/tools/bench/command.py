@@ -51,7 +51,11 @@ def bench(**options: Any) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     check_can_be_written(args.out)
     console.print(", ".join(f"{name}: {value}" for name, value in machine().items()))
-    warn_of_problems(console, base)
+    if (batches := math.ceil(base.images * base.passes / base.batch_size)) < MIN_BATCHES:
+        console.print(
+            f"[bold yellow]! A loop has {batches} batches. DALI prepares some of them before the loop starts, so short "
+            "loops overstate its speed. Use more --passes or --images, or a smaller --batch-size."
+        )
     if not args.data:
         make_dataset(base.root, images=base.images, **SIZES[args.size])
 
@@ -127,18 +131,6 @@ def make_ranges(args: argparse.Namespace, base: BenchConfig) -> Ranges:
     threads = counts if base.on_gpu else counts | {cores + 1}
     ranges = {"workers": args.workers or counts, "threads": args.threads or threads}
     return {name: sorted(set(values)) for name, values in (ranges | {"hw_decoder_load": args.hw_decoder_load}).items()}
-
-
-def warn_of_problems(console: Console, base: BenchConfig) -> None:
-    """Print why measurements with these settings are unreliable."""
-    load, cores, batches = os.getloadavg()[0], usable_cores(), math.ceil(base.images * base.passes / base.batch_size)
-    if load > 0.5 * cores:
-        console.print(f"[bold yellow]! Other processes are running (load {load:.1f} on {cores} cores).")
-    if batches < MIN_BATCHES:
-        console.print(
-            f"[bold yellow]! A loop has {batches} batches. DALI prepares some of them before the loop starts, so short "
-            "loops overstate its speed. Use more --passes or --images, or a smaller --batch-size."
-        )
 
 
 def make_record(args: argparse.Namespace, base: BenchConfig, ranges: Ranges, outcomes: dict[str, Outcome]) -> Record:
