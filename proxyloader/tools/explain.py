@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import importlib
 import inspect
@@ -13,6 +14,7 @@ import os
 import statistics
 import sys
 import timeit
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ from ..data.lazy_image import is_lazy
 from ..data.lazy_tensor import LazyTensor, is_materialized
 from ..data.placeholders import ProxyBatch, ProxySample
 from ..data.recorded import Operation, flatten
-from ..data.transformed import TransformedImage, find_caller, pixel_uses
+from ..data.transformed import LIBRARIES, TransformedImage, find_caller, pixel_uses
 from ..kernels.operations import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
@@ -304,8 +306,11 @@ def find(name: str) -> Any:
         try:
             return (models.get_weight(name) if "." in name else models.get_model_weights(name).DEFAULT).transforms()
         except (ValueError, KeyError):
-            advice = "Name your own as module:attribute, such as train:transform"
-            raise ValueError(f"torchvision has no model or weights {name!r}. {advice}") from None
+            hint = " or ".join(difflib.get_close_matches(name, models.list_models())) or "module:attribute"
+            raise ValueError(
+                f"torchvision has no model or weights {name!r}. Did you mean {hint}? "
+                "Name your own as module:attribute, such as train:transform"
+            ) from None
     folder, module = os.path.split(path.removesuffix(".py"))
     sys.path.insert(0, os.path.abspath(folder))  # as if Python ran the file
     with _running(f"import {module}"):
@@ -329,9 +334,18 @@ def _running(code: str) -> Iterator[None]:
     argv, sys.argv = sys.argv, sys.argv[:1]
     try:
         yield
-    except (Exception, SystemExit) as error:
-        is_exit = isinstance(error, SystemExit)
-        advice = 'A script belongs below `if __name__ == "__main__":`' if is_exit else "--debug shows the traceback"
-        raise ValueError(f"{code} failed with {type(error).__name__}: {error}. {advice}") from error
+    except SystemExit as error:
+        raise ValueError(
+            f"{code} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
+            'below `if __name__ == "__main__":`'
+        ) from error
+    except Exception as error:
+        places = [
+            f" at {frame.f_code.co_filename}:{line}"
+            for frame, line in traceback.walk_tb(error.__traceback__)
+            if str(frame.f_globals.get("__name__")).split(".")[0] not in LIBRARIES
+        ]
+        place = places[-1] if places else ""
+        raise ValueError(f"{code} failed{place} with {type(error).__name__}: {error}") from error
     finally:
         sys.argv = argv

@@ -175,11 +175,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FAILURES = {
-    "resnet51": "torchvision has no model or weights 'resnet51'. Name your own as module:attribute",
+    "resnet51": "torchvision has no model or weights 'resnet51'. Did you mean resnet50 or ",
     "explaind:transform": "import explaind failed with ModuleNotFoundError: No module named 'explaind'",
     "explained:guarded": 'It must be at module level, not below `if __name__ == "__main__":`',
     "os:path": "os:path failed with TypeError: explain() takes a transform or a map-style dataset, got <module",
-    "explained:fails": "explained:fails failed with AttributeError: 'Image' object has no attribute 'nothing'. --debug",
+    "explained:fails": "/explained.py:14 with AttributeError: 'Image' object has no attribute 'nothing'",
     "explained:empty": "explained:empty failed with ValueError: explain() requires a dataset with samples, got",
 }
 
