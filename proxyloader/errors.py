@@ -1,17 +1,8 @@
 """Exceptions that proxyloader raises.
 
-    ProxyLoaderError
-    ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
-    │   ├── MissingImageError (FileNotFoundError)
-    │   ├── ForeignImageError (PIL.UnidentifiedImageError)
-    │   └── LargeImageError (PIL.Image.DecompressionBombError)
-    ├── InputError (ValueError)                  an input does not match the pipeline or the batch
-    ├── PipelineError (RuntimeError)             a DALI pipeline failed or cannot be used
-    └── MissingDaliError (ImportError)           DALI is required, but not installed
-
-Callers may handle each class differently. The second base class, in parentheses, is what torchvision, Pillow, torch or
-DALI raise in the same situation, so existing ``except`` clauses still work. The subclasses of ImageError are in
-``data/bad_samples.py``, as this module does not require Pillow.
+docs/errors.md shows the tree of classes and the codes. Callers may handle each class differently. The second base class
+is what torchvision, Pillow, torch or DALI raise in the same situation, so existing ``except`` clauses still work. The
+subclasses of ImageError are in ``data/bad_samples.py``, as this module does not require Pillow.
 
 Messages may change between versions; codes and attributes do not. All exceptions can be pickled.
 """

@@ -47,12 +47,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXIT_PRIORITY = 100
-"""Priority of the exit handler among multiprocessing's finalizers, above those of queues and pools."""
-
-EXIT_TIMEOUT_S = 1.0
-"""Time that the exit waits for threads inside DALI."""
-
+EXIT_PRIORITY = 100  # of the exit handler among multiprocessing's finalizers, above those of queues and pools
+EXIT_TIMEOUT_S = 1.0  # for which the exit waits for threads inside DALI
 POLL_S = 0.001
 RELEASE_S = 0.002
 SIGNAL_DELAY_S = 0.1

@@ -131,9 +131,8 @@ def _write(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 # --- photographs ------------------------------------------------------------------------------------------------------

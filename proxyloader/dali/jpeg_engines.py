@@ -46,22 +46,14 @@ from .executor import Padding
 
 log = logging.getLogger(__name__)
 
-SIDE_PX = 256
-"""Height and width of the test image."""
-
-MAX_MEAN_ERROR = 0.005
-"""Maximum mean difference of an image from Pillow's, in levels, if the engines decoded it. With CUDA, it is a few
-hundredths."""
+SIDE_PX = 256  # height and width of the test image
+MAX_MEAN_ERROR = 0.005  # in levels, of an image from the engines relative to Pillow's. With CUDA, it is a few hundredths
+MIN_FREE_BYTES = 1 << 30  # free memory of a GPU below which its engines may run out of memory
+CHECK_INTERVAL_S = 1.0  # minimum interval between checks for a crowded GPU
 
 CROWDED_BYTES = 4 << 30
 """A GPU is crowded if more than this is used by anything but torch in this process. Each process with a decoder uses
 almost a gigabyte, and the engines of an H200 serve many of them. See NOTE [ CUDA queues ] in ``dali/device.py``."""
-
-MIN_FREE_BYTES = 1 << 30
-"""Free memory of a GPU below which its engines may run out of memory."""
-
-CHECK_INTERVAL_S = 1.0
-"""Minimum interval between checks for a crowded GPU."""
 
 _engines: dict[int | None, Literal["decoding", "absent", "failing"]] = {}
 """State of the engines of each GPU, shared by all decoders of the process. No pipeline uses failing engines."""
@@ -205,22 +197,10 @@ def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[A
 
 
 def make_test_image(
-    seed: int = 0,
-    size_px: tuple[int, int] = (SIDE_PX, SIDE_PX),
-    mode: str = "RGB",
-    format: str = "JPEG",
-    **options: Any,
+    seed: int = 0, size_px: tuple[int, int] = (SIDE_PX, SIDE_PX), mode: str = "RGB", format: str = "JPEG", **options: Any
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return the file of a random image whose colors vary from pixel to pixel, and its pixels decoded by Pillow.
-
-    Args:
-        seed: seed of the colors.
-        size_px: width and height.
-        mode, format, options: as in Pillow's ``Image.save``.
-
-    Returns:
-        The bytes, (bytes,) uint8, and the image in mode RGB, (H, W, 3).
-    """
+    """Return the file of a random image of (width, height) ``size_px`` whose colors vary from pixel to pixel, (bytes,)
+    uint8, and its pixels decoded by Pillow, (H, W, 3) in mode RGB. Options are those of ``Image.save``."""
     width, height = size_px
     colors = np.random.default_rng(seed).integers(0, 256, (height // 2, width // 2, 3), dtype=np.uint8)
     file = io.BytesIO()

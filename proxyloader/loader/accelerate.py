@@ -130,12 +130,9 @@ class PreparedLoader(DataLoader[T]):
     def from_loader(
         cls, loader: Any, dataset: Any, *, prepared_by: Any = None, has_state: bool = True, **arguments: Any
     ) -> PreparedLoader[Any]:
-        """Build a loader at the same epoch, with the options of ``loader`` that torch's loaders lack.
+        """Build a loader at the same epoch, with torch's arguments and the options of ``loader`` that torch's lacks.
 
-        Args:
-            prepared_by: the wrapping loader of Accelerate, if any.
-            has_state: whether Accelerate may save its state.
-            arguments: arguments of torch's loader.
+        ``prepared_by`` is the wrapping loader of Accelerate, if any, which may save a state if ``has_state``.
         """
         options = {name: getattr(loader, name) for name in OPTION_NAMES}
         prepared = cls(dataset, **arguments, **options)

@@ -146,7 +146,7 @@ def test_a_slurm_job_step_is_read_without_torchrun(tell: Tell) -> None:
     assert World.detect() is None
     tell(8, 5, SLURMS)
     assert World.current() == World(8, 5)
-    World(9, 7).check_processes()  # one task on each node may start the processes of the training
+    asked_for(World(9, 7))  # one task on each node may start the processes of the training
     tell(2, 1)
     assert World.current() == World(2, 1)
 
