@@ -46,8 +46,8 @@ from .executor import Padding
 
 log = logging.getLogger(__name__)
 
-SIDE_PX = 256  # height and width of the test image
-MAX_MEAN_ERROR = 0.005  # in levels, of an image from the engines relative to Pillow's. With CUDA, it is a few hundredths
+SIZE_PX = (256, 256)  # of the test image
+MAX_MEAN_ERROR = 0.005  # in levels, between an image from the engines and Pillow's. With CUDA, it is a few hundredths
 MIN_FREE_BYTES = 1 << 30  # free memory of a GPU below which its engines may run out of memory
 CHECK_INTERVAL_S = 1.0  # minimum interval between checks for a crowded GPU
 
@@ -197,7 +197,7 @@ def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[A
 
 
 def make_test_image(
-    seed: int = 0, size_px: tuple[int, int] = (SIDE_PX, SIDE_PX), mode: str = "RGB", format: str = "JPEG", **options: Any
+    seed: int = 0, size_px: tuple[int, int] = SIZE_PX, mode: str = "RGB", format: str = "JPEG", **options: Any
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     """Return the file of a random image of (width, height) ``size_px`` whose colors vary from pixel to pixel, (bytes,)
     uint8, and its pixels decoded by Pillow, (H, W, 3) in mode RGB. Options are those of ``Image.save``."""

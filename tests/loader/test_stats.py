@@ -168,7 +168,8 @@ def test_printed_it_is_three_lines_and_as_a_dict_numbers_by_name() -> None:
         "  produced by DALI 315,000, Pillow 904, workers 0; 33,200.0 MB read; 3 errors",
     ]
     numbers = SOME.as_dict()
-    assert list(numbers) == [field.name for field in fields(LoaderStats)] and all(type(number) in (int, float) for number in numbers.values())
+    assert list(numbers) == [field.name for field in fields(LoaderStats)]
+    assert all(type(number) in (int, float) for number in numbers.values())
     assert LoaderStats(**numbers) == SOME  # type: ignore[arg-type]
 
 
