@@ -134,11 +134,9 @@ def _after_fork_in_child() -> None:
 class ForkProcess(multiprocessing.context.ForkProcess):
     """A forked process that does not start while another thread forks.
 
-    Some libraries, such as filelock 4, a dependency of torch, do not allow two threads to fork at the same time.
-    Locking in ``_before_fork`` would be too late, because their check runs before it. But holding ``_forking`` here
-    could deadlock: a library imported later, such as h5py, acquires its own lock at each fork before ``_before_fork``
-    runs. Another forking thread could then hold that lock and wait for ``_forking``, while this thread waits for that
-    lock.
+    Some libraries, such as filelock 4, a dependency of torch, do not allow two threads to fork at the same time, and
+    check this before ``_before_fork`` runs. But holding ``_forking`` here could deadlock with another forking thread
+    if a library imported later, such as h5py, acquires its own lock before ``_before_fork`` runs.
     """
 
     def start(self) -> None:
@@ -169,11 +167,8 @@ def serialize_forks(context: Any) -> Any:
 
 
 class cached_property(functools.cached_property[T]):
-    """Python's ``cached_property`` without the lock.
-
-    Before Python 3.12, all instances of a class share it, and a child deadlocks if another thread was computing the
-    property of any of them at the fork.
-    """
+    """Python's ``cached_property`` without the lock, which all instances share before Python 3.12. A child would
+    deadlock if another thread was computing the property of any of them at the fork."""
 
     def __init__(self, func: Callable[[Any], T]) -> None:
         super().__init__(func)

@@ -114,7 +114,7 @@ def training(
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
     encoded, labels = _read(source, reader, random_shuffle=True)
-    on_gpu = _is_on_gpu(device)
+    gpu = _get_decoding_gpu(device, hw_decoder_load)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
     check_int("size", size, 1)
@@ -123,17 +123,17 @@ def training(
     crop: dict[str, Any] = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
     resize: dict[str, Any] = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
     # A CPU decodes only the crop, a GPU the whole image, as this is faster (benchmarks/results/parts.jsonl).
-    if on_gpu:
-        images = fn.decoders.image(encoded, **_decoder("decoders__Image", on_gpu, hw_decoder_load))
-        images = fn.random_resized_crop(images, **crop, **resize)
-    else:
-        decoder = _decoder("decoders__ImageRandomCrop", on_gpu, hw_decoder_load)
+    if gpu is None:
+        decoder = decoder_arguments("decoders__ImageRandomCrop", gpu, hw_decoder_load)
         images = fn.resize(fn.decoders.image_random_crop(encoded, **crop, **decoder), **resize)
+    else:
+        images = fn.decoders.image(encoded, **decoder_arguments("decoders__Image", gpu, hw_decoder_load))
+        images = fn.random_resized_crop(images, **crop, **resize)
     if augmentation is not None:
         images = _augment(images, augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
     images = fn.crop_mirror_normalize(images, mirror=mirror, **_normalize_arguments(mean, std, dtype, layout))
-    return images, *(label.gpu() if on_gpu else label for label in labels)
+    return images, *(label if gpu is None else label.gpu() for label in labels)
 
 
 @_pipeline
@@ -165,11 +165,11 @@ def validation(
     if resize < size:
         raise ValueError(f"resize must be at least size, got resize={resize} and size={size}")
     encoded, labels = _read(source, reader)
-    on_gpu = _is_on_gpu(device)
-    images = fn.decoders.image(encoded, **_decoder("decoders__Image", on_gpu, hw_decoder_load))
+    gpu = _get_decoding_gpu(device, hw_decoder_load)
+    images = fn.decoders.image(encoded, **decoder_arguments("decoders__Image", gpu, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_normalize_arguments(mean, std, dtype, layout))
-    return images, *(label.gpu() if on_gpu else label for label in labels)
+    return images, *(label if gpu is None else label.gpu() for label in labels)
 
 
 def _check_range(name: str, limits: Any, maximum: float) -> None:
@@ -206,19 +206,16 @@ def _read(source: Any, reader: dict[str, Any], **defaults: Any) -> tuple[Any, li
     return encoded, labels
 
 
-def _is_on_gpu(device: Device | None) -> bool:
+def _get_decoding_gpu(device: Device | None, hw_decoder_load: float) -> int | None:
+    """Return 0 if the pipeline decodes on its GPU, None if on the CPU."""
     has_gpu = Pipeline.current().device_id is not None
     if device not in (None, "cpu", "gpu", "mixed"):
         raise ValueError(f"device must be 'cpu', 'gpu' or 'mixed', got {device!r}")
     if device in ("gpu", "mixed") and not has_gpu:
         raise ValueError(f"device={device!r} requires a pipeline with a device_id, got device_id=None")
-    return has_gpu and device != "cpu"
-
-
-def _decoder(operator: str, on_gpu: bool, hw_decoder_load: float) -> dict[str, Any]:
     if not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
         raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load!r}")
-    return decoder_arguments(operator, 0 if on_gpu else None, hw_decoder_load)
+    return 0 if has_gpu and device != "cpu" else None
 
 
 def _augment(images: Any, augmentation: str, size: int) -> Any:

@@ -24,8 +24,8 @@ FIRST_PAUSE_S = 0.1  # pause before the first retry. It doubles with each retry
 
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError)
 
-_obstore_process: int | None = None  # a global, because obstore has one runtime per process
-"""The process in which obstore was used. Forked processes inherit the value."""
+# The process that used obstore, which has one runtime per process. Forked processes inherit the value.
+_obstore_process: int | None = None
 
 
 class RemoteImageFolder(DatasetFolder):  # type: ignore[misc]
@@ -155,8 +155,7 @@ class RemoteImageFolder(DatasetFolder):  # type: ignore[misc]
     def _open_filesystem(self) -> Any:
         # fsspec caches one instance per process, and per thread if it is not asynchronous.
         options = self._storage_options
-        if _get_package(self.root) == "s3fs":
-            # s3fs opens only ten connections by default.
+        if _get_package(self.root) == "s3fs":  # opens only ten connections by default
             config = {"max_pool_connections": self._connections} | (options.get("config_kwargs") or {})
             options = options | {"config_kwargs": config}
         return _import("fsspec.core", "RemoteImageFolder").url_to_fs(self.root, **options)[0]

@@ -105,8 +105,7 @@ class World:
 
 
 def _read_environment(name: str, minimum: int) -> int | None:
-    text = os.environ.get(name, "")
-    if not text:
+    if not (text := os.environ.get(name)):
         return None
     if not text.isdecimal() or int(text) < minimum:
         raise ValueError(
@@ -187,11 +186,7 @@ class ShardedSampler(Sampler[int]):
         self._is_auto = (num_shards, shard_id) == ("auto", "auto")
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration.
-
-        Raises:
-            ValueError: it is not an integer, or less than 0.
-        """
+        """Set the epoch of the next iteration. ValueError: it is not an integer >= 0."""
         check_int("epoch", epoch, 0)
         self.epoch, self._taken = epoch, ()
 
@@ -247,12 +242,6 @@ class ShardedSampler(Sampler[int]):
             return samples // shards // self.batch_size * self.batch_size  # the full batches of the shortest shard
         longest = -(-samples // shards)
         return -(-longest // self.batch_size) * self.batch_size
-
-    def __repr__(self) -> str:
-        return (
-            f"ShardedSampler({len(self)} of {len(self.data_source)} samples, shard {self.shard_id} of "
-            f"{self.num_shards}, {self.last_batch_policy.value!r}, {'shuffled' if self.shuffle else 'in order'})"
-        )
 
     @property
     def shard_spec(self) -> dict[str, Any]:

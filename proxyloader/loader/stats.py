@@ -146,14 +146,9 @@ class StatsRecorder:
         if count < STARVED_STEPS:
             return
         self._has_warned, total = True, _sum(self._starved)
-        log.warning(
-            "%s: over %d steps, the training loop waited %.0f ms per step for data and worked %.0f ms. %s",
-            self._name,
-            count,
-            1000 * total.wait_s / count,
-            1000 * total.loop_s / count,
-            self._advice(total),
-        )
+        times_ms = [1000 * time_s / count for time_s in (total.wait_s, total.loop_s)]
+        message = "%s: over %d steps, the training loop waited %.0f ms per step for data and worked %.0f ms. %s"
+        log.warning(message, self._name, count, *times_ms, self._advice(total))
 
     def _advice(self, total: Step) -> str:
         """Return the cause of the wait and a remedy. ``total`` is the sum of the starved steps."""
