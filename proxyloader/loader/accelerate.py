@@ -44,7 +44,8 @@ NO_STATE = (
 def patch_accelerate() -> bool:
     """Patch Accelerate, and return whether this succeeded."""
     module = sys.modules.get("accelerate.data_loader")
-    parts = [getattr(module, name, None) for name in ("_PYTORCH_DATALOADER_KWARGS", "DataLoaderAdapter", "DataLoader")]
+    attributes = ("_PYTORCH_DATALOADER_KWARGS", "DataLoaderAdapter", "DataLoader")
+    parts: list[Any] = [getattr(module, name, None) for name in attributes]
     if module is None or None in parts:
         return False
     names, adapter, stock_class = parts
