@@ -1,17 +1,8 @@
 """Exceptions that proxyloader raises.
 
-    ProxyLoaderError
-    ├── ImageError (OSError)                     an image cannot be read or decoded; names the sample
-    │   ├── MissingImageError (FileNotFoundError)
-    │   ├── ForeignImageError (PIL.UnidentifiedImageError)
-    │   └── LargeImageError (PIL.Image.DecompressionBombError)
-    ├── InputError (ValueError)                  an input does not match the pipeline or the batch
-    ├── PipelineError (RuntimeError)             a DALI pipeline failed or cannot be used
-    └── MissingDaliError (ImportError)           DALI is required, but not installed
-
-Callers may handle each class differently. The second base class, in parentheses, is what torchvision, Pillow, torch or
-DALI raise in the same situation, so existing ``except`` clauses still work. The subclasses of ImageError are in
-``data/bad_samples.py``, as this module does not require Pillow.
+docs/errors.md shows the tree of classes and the codes. Callers may handle each class differently. The second base class
+is what torchvision, Pillow, torch or DALI raise in the same situation, so existing ``except`` clauses still work. The
+subclasses of ImageError are in ``data/bad_samples.py``, as this module does not require Pillow.
 
 Messages may change between versions; codes and attributes do not. All exceptions can be pickled.
 """
@@ -38,16 +29,16 @@ class ProxyLoaderError(Exception):
         "no-next-sample": '`on_error="replace"` requires integer indices and a dataset with a length',
     }
 
-    def __init__(self, message: str, *, code: str = "") -> None:
+    def __init__(self, message: str, *, code: str = "", **fields: Any) -> None:
         super().__init__(message)
         self.code = code or next(iter(self.CODES))
+        vars(self).update(fields)
 
     def at(self: E, where: str, **fields: Any) -> E:
         """Return a copy of the error with its message prefixed by ``where`` and the given attributes replaced."""
         located = copy.copy(self)
         located.args = (f"{where}: {self}",)
-        for name, value in fields.items():
-            setattr(located, name, value)
+        vars(located).update(fields)
         return located
 
 
@@ -69,18 +60,13 @@ class ImageError(ProxyLoaderError, OSError):
         "none-readable": "no replacement sample, or no sample of the epoch, can be read",
     }
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        code: str = "",
-        index: Any = None,
-        path: str = "",
-        reason: str = "",
-        errno: int | None = None,
-    ) -> None:
-        super().__init__(message, code=code)
-        self.index, self.path, self.reason, self.errno = index, path, reason or message, errno
+    index: Any = None
+    path = ""
+    reason: str
+    errno: int | None = None
+
+    def __init__(self, message: str, *, reason: str = "", **fields: Any) -> None:
+        super().__init__(message, reason=reason or message, **fields)
 
     @property
     def filename(self) -> str | None:
@@ -91,9 +77,6 @@ class ImageError(ProxyLoaderError, OSError):
     def strerror(self) -> str | None:  # type: ignore[override]
         """Description of ``errno``, or None."""
         return None if self.errno is None else os.strerror(self.errno)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.args, {**vars(self), "errno": self.errno}  # OSError does not keep errno in its __dict__
 
 
 class InputError(ProxyLoaderError, ValueError):
@@ -112,9 +95,7 @@ class InputError(ProxyLoaderError, ValueError):
         "foreign-server": "the sample comes from the proxy of another server",
     }
 
-    def __init__(self, message: str, *, code: str = "", index: Any = None) -> None:
-        super().__init__(message, code=code)
-        self.index = index
+    index: Any = None
 
 
 class PipelineError(ProxyLoaderError, RuntimeError):
@@ -135,9 +116,7 @@ class PipelineError(ProxyLoaderError, RuntimeError):
         "no-engines": "the pipeline requires a GPU's JPEG engines, which cannot be used",
     }
 
-    def __init__(self, message: str, *, code: str = "", indices: Sequence[Any] | None = None) -> None:
-        super().__init__(message, code=code)
-        self.indices = indices
+    indices: Sequence[Any] | None = None
 
 
 class MissingDaliError(ProxyLoaderError, ImportError):

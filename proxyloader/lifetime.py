@@ -47,12 +47,8 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-EXIT_PRIORITY = 100
-"""Priority of the exit handler among multiprocessing's finalizers, above those of queues and pools."""
-
-EXIT_TIMEOUT_S = 1.0
-"""Time that the exit waits for threads inside DALI."""
-
+EXIT_PRIORITY = 100  # of the exit handler among multiprocessing's finalizers, above those of queues and pools
+EXIT_TIMEOUT_S = 1.0  # for which the exit waits for threads inside DALI
 POLL_S = 0.001
 RELEASE_S = 0.002
 SIGNAL_DELAY_S = 0.1
@@ -138,11 +134,9 @@ def _after_fork_in_child() -> None:
 class ForkProcess(multiprocessing.context.ForkProcess):
     """A forked process that does not start while another thread forks.
 
-    Some libraries, such as filelock 4, a dependency of torch, do not allow two threads to fork at the same time.
-    Locking in ``_before_fork`` would be too late, because their check runs before it. But holding ``_forking`` here
-    could deadlock: a library imported later, such as h5py, acquires its own lock at each fork before ``_before_fork``
-    runs. Another forking thread could then hold that lock and wait for ``_forking``, while this thread waits for that
-    lock.
+    Some libraries, such as filelock 4, a dependency of torch, do not allow two threads to fork at the same time, and
+    check this before ``_before_fork`` runs. But holding ``_forking`` here could deadlock with another forking thread
+    if a library imported later, such as h5py, acquires its own lock before ``_before_fork`` runs.
     """
 
     def start(self) -> None:
@@ -173,11 +167,8 @@ def serialize_forks(context: Any) -> Any:
 
 
 class cached_property(functools.cached_property[T]):
-    """Python's ``cached_property`` without the lock.
-
-    Before Python 3.12, all instances of a class share it, and a child deadlocks if another thread was computing the
-    property of any of them at the fork.
-    """
+    """Python's ``cached_property`` without the lock, which all instances share before Python 3.12. A child would
+    deadlock if another thread was computing the property of any of them at the fork."""
 
     def __init__(self, func: Callable[[Any], T]) -> None:
         super().__init__(func)

@@ -81,7 +81,7 @@ def make_dataset(
     missing = [number for number in range(images) if not _path(root, number, classes).exists()]
     # Starting a process takes a second, as long as writing about 24 megapixels.
     processes = processes or min(usable_cores(), 1 + int(len(missing) * max(math.prod(size), 180_000) / 24e6))
-    write = partial(_write_photograph, root, size, classes, seed, progressive)
+    write = partial(_write_photo, root, size, classes, seed, progressive)
     deque(in_processes(root.name, write, missing, processes, chunk_size=8, progress=progress), maxlen=0)
     return root
 
@@ -108,9 +108,7 @@ def _path(root: Path, number: int, classes: int) -> Path:
     return root / f"class_{number % classes:03d}" / f"img_{number:06d}.jpg"
 
 
-def _write_photograph(
-    root: Path, size: tuple[int, int], classes: int, seed: int, progressive: float, number: int
-) -> None:
+def _write_photo(root: Path, size: tuple[int, int], classes: int, seed: int, progressive: float, number: int) -> None:
     rng = np.random.default_rng((seed, number, 1))
     (width, height), kind = size, rng.random()
     if 0.6 <= kind < 0.75:
@@ -131,9 +129,8 @@ def _write(path: Path, data: bytes) -> None:
     try:
         temporary.write_bytes(data)
         temporary.replace(path)
-    except BaseException:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 # --- photographs ------------------------------------------------------------------------------------------------------

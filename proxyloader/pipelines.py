@@ -114,14 +114,26 @@ def training(
     ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
     """
     encoded, labels = _read(source, reader, random_shuffle=True)
+    gpu = _get_decoding_gpu(device, hw_decoder_load)
     if not 0 <= flip <= 1:
         raise ValueError(f"flip must be in [0, 1], got {flip!r}")
-    images = _decode_crop(encoded, size, area, aspect_ratio, device, hw_decoder_load)
+    check_int("size", size, 1)
+    _check_range("area", area, 1.0)
+    _check_range("aspect_ratio", aspect_ratio, math.inf)
+    crop: dict[str, Any] = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
+    resize: dict[str, Any] = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
+    # A CPU decodes only the crop, a GPU the whole image, as this is faster (benchmarks/results/parts.jsonl).
+    if gpu is None:
+        decoder = decoder_arguments("decoders__ImageRandomCrop", gpu, hw_decoder_load)
+        images = fn.resize(fn.decoders.image_random_crop(encoded, **crop, **decoder), **resize)
+    else:
+        images = fn.decoders.image(encoded, **decoder_arguments("decoders__Image", gpu, hw_decoder_load))
+        images = fn.random_resized_crop(images, **crop, **resize)
     if augmentation is not None:
         images = _augment(images, augmentation, size)
     mirror = fn.random.coin_flip(probability=flip)
     images = fn.crop_mirror_normalize(images, mirror=mirror, **_normalize_arguments(mean, std, dtype, layout))
-    return _join_outputs(images, labels, device)
+    return images, *(label if gpu is None else label.gpu() for label in labels)
 
 
 @_pipeline
@@ -153,10 +165,11 @@ def validation(
     if resize < size:
         raise ValueError(f"resize must be at least size, got resize={resize} and size={size}")
     encoded, labels = _read(source, reader)
-    images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, hw_decoder_load))
+    gpu = _get_decoding_gpu(device, hw_decoder_load)
+    images = fn.decoders.image(encoded, **decoder_arguments("decoders__Image", gpu, hw_decoder_load))
     images = fn.resize(images, resize_shorter=resize, interp_type=types.INTERP_LINEAR, antialias=True)
     images = fn.crop_mirror_normalize(images, crop=(size, size), **_normalize_arguments(mean, std, dtype, layout))
-    return _join_outputs(images, labels, device)
+    return images, *(label if gpu is None else label.gpu() for label in labels)
 
 
 def _check_range(name: str, limits: Any, maximum: float) -> None:
@@ -193,34 +206,16 @@ def _read(source: Any, reader: dict[str, Any], **defaults: Any) -> tuple[Any, li
     return encoded, labels
 
 
-def _on_gpu(device: Device | None) -> bool:
+def _get_decoding_gpu(device: Device | None, hw_decoder_load: float) -> int | None:
+    """Return 0 if the pipeline decodes on its GPU, None if on the CPU."""
     has_gpu = Pipeline.current().device_id is not None
     if device not in (None, "cpu", "gpu", "mixed"):
         raise ValueError(f"device must be 'cpu', 'gpu' or 'mixed', got {device!r}")
     if device in ("gpu", "mixed") and not has_gpu:
         raise ValueError(f"device={device!r} requires a pipeline with a device_id, got device_id=None")
-    return has_gpu and device != "cpu"
-
-
-def _decoder(operator: str, device: Device | None, hw_decoder_load: float) -> dict[str, Any]:
     if not (isinstance(hw_decoder_load, (int, float)) and 0 <= hw_decoder_load <= 1):
         raise ValueError(f"hw_decoder_load must be in [0, 1], got {hw_decoder_load!r}")
-    return decoder_arguments(operator, 0 if _on_gpu(device) else None, hw_decoder_load)
-
-
-def _decode_crop(encoded: Any, size: int, area: Any, aspect_ratio: Any, device: Device | None, load: float) -> Any:
-    """Decode, crop at random, resize. A CPU decodes only the crop, a GPU the whole image, as this is faster
-    (``benchmarks/results/parts.jsonl``)."""
-    check_int("size", size, 1)
-    _check_range("area", area, 1.0)
-    _check_range("aspect_ratio", aspect_ratio, math.inf)
-    crop: dict[str, Any] = {"random_area": area, "random_aspect_ratio": aspect_ratio, "num_attempts": 10}
-    resize: dict[str, Any] = {"size": [size, size], "interp_type": types.INTERP_LINEAR, "antialias": True}
-    if _on_gpu(device):
-        images = fn.decoders.image(encoded, **_decoder("decoders__Image", device, load))
-        return fn.random_resized_crop(images, **crop, **resize)
-    images = fn.decoders.image_random_crop(encoded, **crop, **_decoder("decoders__ImageRandomCrop", device, load))
-    return fn.resize(images, **resize)
+    return 0 if has_gpu and device != "cpu" else None
 
 
 def _augment(images: Any, augmentation: str, size: int) -> Any:
@@ -230,12 +225,8 @@ def _augment(images: Any, augmentation: str, size: int) -> Any:
     if "max_translate_rel" in settings:
         settings = {**settings, "shape": (size, size)}
     # DALI's policies use deprecated operator names, and DALI's warnings bypass the filters.
-    with warnings.catch_warnings(record=True) as caught:
-        images = automatic_augmentation(function)(images, **settings)
-    for warning in caught:
-        if not issubclass(warning.category, DeprecationWarning):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    return images
+    with warnings.catch_warnings(record=True):
+        return automatic_augmentation(function)(images, **settings)
 
 
 def _normalize_arguments(mean: Sequence[float], std: Sequence[float], dtype: Any, layout: str) -> dict[str, Any]:
@@ -252,8 +243,3 @@ def _normalize_arguments(mean: Sequence[float], std: Sequence[float], dtype: Any
     if len(means) not in (1, 3) or len(stds) != len(means) or min(stds) <= 0:
         raise ValueError(f"mean and std must have 1 or 3 values, std positive, got mean={mean!r} and std={std!r}")
     return arguments | {"mean": means, "std": stds}
-
-
-def _join_outputs(images: Any, labels: list[Any], device: Device | None) -> Any:
-    """Return the images and the labels on one device."""
-    return (images, *(label.gpu() if _on_gpu(device) else label for label in labels)) if labels else images

@@ -6,22 +6,20 @@ capacity reports this only on stderr, and CUDA decodes instead. But the operator
 CUDA, so an image may show the previous contents of its memory (nvImageCodec 0.9). They do wait for a decoder that is
 configured not to use the engines.
 
-A decoder reserves capacity in two steps. Building it reserves the capacity for batches of images of one kind. The
-capacity for a single image, or for several kinds of JPEGs, is shared by all decoders of a process with the same
-padding, and reserved by the first one that needs it. Therefore a trial builds another decoder with the same padding
-after the pipeline, and decodes one image and then two. This reserves both, and the pipeline keeps the shared capacity.
+Building a decoder reserves capacity for batches of images of one kind. That for a single image, or for several kinds
+of JPEGs, is shared by all decoders of a process with the same padding, and reserved by the first one that needs it.
+Therefore a trial builds another decoder with the same padding after the pipeline, and decodes one image and then two.
 The pipeline itself would then decode only as many images of a later batch as it has engines; see ``PlanServer``.
 
 On a crowded GPU, each pipeline is tried before it is used. Images from the engines equal Pillow's, whereas CUDA rounds
 differently. If the test images were not decoded by the engines, the decoders of this and every later pipeline of the
 process are configured not to use them, and the pipeline is rebuilt.
 
-A trial takes as long as about fifty batches, and blocks all runs meanwhile (``longest_wait_ms`` in
-``versions.jsonl``), so it is skipped if the GPU is not crowded. If such a GPU does not decode with engines, it has
-none, which DALI handles. But other processes may start later. So at most once a second, a run is preceded by a check
-whether others use the GPU, and if so, by a trial of its pipeline. CUDA builds decoders one after the other, so others
-cannot exhaust the engines within a second. If nothing ran for a long time and no capacity is left, the pipeline is
-rebuilt. A model of this process that fills the memory does not cause a trial, which would fail for lack of memory.
+A trial takes as long as about fifty batches (``longest_wait_ms`` in ``versions.jsonl``), so it is skipped if the GPU
+is not crowded. If such a GPU does not decode with engines, it has none, which DALI handles. Other processes may start
+later, so at most once a second, a run is preceded by a check whether others use the GPU, and if so, by a trial. CUDA
+builds decoders one after the other, so others cannot exhaust the engines within a second. A model of this process that
+fills the memory does not cause a trial, which would fail for lack of memory.
 """
 
 from __future__ import annotations
@@ -41,27 +39,19 @@ from PIL import Image
 from ..errors import PipelineError
 from ..lifetime import before_exit
 from . import executor
-from .api import Pipeline, decoder_arguments, fn, pipeline_def, types
+from .api import Pipeline, decoder_arguments, fn, types
 from .executor import Padding
 
 log = logging.getLogger(__name__)
 
-SIDE_PX = 256
-"""Height and width of the test image."""
-
-MAX_MEAN_ERROR = 0.005
-"""Maximum mean difference of an image from Pillow's, in levels, if the engines decoded it. With CUDA, it is a few
-hundredths."""
+SIZE_PX = (256, 256)  # of the test image
+MAX_MEAN_ERROR = 0.005  # in levels, between an image from the engines and Pillow's. With CUDA, it is a few hundredths
+MIN_FREE_BYTES = 1 << 30  # free memory of a GPU below which its engines may run out of memory
+CHECK_INTERVAL_S = 1.0  # minimum interval between checks for a crowded GPU
 
 CROWDED_BYTES = 4 << 30
 """A GPU is crowded if more than this is used by anything but torch in this process. Each process with a decoder uses
 almost a gigabyte, and the engines of an H200 serve many of them. See NOTE [ CUDA queues ] in ``dali/device.py``."""
-
-MIN_FREE_BYTES = 1 << 30
-"""Free memory of a GPU below which its engines may run out of memory."""
-
-CHECK_INTERVAL_S = 1.0
-"""Minimum interval between checks for a crowded GPU."""
 
 _engines: dict[int | None, Literal["decoding", "absent", "failing"]] = {}
 """State of the engines of each GPU, shared by all decoders of the process. No pipeline uses failing engines."""
@@ -186,14 +176,11 @@ def _measure_error(device_id: int | None, padding: Padding = (), engine_share: f
 def create_decoder(device_id: int | None, engine_share: float, padding: Padding = ()) -> Pipeline:
     """Return an unbuilt pipeline that decodes one or two images."""
     args = decoder_arguments("decoders__Image", device_id, engine_share) | dict(padding)
-
-    @pipeline_def(  # type: ignore[untyped-decorator,unused-ignore]
-        batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True
-    )
-    def images() -> Any:
-        return fn.decoders.image(fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8), **args)
-
-    return images()
+    pipeline = Pipeline(batch_size=2, num_threads=1, device_id=device_id, prefetch_queue_depth=1, exec_dynamic=True)
+    with pipeline:
+        encoded = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
+        pipeline.set_outputs(fn.decoders.image(encoded, **args))
+    return pipeline
 
 
 def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
@@ -205,22 +192,10 @@ def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[A
 
 
 def make_test_image(
-    seed: int = 0,
-    size_px: tuple[int, int] = (SIDE_PX, SIDE_PX),
-    mode: str = "RGB",
-    format: str = "JPEG",
-    **options: Any,
+    seed: int = 0, size_px: tuple[int, int] = SIZE_PX, mode: str = "RGB", format: str = "JPEG", **options: Any
 ) -> tuple[NDArray[np.uint8], NDArray[Any]]:
-    """Return the file of a random image whose colors vary from pixel to pixel, and its pixels decoded by Pillow.
-
-    Args:
-        seed: seed of the colors.
-        size_px: width and height.
-        mode, format, options: as in Pillow's ``Image.save``.
-
-    Returns:
-        The bytes, (bytes,) uint8, and the image in mode RGB, (H, W, 3).
-    """
+    """Return the file of a random image of (width, height) ``size_px`` whose colors vary from pixel to pixel, (bytes,)
+    uint8, and its pixels decoded by Pillow, (H, W, 3) in mode RGB. Options are those of ``Image.save``."""
     width, height = size_px
     colors = np.random.default_rng(seed).integers(0, 256, (height // 2, width // 2, 3), dtype=np.uint8)
     file = io.BytesIO()

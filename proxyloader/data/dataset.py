@@ -72,8 +72,7 @@ class WrappedDataset(Dataset[T]):
         self.dataset = dataset
 
     def __getitem__(self, index: Any) -> T:
-        is_loading = current() is not None or get_worker_info() is not None  # a loader decides, torch's decodes
-        if is_loading:
+        if current() is not None or get_worker_info() is not None:  # a loader decides, torch's decodes
             return self.dataset[index]
         with deferred(Deferral(on_gpu=False, find_obstacle=lambda plan: "")):
             return self.dataset[index]

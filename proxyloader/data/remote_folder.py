@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from PIL import Image
+from torchvision.datasets import DatasetFolder, VisionDataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
-from torchvision.datasets.vision import VisionDataset
 
 from .._validation import check_int
 from ..errors import ImageError
@@ -20,16 +20,15 @@ from .bad_samples import MissingImageError
 from .encoded_image import SYSTEM_ADVICE, EncodedImage, make_error
 from .lazy_image import create_lazy_image
 
-FIRST_PAUSE_S = 0.1
-"""Pause before the first retry, in seconds. It doubles with each retry."""
+FIRST_PAUSE_S = 0.1  # pause before the first retry. It doubles with each retry
 
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError)
 
-_obstore_process: int | None = None  # a global, because obstore has one runtime per process
-"""The process in which obstore was used. Forked processes inherit the value."""
+# The process that used obstore, which has one runtime per process. Forked processes inherit the value.
+_obstore_process: int | None = None
 
 
-class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
+class RemoteImageFolder(DatasetFolder):  # type: ignore[misc]
     """``torchvision.datasets.ImageFolder`` at a URL that fsspec supports: "s3://", "gs://", "hf://" and others.
 
     Samples, classes and labels are those of ``ImageFolder`` for the same files. The files of a batch are fetched
@@ -66,15 +65,17 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
         cache_dir: str | os.PathLike[str] | None = None,
         cache_bytes: int = 50 << 30,
     ) -> None:
-        super().__init__(root, transform=transform, target_transform=target_transform)
+        VisionDataset.__init__(self, root, transform=transform, target_transform=target_transform)
         check_int("connections", connections, 1)
         check_int("retries", retries, 0)
         check_int("cache_bytes", cache_bytes, 1)
         self._storage_options, self._connections, self._retries = storage_options or {}, connections, retries
-        self._cache_dir, self._cache_bytes = cache_dir, cache_bytes
-        self._cache: Any = None
+        self._cache = None
+        if cache_dir is not None:  # can be pickled and forked
+            diskcache = _import("diskcache", "cache_dir")
+            self._cache = diskcache.Cache(os.fspath(cache_dir), size_limit=cache_bytes)
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        self._fetched: dict[int, bytes | Exception] = {}
+        self._fetched: dict[str, bytes | Exception] = {}
         _check_process(root)
         system = self._open_filesystem()
         prefix = system._strip_protocol(root).rstrip("/") + "/"
@@ -89,32 +90,29 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
                 f"{root}: no image in {', '.join(sorted(missing))}. Images must be in one folder per class, such as "
                 f"{root.rstrip('/')}/class/image.jpg, and end in {', '.join(IMG_EXTENSIONS)}"
             )
-        files = [found[name] for name in names]
-        self._versions = [
-            (path, int(info["size"]), str(info.get("ETag") or info.get("mtime") or "")) for path, info in files
-        ]
         self.targets = [self.class_to_idx[label] for label in labels]
-        urls = [str(system.unstrip_protocol(path)) for path, _ in files]
-        self.samples = list(zip(urls, self.targets))
-        self.imgs = self.samples
+        self._versions: dict[str, tuple[str, int, str]] = {}  # by URL
+        for path, info in map(found.__getitem__, names):
+            version = str(info.get("ETag") or info.get("mtime") or "")
+            self._versions[str(system.unstrip_protocol(path))] = path, int(info["size"]), version
+        self.samples = self.imgs = list(zip(self._versions, self.targets))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_threads": None, "_cache": None}
+        return self.__dict__ | {"_threads": None}
 
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        """Return (image, label). ImageError: the file cannot be fetched or decoded."""
-        url, target = self.samples[index]
-        if index not in self._fetched:
-            self.fetch_ahead([index])
-        image = _open(self._fetched[index], url)
-        if self.transform is not None:
-            image = self.transform(image)
-        if self.target_transform is not None:
-            target = self.target_transform(target)
-        return image, target
+    def loader(self, url: str) -> Image.Image:
+        """Return an image. ImageError: the file cannot be fetched or decoded."""
+        if url not in self._fetched:
+            self._fetched = {url: self._fetch(url)}
+        data = self._fetched[url]
+        if isinstance(data, PERMANENT_ERRORS):
+            is_missing, reason = isinstance(data, FileNotFoundError), f"cannot be read: {data}"
+            kind, number = (MissingImageError, errno.ENOENT) if is_missing else (ImageError, data.errno)
+            raise make_error(url, reason, "unreadable", errno=number, kind=kind) from data
+        if isinstance(data, Exception):
+            reason = f"cannot be fetched: {data or type(data).__name__}"
+            raise make_error(url, reason, "machine", SYSTEM_ADVICE, errno.ETIMEDOUT) from data
+        return create_lazy_image(EncodedImage.from_bytes(data, url))
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         self.fetch_ahead(indices)
@@ -125,23 +123,21 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
 
         RuntimeError: the process was forked after obstore was used.
         """
-        _check_process(self.root)
-        if len(indices) == 1:
-            self._fetched = {indices[0]: self._fetch(indices[0])}
-            return
         process = os.getpid()
         if self._threads is None or self._threads[0] != process:  # threads do not survive a fork
             self._threads = process, ThreadPoolExecutor(self._connections, "proxyloader-fetch")
-        self._fetched = dict(zip(indices, self._threads[1].map(self._fetch, indices)))
+        urls = [self.samples[index][0] for index in indices]
+        self._fetched = dict(zip(urls, self._threads[1].map(self._fetch, urls)))
 
-    def _fetch(self, index: int) -> bytes | Exception:
+    def _fetch(self, url: str) -> bytes | Exception:
         """Return the content of a file, or the error of the last attempt."""
-        version, cache = self._versions[index], self._open_cache()
-        fetched = cache.get(version) if cache is not None else None
+        _check_process(self.root)
+        version = self._versions[url]
+        fetched = None if self._cache is None else self._cache.get(version)
         if fetched is None:
             fetched = self._download(version[0])
-            if cache is not None and isinstance(fetched, bytes):
-                cache.set(version, fetched)
+            if self._cache is not None and isinstance(fetched, bytes):
+                self._cache.set(version, fetched)
         return fetched
 
     def _download(self, path: str) -> bytes | Exception:
@@ -159,28 +155,10 @@ class RemoteImageFolder(VisionDataset):  # type: ignore[misc]
     def _open_filesystem(self) -> Any:
         # fsspec caches one instance per process, and per thread if it is not asynchronous.
         options = self._storage_options
-        if _get_package(self.root) == "s3fs":
-            # s3fs opens only ten connections by default.
+        if _get_package(self.root) == "s3fs":  # opens only ten connections by default
             config = {"max_pool_connections": self._connections} | (options.get("config_kwargs") or {})
             options = options | {"config_kwargs": config}
         return _import("fsspec.core", "RemoteImageFolder").url_to_fs(self.root, **options)[0]
-
-    def _open_cache(self) -> Any:
-        if self._cache_dir is not None and self._cache is None:
-            diskcache = _import("diskcache", "cache_dir")
-            self._cache = diskcache.Cache(os.fspath(self._cache_dir), size_limit=self._cache_bytes)
-        return self._cache
-
-
-def _open(data: bytes | Exception, url: str) -> Image.Image:
-    if isinstance(data, PERMANENT_ERRORS):
-        is_missing, reason = isinstance(data, FileNotFoundError), f"cannot be read: {data}"
-        kind, number = (MissingImageError, errno.ENOENT) if is_missing else (ImageError, data.errno)
-        raise make_error(url, reason, "unreadable", errno=number, kind=kind) from data
-    if isinstance(data, Exception):
-        reason = f"cannot be fetched: {data or type(data).__name__}"
-        raise make_error(url, reason, "machine", SYSTEM_ADVICE, errno.ETIMEDOUT) from data
-    return create_lazy_image(EncodedImage.from_bytes(data, url))
 
 
 def _get_package(url: str) -> str:

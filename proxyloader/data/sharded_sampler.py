@@ -70,8 +70,7 @@ class World:
     def detect(cls, with_slurm: bool = True) -> World | None:
         """Return the same as ``current``, but None if neither torch.distributed nor the environment defines it.
 
-        Each task of a Slurm job step may itself start the processes of a training. So with explicit numbers, Slurm is
-        ignored by ``with_slurm=False``.
+        ``with_slurm=False`` ignores Slurm, as each task of a job step may itself start the processes of a training.
         """
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
@@ -104,20 +103,9 @@ class World:
             )
         return current
 
-    def check_processes(self) -> None:
-        """Raise ValueError if torch.distributed or torchrun has another number of processes."""
-        detected = World.detect(with_slurm=False)
-        if detected is not None and detected.num_shards != self.num_shards:
-            raise ValueError(
-                f"num_shards={self.num_shards} contradicts torch.distributed or WORLD_SIZE, which define {detected}. "
-                "Use num_shards='auto'. If groups of processes should load the same samples, pass "
-                "sampler=ShardedSampler(dataset, num_shards, shard_id) to the DataLoader instead"
-            )
-
 
 def _read_environment(name: str, minimum: int) -> int | None:
-    text = os.environ.get(name, "")
-    if not text:
+    if not (text := os.environ.get(name)):
         return None
     if not text.isdecimal() or int(text) < minimum:
         raise ValueError(
@@ -164,6 +152,7 @@ class ShardedSampler(Sampler[int]):
         batch_size: number of samples in the batches built from the indices; required for FILL and DROP.
 
     Attributes:
+        num_shards, shard_id: number of processes, and rank of this one.
         epoch: number of the next epoch.
 
     Raises:
@@ -182,6 +171,7 @@ class ShardedSampler(Sampler[int]):
         batch_size: int | None = None,
     ) -> None:
         self.world = World.resolve(num_shards, shard_id)
+        self.num_shards, self.shard_id = self.world.num_shards, self.world.shard_id
         self.last_batch_policy = LastBatchPolicy.of(last_batch_policy)
         check_int("seed", seed, 0)
         if batch_size is not None:
@@ -195,22 +185,8 @@ class ShardedSampler(Sampler[int]):
         self._taken: tuple[tuple[int, int], ...] = ()
         self._is_auto = (num_shards, shard_id) == ("auto", "auto")
 
-    @property
-    def num_shards(self) -> int:
-        """Number of processes that share the dataset."""
-        return self.world.num_shards
-
-    @property
-    def shard_id(self) -> int:
-        """Rank of this process, from 0."""
-        return self.world.shard_id
-
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration.
-
-        Raises:
-            ValueError: it is not an integer, or less than 0.
-        """
+        """Set the epoch of the next iteration. ValueError: it is not an integer >= 0."""
         check_int("epoch", epoch, 0)
         self.epoch, self._taken = epoch, ()
 
@@ -266,12 +242,6 @@ class ShardedSampler(Sampler[int]):
             return samples // shards // self.batch_size * self.batch_size  # the full batches of the shortest shard
         longest = -(-samples // shards)
         return -(-longest // self.batch_size) * self.batch_size
-
-    def __repr__(self) -> str:
-        return (
-            f"ShardedSampler({len(self)} of {len(self.data_source)} samples, shard {self.shard_id} of "
-            f"{self.num_shards}, {self.last_batch_policy.value!r}, {'shuffled' if self.shuffle else 'in order'})"
-        )
 
     @property
     def shard_spec(self) -> dict[str, Any]:
@@ -345,7 +315,13 @@ def build_sampler(
     shard: tuple[Any, ...] = dataclasses.astuple(num_shards) if isinstance(num_shards, World) else (num_shards,)
     order: dict[str, Any] = {"shuffle": bool(shuffle), "seed": seed or 0}
     sharded = ShardedSampler(dataset, *shard, **order, last_batch_policy=policy, batch_size=batch_size)
-    sharded.world.check_processes()
+    detected = World.detect(with_slurm=False)
+    if detected is not None and detected.num_shards != sharded.num_shards:
+        raise ValueError(
+            f"num_shards={sharded.num_shards} contradicts torch.distributed or WORLD_SIZE, which define {detected}. "
+            "Use num_shards='auto'. If groups of processes should load the same samples, pass "
+            "sampler=ShardedSampler(dataset, num_shards, shard_id) to the DataLoader instead"
+        )
     return sharded
 
 
@@ -354,12 +330,10 @@ def check_shard_spec(saved: dict[str, Any] | None, current: dict[str, Any] | Non
 
     None stands for a loader without a ShardedSampler.
     """
-    orders = [None if each is None else (each["shuffle"], each["seed"]) for each in (saved, current)]
+    specs = [{"num_shards": None} if spec is None else spec for spec in (saved, current)]
+    orders = [[spec.get(name) for name in ("shuffle", "seed")] for spec in specs]
     if orders[0] != orders[1]:
-        described = [
-            "no num_shards" if each is None else ", ".join(f"{name}={each[name]!r}" for name in each)
-            for each in (saved, current)
-        ]
+        described = [", ".join(f"{name}={value!r}" for name, value in spec.items()) for spec in specs]
         raise ValueError(
             f"the state was saved within an epoch by a loader with {described[0]}, but this loader has {described[1]}, "
             "so the order of the samples differs. Use the same shuffle, seed and num_shards, or restart the epoch: "

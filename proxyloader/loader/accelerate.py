@@ -44,13 +44,19 @@ NO_STATE = (
 def patch_accelerate() -> bool:
     """Patch Accelerate, and return whether this succeeded."""
     module = sys.modules.get("accelerate.data_loader")
-    names = getattr(module, "_PYTORCH_DATALOADER_KWARGS", None)
-    adapter, stock_class = (getattr(module, name, None) for name in ("DataLoaderAdapter", "DataLoader"))
-    if module is None or names is None or adapter is None or stock_class is None:
+    attributes = ("_PYTORCH_DATALOADER_KWARGS", "DataLoaderAdapter", "DataLoader")
+    parts: list[Any] = [getattr(module, name, None) for name in attributes]
+    if module is None or None in parts:
         return False
+    names, adapter, stock_class = parts
     if BUILD not in names:
+
+        @functools.wraps(stock_class, updated=())
+        def build(*args: Any, _proxyloader_build: Any = None, **kwargs: Any) -> Any:
+            return (_proxyloader_build or stock_class)(*args, **kwargs)
+
         names[BUILD] = None
-        module.DataLoader = _patch_class(stock_class)  # type: ignore[attr-defined]
+        module.DataLoader = build  # type: ignore[attr-defined]
         adapter.__init__ = _patch_init(adapter.__init__, module)
     return True
 
@@ -62,16 +68,6 @@ def warn_loader_replaced() -> None:
         "num_shards='auto' and move the batches to accelerator.device",
         version("accelerate"),
     )
-
-
-def _patch_class(stock_class: Any) -> Callable[..., Any]:
-    """Return a function for Accelerate to call in place of torch's class."""
-
-    @functools.wraps(stock_class, updated=())
-    def build(*args: Any, _proxyloader_build: Any = None, **kwargs: Any) -> Any:
-        return (_proxyloader_build or stock_class)(*args, **kwargs)
-
-    return build
 
 
 def _patch_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
@@ -121,8 +117,8 @@ def _check_sharding(batch_sampler: Any, processes: int) -> None:
 class PreparedLoader(DataLoader[T]):
     """A DataLoader wrapped by a loader of Accelerate."""
 
-    _prepared_by: weakref.ref[Any] | None = None
-    """The wrapping loader, which counts the epochs."""
+    _prepared_by: Callable[[], Any] = staticmethod(lambda: None)
+    """Return the wrapping loader, which counts the epochs, if it exists."""
 
     _has_state = True
 
@@ -130,12 +126,9 @@ class PreparedLoader(DataLoader[T]):
     def from_loader(
         cls, loader: Any, dataset: Any, *, prepared_by: Any = None, has_state: bool = True, **arguments: Any
     ) -> PreparedLoader[Any]:
-        """Build a loader at the same epoch, with the options of ``loader`` that torch's loaders lack.
+        """Build a loader at the same epoch, with torch's arguments and the options of ``loader`` that torch's lacks.
 
-        Args:
-            prepared_by: the wrapping loader of Accelerate, if any.
-            has_state: whether Accelerate may save its state.
-            arguments: arguments of torch's loader.
+        ``prepared_by`` is the wrapping loader of Accelerate, if any, which may save a state if ``has_state``.
         """
         options = {name: getattr(loader, name) for name in OPTION_NAMES}
         prepared = cls(dataset, **arguments, **options)
@@ -146,7 +139,7 @@ class PreparedLoader(DataLoader[T]):
         return prepared
 
     def __iter__(self) -> Any:
-        wrapper = self._wrapper
+        wrapper = self._prepared_by()
         if wrapper is not None and not self._next_state.resumes:
             self.set_epoch(wrapper.iteration)
         elif wrapper is not None:
@@ -155,12 +148,8 @@ class PreparedLoader(DataLoader[T]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        if self._wrapper is not None:
-            self._wrapper.set_epoch(self._next_state.epoch)  # which also sets that of the samplers
-
-    @property
-    def _wrapper(self) -> Any:
-        return None if self._prepared_by is None else self._prepared_by()
+        if (wrapper := self._prepared_by()) is not None:
+            wrapper.set_epoch(self._next_state.epoch)  # which also sets that of the samplers
 
     @property
     def state_dict(self) -> Callable[[], dict[str, Any]]:
@@ -176,4 +165,4 @@ class PreparedLoader(DataLoader[T]):
         raise AttributeError(NO_STATE)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_prepared_by": None}
+        return {name: value for name, value in super().__getstate__().items() if name != "_prepared_by"}

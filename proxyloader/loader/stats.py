@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 from collections import Counter, deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,21 +25,10 @@ STARVED_STEPS = 100  # consecutive steps with more waiting than work that trigge
 MIN_LOOP_S = 0.001  # a faster loop does no work that could be delayed
 WARN_FRACTION = 0.05  # of the first epoch's images not decoded by DALI above which a warning is logged
 
-METRICS = {
-    "batches": ("batches_total", "Batches returned to the loop."),
-    "images": ("images_total", "Samples in these batches."),
-    "images_per_s": ("images_per_second", "Samples per second over the last batches."),
-    "wait_p50_ms": ("wait_p50_seconds", "Median time in next() over the last batches."),
-    "wait_p99_ms": ("wait_p99_seconds", "99th percentile of the time in next() over the last batches."),
-    "step_p50_ms": ("step_p50_seconds", "Median time between consecutive batches over the last batches."),
-    "images_by_dali": ("images_by_dali_total", "Images decoded by DALI."),
-    "images_by_pillow": ("images_by_pillow_total", "Images decoded by Pillow and transformed by DALI."),
-    "images_by_workers": ("images_by_workers_total", "Samples produced by the workers."),
-    "batches_ahead": ("batches_ahead", "Batches submitted to DALI or decoded, and not yet returned."),
-    "bytes_read": ("read_bytes_total", "Bytes of the encoded images passed to DALI."),
-    "errors": ("errors_total", "Samples that could not be read."),
-}
-"""Prometheus name and help text of each metric. Names of counters end in "_total"."""
+
+def _metric(name: str, text: str) -> Any:
+    """Return a field with its name and help text for Prometheus. Names of counters end in "_total"."""
+    return field(metadata={"name": name, "text": text})
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,18 +52,18 @@ class LoaderStats:
         errors: number of samples in ``loader.errors``.
     """
 
-    batches: int
-    images: int
-    images_per_s: float
-    wait_p50_ms: float
-    wait_p99_ms: float
-    step_p50_ms: float
-    images_by_dali: int
-    images_by_pillow: int
-    images_by_workers: int
-    batches_ahead: int
-    bytes_read: int
-    errors: int
+    batches: int = _metric("batches_total", "Batches returned to the loop.")
+    images: int = _metric("images_total", "Samples in these batches.")
+    images_per_s: float = _metric("images_per_second", "Samples per second over the last batches.")
+    wait_p50_ms: float = _metric("wait_p50_seconds", "Median time in next() over the last batches.")
+    wait_p99_ms: float = _metric("wait_p99_seconds", "99th percentile of the time in next() over the last batches.")
+    step_p50_ms: float = _metric("step_p50_seconds", "Median time between consecutive batches over the last batches.")
+    images_by_dali: int = _metric("images_by_dali_total", "Images decoded by DALI.")
+    images_by_pillow: int = _metric("images_by_pillow_total", "Images decoded by Pillow and transformed by DALI.")
+    images_by_workers: int = _metric("images_by_workers_total", "Samples produced by the workers.")
+    batches_ahead: int = _metric("batches_ahead", "Batches submitted to DALI or decoded, and not yet returned.")
+    bytes_read: int = _metric("read_bytes_total", "Bytes of the encoded images passed to DALI.")
+    errors: int = _metric("errors_total", "Samples that could not be read.")
 
     def __repr__(self) -> str:
         return (
@@ -97,11 +86,11 @@ class LoaderStats:
         """
         pairs = ",".join(f"{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in labels.items())
         text = ""
-        for field, value in self.as_dict().items():
-            name, help_text = METRICS[field]
-            text += f"# HELP proxyloader_{name} {help_text}\n"
+        for metric in fields(self):
+            name, value = metric.metadata["name"], getattr(self, metric.name)
+            text += f"# HELP proxyloader_{name} {metric.metadata['text']}\n"
             text += f"# TYPE proxyloader_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
-            value = value / 1000 if field.endswith("_ms") else value
+            value = value / 1000 if metric.name.endswith("_ms") else value
             text += f"proxyloader_{name}{f'{{{pairs}}}' if pairs else ''} {value}\n"
         return text
 
@@ -157,14 +146,9 @@ class StatsRecorder:
         if count < STARVED_STEPS:
             return
         self._has_warned, total = True, _sum(self._starved)
-        log.warning(
-            "%s: over %d steps, the training loop waited %.0f ms per step for data and worked %.0f ms. %s",
-            self._name,
-            count,
-            1000 * total.wait_s / count,
-            1000 * total.loop_s / count,
-            self._advice(total),
-        )
+        times_ms = [1000 * time_s / count for time_s in (total.wait_s, total.loop_s)]
+        message = "%s: over %d steps, the training loop waited %.0f ms per step for data and worked %.0f ms. %s"
+        log.warning(message, self._name, count, *times_ms, self._advice(total))
 
     def _advice(self, total: Step) -> str:
         """Return the cause of the wait and a remedy. ``total`` is the sum of the starved steps."""
@@ -282,10 +266,8 @@ TAKE = "proxyloader.take_from_workers"
 SUBMIT = "proxyloader.submit_to_dali"
 WAIT = "proxyloader.wait_for_dali"
 
-_NO_ROW = contextlib.nullcontext()
-
 
 def profile_row(name: str) -> contextlib.AbstractContextManager[object]:
     """Return a context that adds a row to torch's profile, or an NVTX range under ``emit_nvtx()``."""
     # Without a profiler, record_function would still take several µs.
-    return profiler.record_function(name) if profiler._is_profiler_enabled else _NO_ROW
+    return profiler.record_function(name) if profiler._is_profiler_enabled else contextlib.nullcontext()

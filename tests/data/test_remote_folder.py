@@ -232,8 +232,9 @@ def test_files_are_kept_in_a_folder_of_limited_size_and_the_oldest_go(
     limit = 1 << 20
     dataset = RemoteImageFolder(in_memory, TRAIN, cache_dir=tmp_path / "small", cache_bytes=limit)
     files = fsspec.filesystem("memory")
-    (name, size, _), data = dataset._versions[0], files.cat_file(dataset.samples[0][0])
-    dataset._versions = [(name, size, str(version)) for version in range(300)]
+    url, _ = dataset.samples[0]
+    (name, size, _), data = dataset._versions[url], files.cat_file(url)
     for version in range(300):
-        assert dataset._fetch(version) == data
+        dataset._versions[url] = name, size, str(version)
+        assert dataset._fetch(url) == data
     assert 300 * len(data) > 1.5 * limit > dataset._cache.volume()
