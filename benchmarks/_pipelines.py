@@ -1,4 +1,4 @@
-"""Datasets and transforms as people write them: an own class, functions called by hand, several views, boxes."""
+"""Datasets and transforms as people write them: a custom class, direct calls of functions, several views, boxes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BICUBIC = transforms.InterpolationMode.BICUBIC
 TO_TENSOR = [transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
 
 
-class Own(Dataset[Any]):
+class CustomDataset(Dataset[Any]):
     """A class that opens files with Pillow and calls a function or a transform on each image."""
 
     def __init__(self, root: str, change: Callable[[Any], Any]) -> None:
@@ -36,7 +36,7 @@ class Own(Dataset[Any]):
             return self.change(Image.open(file).convert("RGB")), label
 
 
-def by_functionals(image: Any) -> torch.Tensor:
+def functional_transform(image: Any) -> torch.Tensor:
     box = transforms.RandomResizedCrop.get_params(image, [0.08, 1.0], [3 / 4, 4 / 3])
     image = F.resized_crop(image, *box, [CROP_PX, CROP_PX])
     if random.random() < 0.5:
@@ -44,7 +44,7 @@ def by_functionals(image: Any) -> torch.Tensor:
     return F.normalize(F.to_tensor(image), MEAN, STD)
 
 
-def by_pillow(image: Any) -> torch.Tensor:
+def pillow_transform(image: Any) -> torch.Tensor:
     scale = random.uniform(0.3, 1.0)
     width, height = (int(scale * side) for side in image.size)
     left, top = random.randint(0, image.width - width), random.randint(0, image.height - height)
@@ -53,7 +53,7 @@ def by_pillow(image: Any) -> torch.Tensor:
     return F.to_tensor(ImageOps.mirror(image) if random.random() < 0.5 else image)
 
 
-def with_boxes(image: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def flip_boxes(image: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Flip a whole image and the box of an object."""
     width, height = image.size
     boxes = torch.tensor([[0.0, 0.0, width / 2, height / 2]])
@@ -121,22 +121,22 @@ def timm(policy: str | None, erasing: float) -> Any:
     )
 
 
-def as_lists(samples: list[Any]) -> tuple[list[Any], ...]:
+def collate_lists(samples: list[Any]) -> tuple[list[Any], ...]:
     return tuple(map(list, zip(*samples)))
 
 
 PIPELINES: dict[str, tuple[Callable[[str], Any], dict[str, Any]]] = {
     "ImageFolder": (lambda root: ImageFolder(root, make_transform()), {}),
-    "own class, the same Compose": (lambda root: Own(root, make_transform()), {}),
-    "functionals by hand": (lambda root: Own(root, by_functionals), {}),
-    "Pillow by hand": (lambda root: Own(root, by_pillow), {}),
+    "custom class, same Compose": (lambda root: CustomDataset(root, make_transform()), {}),
+    "direct functional calls": (lambda root: CustomDataset(root, functional_transform), {}),
+    "direct Pillow calls": (lambda root: CustomDataset(root, pillow_transform), {}),
     "RandAugment": (lambda root: ImageFolder(root, make_transform("RandAugment")), {}),
     "AugMix": (lambda root: ImageFolder(root, make_transform("AugMix")), {}),
-    "SimCLR, two views": (lambda root: Own(root, simclr()), {}),
-    "DINO, two global crops": (lambda root: Own(root, dino()), {"batch_size": 128}),
-    "DINO, ten crops": (lambda root: Own(root, dino(8)), {"batch_size": 64}),
+    "SimCLR, two views": (lambda root: CustomDataset(root, simclr()), {}),
+    "DINO, two global crops": (lambda root: CustomDataset(root, dino()), {"batch_size": 128}),
+    "DINO, ten crops": (lambda root: CustomDataset(root, dino(8)), {"batch_size": 64}),
     "timm, no policy": (lambda root: ImageFolder(root, timm(None, 0.0)), {}),
     "timm, rand-m9 and erasing": (lambda root: ImageFolder(root, timm("rand-m9-mstd0.5-inc1", 0.25)), {}),
-    "detection, lists": (lambda root: Own(root, with_boxes), {"batch_size": 16, "collate_fn": as_lists}),
+    "detection, lists": (lambda root: CustomDataset(root, flip_boxes), {"batch_size": 16, "collate_fn": collate_lists}),
 }
 """Functions that make a dataset from the root of an ImageFolder, and arguments of its loader."""

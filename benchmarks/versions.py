@@ -1,13 +1,13 @@
 """How fast is each kind of pipeline with torch's loader, an earlier version of this one, and this version?
 
     git worktree add ../before COMMIT && python benchmarks/versions.py --before ../before
-    ... --pipelines ImageFolder "functionals by hand" --rounds 5
+    ... --pipelines ImageFolder "direct functional calls" --rounds 5
     ... --device cpu --images 1024 --workers 2
 
 The loaders take turns, each in a new process for each pipeline and round, with persistent workers. Reports medians of:
-seconds from creating the loader to the first batch; photographs per second of the first epoch, from creating the loader
-on, or of the first seconds of it; and of later epochs, photographs per second, CPU time per photograph of
-all processes, and the longest wait for a batch. Later epochs are of endless length, so their start and end do not
+seconds from creating the loader to the first batch; photographs per second of the first epoch, measured from the
+creation of the loader, or over its first seconds; and of later epochs, photographs per second, CPU time per photograph
+of all processes, and the longest wait for a batch. Later epochs are of endless length, so their start and end do not
 count. Batches are moved to the device, and not used. Appends one JSON line to benchmarks/results/versions.jsonl.
 """
 
@@ -36,7 +36,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-SETTLE_S = 2.0  # of a later epoch, before it is measured
+SETTLE_S = 2.0  # time that a later epoch runs before it is measured
 
 
 def arguments() -> argparse.Namespace:
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=5.0, help="of the first and of the later epochs, at most")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no round that may end later")
+    parser.add_argument("--minutes", type=float, default=60.0, help="do not start a round that would exceed this limit")
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # the loader, in its process
     return parser.parse_args()
 
@@ -61,14 +61,14 @@ def cpu_s() -> float:
 
 
 class Endless(RandomSampler):
-    """Shuffles all samples again and again."""
+    """Repeats shuffled epochs indefinitely."""
 
     def __iter__(self) -> Any:
         return itertools.chain.from_iterable(super(Endless, self).__iter__() for _ in itertools.count())
 
 
 class Switch(SequentialSampler):
-    """The sampler of the next epoch. Persistent workers outlive it."""
+    """Delegates to ``current``, so that persistent workers can start on another order."""
 
     current: Any = None
 
@@ -86,7 +86,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     ((make, more),) = [PIPELINES[name] for name in options.pipelines]
     dataset, on_gpu = make(str(make_photographs(options.images))), options.device == "cuda"
     torch.ones(1, device=options.device)
-    made_s, sampler = time.perf_counter(), Switch(dataset)
+    created_s, sampler = time.perf_counter(), Switch(dataset)
     arguments: dict[str, Any] = {"batch_size": options.batch_size, "sampler": sampler, "num_workers": options.workers}
     arguments |= {"persistent_workers": True, "drop_last": True, **more}
     if options.measure == "torch":
@@ -106,31 +106,31 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     first_batch_s = 0.0
     for batches, batch in enumerate(loader, 1):  # noqa: B007
         move(batch)
-        first_batch_s = first_batch_s or now_s() - made_s
-        if time.perf_counter() - made_s - first_batch_s > options.seconds:
+        first_batch_s = first_batch_s or now_s() - created_s
+        if time.perf_counter() - created_s - first_batch_s > options.seconds:
             break
-    found = {"first_batch_s": first_batch_s, "first_epoch_per_s": batches * size / (now_s() - made_s)}
-    for _ in loader if batches < len(loader) else ():  # whole epochs, whose workers are then idle
+    results = {"first_batch_s": first_batch_s, "first_epoch_per_s": batches * size / (now_s() - created_s)}
+    for _ in loader if batches < len(loader) else ():  # nothing after whole epochs, which leave the workers idle
         break
     sampler.current = Endless(dataset)
     begin_s, start_s, start_cpu_s, images, longest_s = time.perf_counter(), 0.0, 0.0, 0, 0.0
-    came_s = begin_s
+    arrival_s = begin_s
     for batch in loader:
         move(batch)
-        before_s, came_s = came_s, time.perf_counter()
+        before_s, arrival_s = arrival_s, time.perf_counter()
         if not start_s:
-            if came_s - begin_s > SETTLE_S:
+            if arrival_s - begin_s > SETTLE_S:
                 start_s, start_cpu_s = now_s(), cpu_s()
             continue
-        images, longest_s = images + size, max(longest_s, came_s - before_s)
-        if came_s - start_s > options.seconds:
+        images, longest_s = images + size, max(longest_s, arrival_s - before_s)
+        if arrival_s - start_s > options.seconds:
             break
-    found |= {"per_s": images / (now_s() - start_s), "cpu_ms": 1e3 * (cpu_s() - start_cpu_s) / images}
-    return found | {"longest_wait_ms": 1e3 * longest_s}
+    results |= {"per_s": images / (now_s() - start_s), "cpu_ms": 1e3 * (cpu_s() - start_cpu_s) / images}
+    return results | {"longest_wait_ms": 1e3 * longest_s}
 
 
 def in_process(loader: str, pipeline: str, options: argparse.Namespace) -> dict[str, float] | None:
-    """Measure in a new process. Return None if it fails; it has then printed why."""
+    """Measure in a new process. Return None if it fails, in which case its error has been printed."""
     names = ("device", "images", "batch_size", "workers", "seconds")
     settings = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     checkout = options.before.resolve() if loader == "before" else HERE.parent

@@ -70,7 +70,7 @@ def test_the_page_of_the_api_has_every_public_name() -> None:
 
 def test_the_page_of_transforms_names_every_class_that_is_drawn_at_once() -> None:
     load_timm_rules()
-    section = (ROOT / "docs" / "transforms.md").read_text().split("## Classes drawn at once")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "transforms.md").read_text().split("## Classes with built-in rules")[1].split("\n## ")[0]
     listed = {name for item in section.split("\n- ")[1:] for name in re.findall(r"`(\w+)`", item.split("\n\n")[0])}
     known = {cls.__name__ for cls in RULES} - {"ImageClassification"}  # the transforms() of weights
     assert listed == known

@@ -7,7 +7,7 @@ reads the dataset as torch's worker does. Without workers, the same applies to t
 
 The next epoch starts in the state in which the last one ended, unless the dataset's transform has changed. If the
 dataset never returned an undecoded image, torch's own loader produces the batches, unless the workers persist or an
-argument such as ``seed`` requires more.
+argument such as ``seed`` requires proxyloader's workers.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Deferral:
 
     Attributes:
         on_gpu: whether images arrive on a GPU.
-        find_obstacle: returns why torchvision runs a plan; "" if DALI does.
+        find_obstacle: returns why torchvision runs a plan; "" if kernels or DALI do.
         is_active: False once deferring has stopped.
         has_seen_images: whether the dataset has returned any undecoded image.
-        can_stop: whether it stops. The inputs of a server are always packed.
+        can_stop: False with a ``server``, whose inputs are always packed.
     """
 
     on_gpu: bool
@@ -109,7 +109,7 @@ def deferring(deferral: Deferral) -> Iterator[None]:
 
 @contextlib.contextmanager
 def materializing() -> Iterator[None]:
-    """Leave the calls of this thread alone, because they compute the pixels of an image."""
+    """Do not record calls made by this thread, because they compute the pixels of an image."""
     previous, _thread.is_materializing = _thread.is_materializing, True
     try:
         yield

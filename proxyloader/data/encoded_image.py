@@ -39,7 +39,7 @@ an empty one."""
 
 
 class EncodedImage:
-    """An RGB image as bytes, which DALI and Pillow decode to the same pixels.
+    """A JPEG (RGB or grayscale) or an RGB PPM as bytes, which DALI and Pillow decode to the same pixels.
 
     Attributes:
         data: a JPEG file, or an uncompressed binary PPM with pixels decoded by Pillow.
@@ -84,7 +84,7 @@ class EncodedImage:
         return self.width, self.height
 
     def decoded(self) -> Image.Image:
-        """Decode the image with Pillow, like torchvision's ``pil_loader``. ImageError: Pillow cannot decode it."""
+        """Decode the image with Pillow, like torchvision's ``pil_loader``. Raises ImageError if that fails."""
         # The pixel limit was checked when the image was opened, and may have changed since.
         opener = JpegImageFile if self.data[: len(JPEG_START)] == JPEG_START else PpmImageFile
         return _decode(self.data, self.path, opener)
@@ -100,8 +100,8 @@ class EncodedImage:
     def open(cls, path: str | os.PathLike[str]) -> EncodedImage:
         """Read an image file without decoding it. Pillow decodes files that DALI might decode differently.
 
-        ``PIL.Image.MAX_IMAGE_PIXELS`` limits the number of pixels, as for ``PIL.Image.open``. ImageError: the file is
-        missing, empty, too large, or not an image that Pillow can decode.
+        ``PIL.Image.MAX_IMAGE_PIXELS`` limits the number of pixels, as for ``PIL.Image.open``. Raises ImageError if
+        the file is missing, empty, too large, or not an image that Pillow can decode.
         """
         path = os.fspath(path)
         try:
@@ -114,8 +114,8 @@ class EncodedImage:
     def from_bytes(cls, data: bytes | memoryview | None, path: str = "") -> EncodedImage:
         """Create an image from the content of a file; None: Pillow reads the file.
 
-        Pillow decodes other formats, for which DALI is no faster. ImageError: Pillow cannot decode the image, or it is
-        too large.
+        Pillow decodes other formats, for which DALI is no faster. Raises ImageError if Pillow cannot decode
+        the image, or it is too large.
         """
         if data is not None and not data:
             raise make_error(path, EMPTY, kind=ForeignImageError)
@@ -152,7 +152,7 @@ class EncodedImage:
 
     @classmethod
     def from_pil(cls, image: Image.Image, path: str = "") -> EncodedImage:
-        """Create an image from a decoded RGB image, which is sent as a PPM. ImageError: it exceeds DALI's limit."""
+        """Create an image from a decoded RGB image, which is sent as a PPM. Raises ImageError if too large."""
         size_bytes = 3 * image.height * image.width
         if size_bytes > MAX_PIXEL_BYTES:
             reason = f"{image.width} x {image.height} pixels need {size_bytes} bytes; DALI's limit is {MAX_PIXEL_BYTES}"
@@ -172,7 +172,7 @@ def _read(path: str) -> bytes | memoryview | None:
     """Return the content of a file, in the memory of the batch if it fits.
 
     Return None for devices, files without a size, such as in /proc, and large files: Pillow reads what it needs.
-    This takes four system calls, three fewer than Python's ``open`` and ``read``. OSError: the file cannot be read.
+    This takes four system calls, three fewer than Python's ``open`` and ``read``. Raises OSError.
     """
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
     try:
@@ -206,7 +206,7 @@ def _decode(
 ) -> Image.Image:
     """Return the image in mode RGB, from a file's entire content, or if that is None, from ``path``.
 
-    ImageError: Pillow cannot decode the image, or it is too large.
+    Raises ImageError if Pillow cannot decode the image, or it is too large.
     """
     try:
         file: IO[bytes]
@@ -220,7 +220,7 @@ def _decode(
         raise make_error(path, str(error).rstrip("."), "too-large", LIMIT_ADVICE, kind=LargeImageError) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
-        reason = f"{size} bytes, not in an image format that Pillow recognizes"
+        reason = f"cannot identify image file ({size} bytes)"
         raise make_error(path, reason, kind=ForeignImageError) from error
     except Exception as error:  # depends on the format; AVIF raises RuntimeError
         if isinstance(error, OSError) and is_system_fault(error):

@@ -1,14 +1,14 @@
 """Defer decoding in libraries other than Pillow. Runs where the dataset runs.
 
-``pil_loader``, the default of ``ImageFolder``, opens files without Pillow, which is faster, and names the file in
-errors.
+``pil_loader``, which ``ImageFolder`` uses by default, is replaced by a function that reads the file without Pillow,
+which is faster, and names the file in errors.
 
 ``read_image``, ``decode_image`` and ``decode_jpeg`` of torchvision look up operators of ``torch.ops.image`` by name.
 While decoding is deferred, these return a LazyTensor: see NOTE [ Lazy tensors ]. It has values immediately if the file
 is not a JPEG or not decoded to RGB, so that all images of a batch arrive on the same device. The same applies to
 ``decode_jpeg`` of torchcodec, which ``decode_image`` calls, and which applies the EXIF orientation.
 
-simplejpeg and OpenCV decode to an array, which is memory that any code may read, so decoding it cannot be deferred. But
+simplejpeg and OpenCV decode to an array, which is memory that any code may read, so decoding cannot be deferred. But
 ``Image.fromarray`` of an unchanged array returns an undecoded image, and ``to_tensor`` an undecoded tensor
 (``pillow_calls.py``), so that calls on them are recorded. A copy of the pixels shows whether the array has been changed
 in the meantime. It is used if pixels are needed.
@@ -74,7 +74,7 @@ def _patch_loader(load: Callable[..., Any]) -> Callable[..., Any]:
     return hooked
 
 
-@functools.cache  # the registration below is of its id
+@functools.cache  # cached, because torch.jit registers id(hooked)
 def _patch(name: str, operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(operator, assigned=(), updated=())
     def hooked(data: Any, mode: int = ImageReadMode.UNCHANGED.value, apply_exif_orientation: bool = False) -> Any:
@@ -138,7 +138,7 @@ def _defer_torchcodec(
     transformed = TransformedImage(image, functools.partial(decode, source.clone(), mode=mode), START_AS_TENSOR)
     if not turn:
         return transformed
-    # What ``decode`` returns is turned already.
+    # ``decode`` has already applied the orientation.
     turned = transformed.note(turn, (), transposed(transformed.size, turn[0].method), lambda values: values)
     deferral = active()
     return None if deferral is None or deferral.find_call_obstacle(turned.chain) else turned
@@ -200,15 +200,15 @@ def _remembering(function: Callable[..., Any], remember: Callable[..., None]) ->
     def hooked(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
         is_known = len(args) in (1, 2) and kwargs.keys() <= KEYWORDS
-        if type(result) is np.ndarray and result.ndim == 3 and is_known and _is_on_gpu():
+        if type(result) is np.ndarray and result.ndim == 3 and is_known and _redecodes_faster():
             remember(result, *args, **kwargs)
         return result
 
     return hooked
 
 
-def _is_on_gpu() -> bool:
-    """Return whether decoding pixels again, which the dataset has decoded already, is faster than sending them."""
+def _redecodes_faster() -> bool:
+    """Return whether decoding an image a second time is faster than sending its pixels."""
     return (deferral := active()) is not None and deferral.on_gpu
 
 
@@ -248,7 +248,7 @@ def _defer_fromarray(fromarray: Any, obj: Any, mode: Any = None) -> Any:
 
 def find_decoded(array: Any) -> TransformedImage | None:
     """Return the image of an array, or of a view of one, with RGB pixels; None if it is not known, or has changed."""
-    if type(array) is not np.ndarray or not _recent or not _is_on_gpu():
+    if type(array) is not np.ndarray or not _recent or not _redecodes_faster():
         return None
     for known in _recent:
         decoded: Any = known.array()

@@ -57,7 +57,7 @@ _INFO = "_proxyloader_info"
 
 
 class DeferredPixels(NamedTuple):
-    """The pixels of an image that is no file, such as one of a single color, computed on first use.
+    """The pixels of an image that does not come from a file, such as a single color, computed on first use.
 
     Attributes:
         size: (width, height) in pixels.
@@ -78,7 +78,7 @@ def create_lazy_image(
 ) -> Image.Image:
     """Return an ``Image.Image`` that is decoded on first access to its pixels, with the ``info`` of ``like``.
 
-    ``may_lose_info``: whether the last call may have lost it, which is found out if ``info`` is accessed.
+    ``may_lose_info``: whether the last call may have lost it, which is determined when ``info`` is accessed.
     """
     hook_pillow()
     image, size = Image.Image.__new__(Image.Image), encoded.size
@@ -134,7 +134,7 @@ def _decode(image: Image.Image, encoded: Undecoded) -> None:
 def hook_pillow() -> None:
     """Extend Pillow's own classes with decoding on access, permanently for this process.
 
-    So ``type(image) is Image.Image`` holds. Other images behave as before.
+    This way, ``type(image) is Image.Image`` still holds. Other images behave as before.
     """
     cls = Image.Image
     fget, fset = vars(cls)["im"].fget, vars(cls)["im"].fset

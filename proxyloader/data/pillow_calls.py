@@ -1,8 +1,8 @@
-"""Record calls of Pillow and of torchvision's functions on undecoded images. Runs where the dataset runs.
+"""Record calls to Pillow and torchvision's functions on undecoded images. Runs where the dataset runs.
 
 NOTE [ Recorded calls ]
-Code that calls no known class of transforms, such as ``image.crop(box)`` or ``TF.adjust_hue(image, 0.1)``, ends in a
-few functions of Pillow, because torchvision, timm and Pillow itself are made of them. For an undecoded image, they are
+Code that calls no known class of transforms, such as ``image.crop(box)`` or ``TF.adjust_hue(image, 0.1)``, ultimately
+calls a few Pillow functions, which torchvision, timm and Pillow itself are built on. For an undecoded image, they are
 recorded as steps with the numbers of the call, and the result is an undecoded image with Pillow's mode, size and
 ``info``. If its pixels are used after all, the calls are repeated on the decoded image.
 
@@ -55,7 +55,7 @@ from .replaced_code import find, original, replacements, unless_handled
 from .transformed import TransformedImage
 
 MAX_PIXELS = 1 << 26
-"""Maximum size of the result of a recorded call. Pillow makes larger ones, or warns of them."""
+"""Maximum size of the result of a recorded call. Pillow computes larger ones, or warns about them."""
 
 MAX_RADIUS = 64
 """Maximum radius of a recorded blur, in pixels."""
@@ -77,7 +77,7 @@ class Note(NamedTuple):
 
     Attributes:
         steps, numbers, size: see ``TransformedImage.note``. No steps: the result is a copy.
-        again: makes the same call on a decoded image; None: the function with the same arguments does.
+        replay: repeats the call on a decoded image; None: call the function with the same arguments.
         image: the image that is changed; None: the first argument.
         is_view, in_place: whether torchvision's result shares the memory of a tensor, or is the tensor.
     """
@@ -85,7 +85,7 @@ class Note(NamedTuple):
     steps: Branch
     numbers: Sequence[Any]
     size: Size
-    again: Callable[[Any], Any] | None = None
+    replay: Callable[[Any], Any] | None = None
     image: Image.Image | None = None
     is_view: bool = False
     in_place: bool = False
@@ -128,8 +128,8 @@ def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Cal
                 changed = image if found.image is None else found.image
                 if not found.steps:
                     return changed.copy()
-                again = found.again or (lambda image: call(image, *others, **named))
-                if (transformed := _extend(deferral, changed, found, again)) is not None:
+                replay = found.replay or (lambda image: call(image, *others, **named))
+                if (transformed := _extend(deferral, changed, found, replay)) is not None:
                     return create_lazy_image(transformed, image if has_info else None)
         return call(*args, **kwargs)
 
@@ -148,12 +148,12 @@ def frozen(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _extend(deferral: Deferral, image: Image.Image, note: Note, again: Callable[[Any], Any]) -> TransformedImage | None:
+def _extend(deferral: Deferral, image: Image.Image, note: Note, call: Callable[[Any], Any]) -> TransformedImage | None:
     """Return the undecoded image after a call; None if the call needs pixels."""
     transformed, (height, width) = get_transformed(image), note.size
     if transformed is None or height < 1 or width < 1 or height * width > MAX_PIXELS:
         return None
-    after = transformed.note(note.steps, note.numbers, note.size, again)
+    after = transformed.note(note.steps, note.numbers, note.size, call)
     return None if deferral.find_call_obstacle(after.chain) else after
 
 
@@ -163,7 +163,7 @@ def _one(step: Step, image: Image.Image, *numbers: Any) -> Note:
 
 
 def number(value: Any) -> float:
-    """Return a finite number as a float. ValueError: it is none."""
+    """Return a finite number as a float. Raise ValueError if value is not one."""
     if not isinstance(value, Real) or not math.isfinite(value):
         raise ValueError
     return float(value)
@@ -272,12 +272,12 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
     levels = [lut(level) for level in range(256)] * bands if callable(lut) else list(lut)
     try:
         table = bytes(levels)
-    except (TypeError, ValueError):  # not whole, or not levels
+    except (TypeError, ValueError):  # not integers in [0, 255]
         table = bytes([min(255, max(0, level)) for level in map(int, map(round, levels))])
     if len(table) != 256 * bands:
         return None
     array = np.frombuffer(table * (3 // bands), np.uint8).view(np.float32)
-    return _one(color.Table(), image, array)._replace(again=operator.methodcaller("point", table))
+    return _one(color.Table(), image, array)._replace(replay=operator.methodcaller("point", table))
 
 
 class Band(NamedTuple):
@@ -297,7 +297,7 @@ def getchannel(image: Image.Image, channel: Any) -> Note | None:
     if image.mode != "RGB" or not 0 <= number < 3 or (of := get_transformed(image)) is None:
         return None
     weights = [float(number == each) for each in range(3)]
-    return _one(color.Matrix(1), image, *[*weights, 0.0] * 3)._replace(again=Band(of, number))  # type: ignore[arg-type]
+    return _one(color.Matrix(1), image, *[*weights, 0.0] * 3)._replace(replay=Band(of, number))  # type: ignore[arg-type]
 
 
 def _split(split: Any, image: Image.Image) -> Any:
@@ -316,17 +316,17 @@ def _merge(merge: Callable[..., Any], mode: Any, bands: Any) -> Any:
     if any(call.of.image is not of.image or call.of.calls is not of.calls for call in calls):
         return NotImplemented
 
-    def again(image: Image.Image) -> Image.Image:
+    def replay(image: Image.Image) -> Image.Image:
         return merge("RGB", [*map(image.getchannel, channels)])  # type: ignore[no-any-return]
 
-    return create_lazy_image(of.note((color.ChannelOrder(),), channels, of.size, again), bands[0])
+    return create_lazy_image(of.note((color.ChannelOrder(),), channels, of.size, replay), bands[0])
 
 
 # --- a new image, and the first paste into it -------------------------------------------------------------------------
 
 
 def get_levels(mode: str, color: Any) -> tuple[float, ...]:
-    """Return the levels of what Pillow takes for a color: a name, a number or a tuple. Raise Pillow's error."""
+    """Convert any color that Pillow accepts (name, number or tuple) to channel values, or raise Pillow's error."""
     level = _new(mode, (1, 1), color).getpixel((0, 0))
     return tuple(map(float, level if isinstance(level, tuple) else (level,)))
 
@@ -352,13 +352,13 @@ def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any =
     if others and others != [left + im.width, top + im.height]:
         return NotImplemented
 
-    def again(image: Image.Image) -> Image.Image:
+    def replay(image: Image.Image) -> Image.Image:
         made: Image.Image = canvas.compute()
         made.paste(image, box)
         return made
 
     note = _crop(-left, -top, *image.size, canvas.meaning)
-    transformed = _extend(deferral, im.convert(image.mode), note, again)
+    transformed = _extend(deferral, im.convert(image.mode), note, replay)
     return NotImplemented if transformed is None else replace_undecoded(image, transformed)
 
 
@@ -375,10 +375,10 @@ ENHANCERS: dict[Any, tuple[str, bool]] = {
 
 
 class Degenerate(NamedTuple):
-    """Meaning of the pixels of the image that an enhancer blends with its image.
+    """What the degenerate image of an enhancer stands for.
 
     Attributes:
-        step: the step that a blend with ``of`` is.
+        step: equivalent to a blend with ``of``.
         of: what ``find_undecoded`` returned for the image.
         enhance: does the same to a decoded image.
     """

@@ -1,4 +1,4 @@
-"""Turn the sampled parameters of a batch into programs, one function per class of step, and say what runs a plan."""
+"""Turn the sampled parameters of a batch into programs, one function per class of step, and decide what runs a plan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ..transforms import augment, auto_augment, color, geometry, resize, type_co
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step, iter_steps
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, OPCODES, Indices, Jobs, Programs, Schedule
 
-NO_KERNELS = "without CUDA kernels, torchvision runs it"
-"""Reason that a machine without kernels gives."""
+NO_KERNELS = "requires CUDA kernels"
+"""Obstacle reported when kernels are unavailable."""
 
 Columns = NDArray[np.float64]
 
@@ -38,9 +38,9 @@ class FloatResize(NamedTuple):
         (x, step_x), (y, step_y) = self.x, self.y
         return self._replace(x=(x + step_x * left, step_x), y=(y + step_y * top, step_y), size=(height, width))
 
-    def flip(self, axis: str, wanted: Any) -> FloatResize:
+    def flip(self, axis: str, mask: Any) -> FloatResize:
         (start, step), count = (self.y, self.size[0]) if axis == "vertical" else (self.x, self.size[1])
-        turned = start + np.where(wanted, step * (count - 1), 0), np.where(wanted, -step, step)
+        turned = start + np.where(mask, step * (count - 1), 0), np.where(mask, -step, step)
         return self._replace(y=turned) if axis == "vertical" else self._replace(x=turned)
 
 
@@ -55,9 +55,9 @@ class State:
         column: the next column of the parameters.
         channels: 3, or 1 for grayscale images, whose three channels are equal.
         crop: left, top, width and height of a crop that the next step has to make, and its fill; None: none.
-        scale, mean, std: numbers of the conversion to floats. ``scale`` is None as long as values are levels.
-        resized: the resize of floats; None: there is none.
-        erased: boxes to erase in the output: images, numbers and noise, or None for a color.
+        scale: how values were converted to float: 0 unscaled, 1 as in v1, 2 as in v2; None: still uint8.
+        mean, std: of Normalize.
+        resized, erased: the resize of floats, if any; boxes to erase in the output: images, numbers, noise (or None).
     """
 
     programs: Programs
@@ -81,7 +81,7 @@ class State:
         return columns
 
     def arrays(self, first_blocks: Columns, counts: Columns) -> list[NDArray[np.float32]]:
-        """Return an array of each image that is attached to its parameters, by its first block and its length."""
+        """Return the array attached to each image's parameters, given its first block and length."""
         starts = 2 * self.columns.shape[1] + first_blocks.astype(np.int64) * ParamRow.BLOCK
         rows = [self.rows[image] for image in self.programs.sources[self.images].tolist()]
         lengths = counts.astype(np.int64).tolist()
@@ -112,12 +112,12 @@ class State:
             self.crop = None
             self.add("WINDOW", (left, top, *rgb(fill)), sizes=(height, width))
 
-    def flip(self, axis: str, wanted: Columns) -> None:
-        """Flip the images for which ``wanted`` is not 0."""
+    def flip(self, axis: str, mask: Columns) -> None:
+        """Flip the images for which ``mask`` is not 0."""
         self.make_crop()
         is_vertical = axis == "vertical"
-        if not self.programs.flip_last(8 + is_vertical, wanted, self.images):
-            self.programs.add("FLIP_Y" if is_vertical else "FLIP_X", images=self.images[wanted != 0])
+        if not self.programs.flip_last(8 + is_vertical, mask, self.images):
+            self.programs.add("FLIP_Y" if is_vertical else "FLIP_X", images=self.images[mask != 0])
 
     def resample(self, step: resize.Resize | resize.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
         """Resize the images or, as Pillow does, ``box`` of them: left, top, right and bottom. See ``RESAMPLE``."""
@@ -127,24 +127,24 @@ class State:
         box = (0, 0, crop[2], crop[3]) if box is None else box
         red, green, blue = map(int, rgb(fill))
         height_first = arithmetic == 0 and resize.pillow_resizes_height_first((crop[3], crop[2]), size)
-        how = FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first
-        self.add("RESAMPLE", (*crop, *box, 0, 0, *how), sizes=size)
+        options = FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first
+        self.add("RESAMPLE", (*crop, *box, 0, 0, *options), sizes=size)
 
-    def require_levels(self, step: Step) -> None:
+    def require_uint8(self, step: Step) -> None:
         if self.scale is not None:
-            raise MissingKernelError(step, "of floats")
+            raise MissingKernelError(step, "on float images")
 
     def require_moves(self, step: Step, fill: tuple[float, ...] = ()) -> None:
         """Check a step that only moves pixels, so that it may as well precede a conversion to floats."""
         if self.std or self.erased or self.resized is not None or (self.scale is not None and any(fill)):
-            raise MissingKernelError(step, "of floats with these arguments")
+            raise MissingKernelError(step, "on float images with these arguments")
 
 
 class MissingKernelError(Exception):
     """There is no kernel for a step. ``get_missing_kernel`` returns the message."""
 
     def __init__(self, step: Step, why: str = "") -> None:
-        super().__init__(f"there is no kernel for {step.title} {why}".strip())
+        super().__init__(f"no CUDA kernel for {step.title} {why}".strip())
 
 
 def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
@@ -163,10 +163,10 @@ def build_programs(images: Sequence[Planned]) -> Programs:
         MissingKernelError: there is no kernel for a step.
     """
     programs = Programs([size for _, size, _ in images])
-    images_of: dict[str, list[int]] = {}
+    images_by_plan: dict[str, list[int]] = {}
     for number, (plan, _, _) in enumerate(images):
-        images_of.setdefault(plan.key, []).append(number)
-    for numbers in images_of.values():
+        images_by_plan.setdefault(plan.key, []).append(number)
+    for numbers in images_by_plan.values():
         _add_plan(programs, images[numbers[0]][0], np.array(numbers), [images[number][2] for number in numbers])
     return programs
 
@@ -219,7 +219,7 @@ def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channel
 
 @functools.lru_cache(maxsize=4096)
 def get_missing_kernel(plan: Plan) -> str:
-    """Return why the kernels cannot do the steps of a plan; "" if they can."""
+    """Return why the kernels cannot run the steps of a plan; "" if they can."""
     try:
         _add_plan(Programs(()), plan, np.arange(0), ())
     except MissingKernelError as error:
@@ -228,7 +228,7 @@ def get_missing_kernel(plan: Plan) -> str:
 
 
 def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ()) -> str:
-    """Return why torchvision runs a plan; "" if kernels run it, or on a machine without kernels, DALI's operators.
+    """Return why a plan falls back to torchvision; "" if kernels run it, or where there are none, DALI's operators.
 
     ``left_out``: titles of the steps that the installed Pillow does differently.
     """
@@ -241,7 +241,7 @@ def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ())
 
 @functools.singledispatch
 def add_step(step: Any, state: State) -> None:
-    """Append a step to the programs of images. MissingKernelError: there is no kernel for it."""
+    """Append a step to the programs of images. Raises MissingKernelError if there is no kernel."""
     raise MissingKernelError(step)
 
 
@@ -261,7 +261,7 @@ def one_of(step: OneOf, state: State) -> None:
             after.apply(branch)
             after.make_crop()
         if after.resized is not state.resized:
-            raise MissingKernelError(step, "of resizes of floats")
+            raise MissingKernelError(step, "with branches that resize float images")
     state.column = column + step.num_params
     state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
 
@@ -289,7 +289,7 @@ def blend(step: auto_augment.Blend, state: State) -> None:
 @add_step.register(geometry.Crop)
 def crop(step: geometry.Crop, state: State) -> None:
     if state.erased or (not step.inside and (state.std or (state.scale is not None and any(step.fill)))):
-        raise MissingKernelError(step, "of floats with these arguments")
+        raise MissingKernelError(step, "on float images with these arguments")
     top, left, height, width = state.take(4)
     if state.resized is not None:
         state.resized = state.resized.crop(top, left, height, width)
@@ -300,13 +300,13 @@ def crop(step: geometry.Crop, state: State) -> None:
 
 @add_step.register(geometry.Flip)
 def flip(step: geometry.Flip, state: State) -> None:
-    (wanted,) = state.take(1)
+    (mask,) = state.take(1)
     if state.erased:
         raise MissingKernelError(step, "after erasing")
     if state.resized is not None:
-        state.resized = state.resized.flip(step.axis, wanted != 0)
+        state.resized = state.resized.flip(step.axis, mask != 0)
         return
-    state.flip(step.axis, wanted)
+    state.flip(step.axis, mask)
 
 
 @add_step.register(geometry.Transpose)
@@ -338,7 +338,7 @@ def resize_(step: resize.Resize, state: State) -> None:
         raise MissingKernelError(step, "without antialias")
     if state.scale is not None:
         if state.std or state.erased or state.resized is not None:
-            raise MissingKernelError(step, "of floats after another one, Normalize or erasing")
+            raise MissingKernelError(step, "on float images after Resize, Normalize or erasing")
         state.make_crop()
         axis, numbers = (0, np.ones_like(width)), (FILTERS[step.interpolation], torch_fuses_products(), height, width)
         state.resized = FloatResize(numbers, axis, axis, size)
@@ -351,17 +351,17 @@ def resize_(step: resize.Resize, state: State) -> None:
 
 @add_step.register(resize.ResizeBox)
 def resize_box(step: resize.ResizeBox, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     box, size = state.take(4), state.take(2)
     state.resample(step, size, 0, box)
 
 
 @functools.cache
 def torch_fuses_products() -> bool:
-    """Return whether torch's antialiased resize of floats fuses each product with its sum.
+    """Return whether torch's antialiased resize of floats uses fused multiply-add.
 
-    That depends on the compiler of torch: 2.6 does, while 2.14 rounds most products. So torch resizes a row whose first
-    two products, with weights of 1/32 and 3/32, only cancel out if the second is rounded.
+    That depends on the compiler of torch: 2.6 does, while 2.14 rounds most products. The probe resizes a row
+    whose first two products, with weights of 1/32 and 3/32, only cancel out if the second is rounded.
     """
     row = torch.zeros(1, 1, 1, 16)
     row[..., 3] = 1 + 2**-23
@@ -371,11 +371,11 @@ def torch_fuses_products() -> bool:
 
 
 @add_step.register(warp.Warp)
-def warped(step: warp.Warp, state: State) -> None:
+def apply_warp(step: warp.Warp, state: State) -> None:
     if step.interpolation == "nearest":
         state.require_moves(step, step.fill)
     else:
-        state.require_levels(step)
+        state.require_uint8(step)
     sizes, numbers = state.take(2), state.take(step.num_params - 2)
     name = f"{'AFFINE' if isinstance(step, warp.Affine) else 'PERSPECTIVE'}_{step.interpolation.upper()}"
     fill = rgb(step.fill)
@@ -389,7 +389,7 @@ def warped(step: warp.Warp, state: State) -> None:
 
 @add_step.register(color.Adjustment)
 def adjust(step: color.Adjustment, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     numbers, name = tuple(state.take(step.num_params)), step.name.upper()
     if step.kind == "tensor" and f"TENSOR_{name}" in OPCODES:
         name, numbers = f"TENSOR_{name}", (*numbers, step.version == "v1", state.channels == 1)
@@ -398,7 +398,7 @@ def adjust(step: color.Adjustment, state: State) -> None:
 
 @add_step.register(color.Table)
 def table(step: color.Table, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     (first_block,) = state.take(1)
     levels = state.arrays(first_block, np.full_like(first_block, 192))
     state.add("TABLE")
@@ -407,7 +407,7 @@ def table(step: color.Table, state: State) -> None:
 
 @add_step.register(color.Matrix)
 def matrix(step: color.Matrix, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     state.add("MATRIX", state.take(12))
     state.channels = step.channels
 
@@ -420,7 +420,7 @@ def channel_order(step: color.ChannelOrder, state: State) -> None:
 
 @add_step.register(color.Grayscale)
 def grayscale(step: color.Grayscale, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     if state.channels == 3:
         state.add(*(("GREY", ()) if step.kind == "pil" else ("TENSOR_GREY", (step.version == "v1",))))
     state.channels = step.channels
@@ -431,7 +431,7 @@ def grayscale(step: color.Grayscale, state: State) -> None:
 
 @add_step.register(augment.Blur)
 def blur(step: augment.Blur, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     (sigmas,) = state.take(1)
     height, width = step.window
     state.add("TENSOR_BLUR", (width // 2, height // 2))
@@ -449,7 +449,7 @@ def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
 
 @add_step.register(augment.PillowBlur)
 def box_blur(step: augment.PillowBlur, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     radii = state.take(2)
     state.add("BOX_BLUR", (*(_box_radius(radii) if step.is_gaussian else radii), 3 if step.is_gaussian else 1))
 
@@ -466,7 +466,7 @@ def _box_radius(sigmas: Columns) -> NDArray[Any]:
 
 @add_step.register(augment.Kernel)
 def kernel(step: augment.Kernel, state: State) -> None:
-    state.require_levels(step)
+    state.require_uint8(step)
     offset, *weights = state.take(step.num_params)
     state.add(f"KERNEL{step.side}", (offset,))
     state.programs.add_extras(np.stack(weights, 1))
@@ -496,15 +496,15 @@ def erase(step: augment.Erase | augment.EraseWithNoise, state: State) -> None:
 
 @add_step.register(type_conversion.ToTensor)
 def keep(step: Step, state: State) -> None:
-    """Change nothing but the layout, which is that of the output."""
+    """No-op: the schedule sets the layout of the output."""
 
 
 @add_step.register(type_conversion.ToPIL)
 def to_pil(step: type_conversion.ToPIL, state: State) -> None:
     state.require_moves(step)
     if state.scale == 0:
-        raise MissingKernelError(step, "of floats that are levels")
-    state.scale = None  # a level divided by 255 and multiplied again is the same
+        raise MissingKernelError(step, "on unscaled float images")
+    state.scale = None  # a uint8 value divided by 255 and multiplied again is the same
 
 
 @add_step.register(type_conversion.ToFloat)

@@ -114,8 +114,8 @@ class BatchAssembler:
         first = self._errors[0]
         path = f" ({first.path})" if first.path else ""
         raise first.error(
-            f"no sample of this epoch could be read; {len(self._errors)} were skipped, the first of them "
-            f"dataset[{first.index}]{path}: {first.reason}. Check the location of the data"
+            f"could not read any sample in this epoch: skipped {len(self._errors)}, starting with "
+            f"dataset[{first.index}]{path}: {first.reason}. Check the dataset path"
         )
 
     def _to_device(self, value: Any) -> Any:
@@ -264,7 +264,7 @@ class BatchAssembler:
             return self._run_with_pillow(batch, run)
         if self._on_error != "raise":
             return self._run_one_by_one(batch, run)
-        advice = "on_error='skip' finds and skips the sample that fails"
+        advice = "set on_error='skip' to find and skip the failing sample"
         raise error.at(f"{_describe_batch(batch)} ({advice})", indices=batch.sample_indices) from error
 
     def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
@@ -295,7 +295,7 @@ class BatchAssembler:
             try:
                 rows.append(self._submit(run, [[column[row]] for column in inputs], None))
             except PipelineError as error:
-                reason = f"the pipeline fails on it: {_describe_failure(error.__cause__ or error)}"
+                reason = f"the pipeline failed on this sample: {_describe_failure(error.__cause__ or error)}"
                 failures[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
                 rows.append([])
         count = max(map(len, rows))

@@ -25,7 +25,7 @@ class Grayscale(Step):
     Attributes:
         channels: 1, or 3 with equal values.
         kind: kind of the image before it. Pillow rounds to the nearest level; torchvision truncates for a uint8 tensor.
-        version: version whose arithmetic is used for tensors: few levels differ, by one.
+        version: version whose arithmetic is used for tensors: v1 and v2 differ by 1 in a few pixels.
     """
 
     channels: int
@@ -48,7 +48,7 @@ class Adjustment(Step):
     Attributes:
         name: name of the function without ``adjust_``.
         kind: kind of the image, if the result depends on it.
-        version: version whose arithmetic is used for tensors: few levels differ, by one.
+        version: version whose arithmetic is used for tensors: v1 and v2 differ by 1 in a few pixels.
     """
 
     name: str

@@ -86,8 +86,8 @@ class PassedSamples:
 class checking:
     """Context for reading samples: skip the checks if all have passed before, or record that all pass.
 
-    ``passed`` is None if no GPU decodes the JPEGs, or ``check_scans`` is False. A class, because it is entered for each
-    sample.
+    ``passed`` is None if no GPU decodes the JPEGs, or ``check_scans`` is False. A class rather than a generator,
+    because it is entered once per sample.
     """
 
     def __init__(self, passed: PassedSamples | None, indices: Sequence[Any]) -> None:
@@ -119,21 +119,21 @@ class Fetcher:
 
     dataset: Any
     on_error: OnError = "raise"
-    seed: int | None = None  # of the random numbers; None: do not seed the generators
+    seed: int | None = None  # base seed; None: do not seed the generators
     passed: PassedSamples | None = None  # None: no GPU decodes the JPEGs, or ``check_scans`` is False
     has_workers: bool = False
     # With ``on_error="skip"``, whether a batch without readable samples gets the next readable one, because processes
     # that train together require the same number of batches.
     fills_batches: bool = False
     deferral: Deferral | None = None  # None: the images of the dataset are not deferred
-    plans: Collection[str] = ()  # that the loader knows, if only torch's default ``collate_fn`` receives the samples
+    plans: Collection[str] = ()  # known to the loader, if only torch's default ``collate_fn`` receives the samples
 
     def __post_init__(self) -> None:
         # Without workers, other threads may draw from the generators.
         self._can_draw_ahead = self.has_workers and self.seed is None and bool(self.plans) and draws_alike("v1")
 
     def __call__(self, request: BatchRequest) -> FetchedSamples:
-        """Return the samples of a request. ImageError: an image cannot be read."""
+        """Return the samples of a request. Raises ImageError if an image cannot be read."""
         indices = request.index_list()
         samples = self._fetch_folder(request, indices)
         if samples is _NOT_BATCHED:
@@ -177,8 +177,8 @@ class Fetcher:
             first, size = operator.index(index), len(self.dataset)
         except TypeError as error:
             raise ProxyLoaderError(
-                f"on_error={self.on_error!r} cannot replace dataset[{index!r}]: this requires integer indices and a "
-                "dataset with a length. In a single process, on_error='skip' requires neither"
+                f"on_error={self.on_error!r} cannot replace dataset[{index!r}]: replacement requires integer indices "
+                "and a dataset with a length. Outside distributed training, on_error='skip' has no such requirement"
             ) from error
         attempts = min(MAX_ATTEMPTS, size - 1)
         for step in range(1, attempts + 1):
@@ -274,8 +274,8 @@ def no_replacement(index: Any, unreadable: Sequence[UnreadableSample], attempts:
     last = unreadable[-1]
     original = next(sample for sample in unreadable if sample.index == index)
     return original.error(
-        f"dataset[{index}] cannot be read, nor any of the {attempts} samples after it; the last of them is "
-        f"dataset[{last.index}] ({last.path}): {last.reason}. Check the location of the data"
+        f"could not read dataset[{index}] or any of the {attempts} samples after it; the last error was for "
+        f"dataset[{last.index}] ({last.path}): {last.reason}. Check the dataset path"
     )
 
 

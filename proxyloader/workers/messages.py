@@ -30,7 +30,7 @@ from .request_sampler import BatchRequest
 class PackedInput:
     """Locations of one input of a run in the memory of its batch."""
 
-    dtype: str  # of NumPy, such as "|u1"
+    dtype: str  # NumPy's name of it, such as "|u1"
     offsets: NDArray[np.int64]  # (N,), in bytes
     shapes: NDArray[np.int64]  # (N, ndim)
 
@@ -53,7 +53,7 @@ class PackedRun:
     server: str
     inputs: tuple[PackedInput, ...]
     sources: tuple[str, ...]
-    schedule: tuple[Schedule, PackedInput] | None = None  # of the kernels, and where its memory is; None: DALI does all
+    schedule: tuple[Schedule, PackedInput] | None = None  # kernel launches, their data; None: DALI does all
 
     def __len__(self) -> int:
         """Number of decoded images, or of samples of a hand-written pipeline."""
@@ -104,7 +104,7 @@ class WorkerError:
             return cls(wrapper, None)
 
     def exception(self) -> Exception:
-        """Return the exception to raise in the main process, without a traceback, whose frames would reference it."""
+        """Return the exception to raise. A worker's has no traceback, because its frames would keep it alive."""
         if self.wrapper is None:
             error = self.error
             object.__setattr__(self, "error", None)  # its frames reference this object
@@ -125,27 +125,27 @@ class WorkerError:
 class PackedBatch:
     """A batch for the main process: image bytes and labels in one message. The slot of its request holds the bytes."""
 
-    request: BatchRequest | None  # which it answers; None for an iterable-style dataset
-    size_bytes: int = 0  # of all runs
+    request: BatchRequest | None  # request answered by this batch; None for an iterable-style dataset
+    size_bytes: int = 0  # total size of all runs
     blob: torch.Tensor | None = None  # bytes of the runs if they are not in the slot
-    runs: tuple[PackedRun, ...] = ()  # whose outputs the content references
+    runs: tuple[PackedRun, ...] = ()  # runs whose outputs the content references
     content: Any = None  # the rest of the batch; if there are runs, pickled, with references in place of images
-    objects: tuple[torch.Tensor, ...] = ()  # that the content references by number, such as tensors in shared memory
+    objects: tuple[torch.Tensor, ...] = ()  # referenced by index in content, such as shared memory
     collated: bool = True  # whether the content is a batch; otherwise samples for the collate_fn in the main process
     image_counts: tuple[int, int, int] = (0, 0, 0)  # decoded by DALI, by Pillow for DALI, produced by the worker
-    bytes_read: int = 0  # of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines
-    num_samples: int = 0  # without unreadable ones
+    bytes_read: int = 0  # bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines
+    num_samples: int = 0  # number of readable samples
     decode_reason: str = ""  # why the worker decoded the first deferred image, if it did and that is known
     is_computed: bool = False  # whether the content has tensors computed from outputs of the runs
     has_fallen_back: bool = False  # whether the worker no longer defers decoding
     has_seen_images: bool = False  # whether the worker has created undecoded images so far
     samples: tuple[bytes, ...] = ()  # pickled separately, if some may have to be removed and the rest collated again
-    indices: Sequence[Any] | None = None  # of the samples, if they differ from those of the request
-    unreadable: tuple[UnreadableSample, ...] = ()  # which are missing
-    plans: tuple[Plan, ...] = ()  # of the runs, unless the loader knows them
+    indices: Sequence[Any] | None = None  # indices of the samples, if they differ from the request's
+    unreadable: tuple[UnreadableSample, ...] = ()  # missing samples
+    plans: tuple[Plan, ...] = ()  # plans of the runs, unless the loader knows them
     failure: WorkerError | None = None
     worker: int = 0
-    worker_state: dict[str, Any] | None = None  # of the worker's dataset after this batch
+    worker_state: dict[str, Any] | None = None  # state of the worker's dataset after this batch
 
     def memory(self, arena: Arena | None) -> Memory:
         """Return the memory that holds the bytes of the runs, (bytes,) uint8."""
@@ -188,7 +188,7 @@ class BatchMessage:
     the batch is used if the dataset is iterable-style.
     """
 
-    number: int | None  # of the request that this batch answers; None for an iterable-style dataset
+    number: int | None  # number of the request that this batch answers; None for an iterable-style dataset
     data: bytes | None = None  # the pickle; None: it is in the slot, from ``start`` to ``end``
     start: int = 0
     end: int = 0

@@ -350,7 +350,7 @@ def test_an_epoch_without_a_readable_sample_is_an_error(
     assert len(loader.errors) == SIZE
     loader = DataLoader(spelled, BATCH, num_workers=1, on_error="replace", device="cpu")
     refused, *_ = outcomes(loader)
-    assert isinstance(refused, ImageError) and "the last of them is dataset[23]" in str(refused)
+    assert isinstance(refused, ImageError) and "the last error was for dataset[23]" in str(refused)
     assert (refused.code, refused.index, refused.path) == ("none-readable", 0, paths[0])
     assert (loader.errors[0].index, loader.errors[0].path) == (0, paths[0])
     assert "is replaced by" not in caplog.text
@@ -589,7 +589,8 @@ def test_a_hand_written_pipeline_loses_the_samples_that_it_fails_on(
             assert len(labels) == len(indices) == (2 if at == 1 else 3 if at == 3 else 4)
         assert sorted(error.index for error in loader.errors) == [5, 6, 12]
         lines = [line for line in caplog.messages if line.startswith("dataset[5] is skipped: ")]
-        assert len(lines) == 1 and "the pipeline fails on it: fn.decoders.image: " in lines[0] and "\n" not in lines[0]
+        failure = "the pipeline failed on this sample: fn.decoders.image: "
+        assert len(lines) == 1 and failure in lines[0] and "\n" not in lines[0]
         (error,) = [error for error in loader.errors if error.index == 5]
         assert error.path == "" and error.reason in lines[0]
         replaced = list(DataLoader(dataset, BATCH, on_error="replace", **arguments))

@@ -115,7 +115,7 @@ def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
     assert loader.backend.endswith("JPEGs are sent encoded")
 
 
-NO_KERNELS = "without CUDA kernels, torchvision runs it"
+NO_KERNELS = "requires CUDA kernels"
 
 
 @workers

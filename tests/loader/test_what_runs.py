@@ -21,7 +21,7 @@ from proxyloader.loader.options import LoaderOptions
 from ..outcomes import raises
 from ..plans import plan_for
 
-NO_FLIP = "there is no kernel for Flip after erasing"
+NO_FLIP = "no CUDA kernel for Flip after erasing"
 
 OBSTACLES: dict[str, tuple[list[Any], str, str]] = {
     "training": ([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor(), v1.Normalize(0.5, 0.2)], "", ""),

@@ -28,7 +28,7 @@ from ..compare import generator_states
 TRAINING = v1.Compose([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor()])
 STREAM: Any = ChainDataset([])
 FLIPPED_FLOATS = v1.Compose([v1.ToTensor(), v1.RandomErasing(), v1.RandomVerticalFlip()])
-NO_KERNELS = "the workers: {}: without CUDA kernels, torchvision runs it"
+NO_KERNELS = "the workers: {}: requires CUDA kernels"
 
 
 def by_hand(image: Image.Image) -> Any:
@@ -102,7 +102,7 @@ class TestTransforms:
         [
             (v1.Lambda(np.asarray), "pixels are used by Lambda"),
             (v2.Compose([v2.CenterCrop(32), v2.ElasticTransform()]), "pixels are used by ElasticTransform"),
-            (FLIPPED_FLOATS, "RandomVerticalFlip: there is no kernel for Flip after erasing"),
+            (FLIPPED_FLOATS, "RandomVerticalFlip: no CUDA kernel for Flip after erasing"),
             (lambda image: image.size, NO_IMAGE),
         ],
     )
