@@ -258,7 +258,7 @@ the images of a batch are turned round, and its labels are not
     workers/packing.py:_ContentPickler._assign_batch | .append(list(calls)) => .append(list(calls)[::-1])
     integration/test_same_batches.py integration/test_faults_structure.py
 an image that is used twice takes the next one's place
-    workers/packing.py:_ContentPickler._assign_row | (0, run, len(self.runs[run][0])) => (0, run, len(self.runs[run][0]) - 1)
+    workers/packing.py:_ContentPickler._assign_row | len(self.runs[run][0])) => len(self.runs[run][0]) - 1)
     integration/test_faults_structure.py
 the newest batch under way is handed out first
     loader/feed.py:Feed.next | self._in_flight.popleft() => self._in_flight.pop()
