@@ -233,7 +233,9 @@ def find_obstacle(plan: Plan, has_kernels: bool, left_out: Collection[str] = ())
     ``left_out``: titles of the steps that the installed Pillow does differently.
     """
     if not has_kernels:
-        return NO_KERNELS if any(step.needs_kernels for step in plan.steps) else ""
+        obstacles = [step for step in plan.steps if step.needs_kernels]
+        is_size = all(isinstance(step, resize.Resize) for step in obstacles)
+        return "" if not obstacles else f"{NO_KERNELS} for this size or filter" if is_size else NO_KERNELS
     if left_out and (titles := {step.title for step in iter_steps(plan.steps)}.intersection(left_out)):
         return f"Pillow {PIL.__version__} differs from the kernels in {', '.join(sorted(titles))}"
     return get_missing_kernel(plan)
