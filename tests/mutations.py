@@ -95,7 +95,7 @@ images of different plans take turns in the wrong order
     kernels/operations.py:build_programs | np.array(numbers) => np.array(numbers[::-1])
     loader/test_kernels_road.py
 a step that DALI lacks is sent to DALI
-    kernels/operations.py:find_obstacle | if any((step.needs_kernels for step in plan.steps)) => if not plan.steps
+    kernels/operations.py:find_obstacle | if step.needs_kernels] => if not step]
     loader/test_what_runs.py loader/test_backend.py
 # reading
 a damaged JPEG passes for a whole one
