@@ -154,7 +154,7 @@ def hook_pillow() -> None:
             return transformed.image.data
         if name == "info" and _INFO in vars(self):
             transformed, before = vars(self)[_INFO]
-            info = before.info if transformed.keeps_info(before.mode, before.size) else {}
+            info = before.info.copy() if transformed.keeps_info(before.mode, before.size) else {}
             return vars(self).setdefault("info", info)
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:

@@ -516,6 +516,16 @@ def test_dali_runs_the_calls_that_it_has_without_a_gpu() -> None:
     assert [type(step).__name__ for step in plan.steps] == ["Crop", "Flip", "ToTensor", "ToFloat", "Normalize"]
 
 
+@pytest.mark.parametrize("change", [v1.RandomCrop(40), v1.RandomHorizontalFlip(1.0), v1.ColorJitter(0.2)])
+def test_a_copy_has_its_own_info(change: Any) -> None:
+    with opened_late():
+        image = opened("RGB").convert("RGB")
+        changed = change(image)
+        copied = changed.copy()
+        changed.info["new"] = 1
+        assert "new" not in image.info and "new" not in copied.info
+
+
 def test_hooks_are_undone() -> None:
     kernels = F2._utils._KERNEL_REGISTRY[F2.horizontal_flip]  # type: ignore[attr-defined]
     of_pillow = [Image.new, Image.blend, ImageChops.invert, equalize, autocontrast]
