@@ -247,6 +247,18 @@ for _class in (LazyTensor, LazyImageTensor):
         setattr(_class, _name, getattr(_class.stock, _name))
 
 
+class _Values(torch.autograd.Function):
+    """The values of a LazyTensor as part of its graph, for the results of a custom ``autograd.Function``."""
+
+    @staticmethod
+    def forward(ctx: Any, lazy: Any) -> Any:
+        return lazy._node.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad
+
+
 def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
     """Return the tensor that the transforms of an image return."""
     state = transformed.chain.state
@@ -313,6 +325,10 @@ def materialize(value: Any) -> Any:
         return value
     if not isinstance(value._node, torch.Tensor):
         value.compute()
+    with torch._C.DisableTorchFunctionSubclass():
+        is_in_graph = value.requires_grad
+    if is_in_graph and not get_values(value).requires_grad:
+        value._node = _Values.apply(value)
     return value._node
 
 
