@@ -151,10 +151,6 @@ class Feed:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
         self.pool, self.servers, self._plan_servers, self._options = pool, servers, plan_servers, options
-        # Without workers, prefetching gains nothing and would draw random numbers too early. With a deterministic
-        # server, it is disabled, as leaving the loop early must not change what later runs draw.
-        prefetches = pool.workers.num_workers and servers and not any(queue.deterministic for queue in servers.values())
-        self._prefetch = options.prefetch if prefetches else 0
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded,
         # unless the dataset or its iterators restore their states.
         self._skip_batches = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
@@ -192,9 +188,14 @@ class Feed:
             self.pool.arena.release(in_flight.batch.request.slot, in_flight.pipeline_runs)
 
     def _can_receive(self) -> bool:
-        requests = self.pool.requests
-        has_room = len(self._in_flight) <= self._prefetch and self._in_flight[-1].error is None
-        return has_room and (requests is None or requests.has_ready_batch(self.pool.workers.in_order))
+        requests, queues = self.pool.requests, self.servers.values()
+        # Without workers, prefetching gains nothing and would draw random numbers too early. With a deterministic
+        # server, it is disabled, as leaving the loop early must not change what later runs draw.
+        prefetches = self.pool.workers.num_workers and queues and not any(queue.deterministic for queue in queues)
+        has_room = len(self._in_flight) <= self._options.prefetch and self._in_flight[-1].error is None
+        return (
+            bool(prefetches) and has_room and (requests is None or requests.has_ready_batch(self.pool.workers.in_order))
+        )
 
     def _receive(self) -> None:
         """Receive the next batch from the workers, and submit its runs."""

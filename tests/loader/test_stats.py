@@ -37,6 +37,18 @@ from .test_backend import of_arrays
 TRANSFORM = transforms.Compose([transforms.CenterCrop(32), transforms.ToTensor()])
 
 
+class CalledInGetitem(ImageFolder):
+    """Its transform is not known before the first batch."""
+
+    def __init__(self, root: str, transform: Any) -> None:
+        super().__init__(root)
+        self.call = [transform]
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return self.call[0](image), label
+
+
 def counts(stats: LoaderStats) -> tuple[int, ...]:
     """Samples, and how many images DALI, Pillow and the workers made."""
     return stats.images, stats.images_by_dali, stats.images_by_pillow, stats.images_by_workers
@@ -111,8 +123,11 @@ def test_what_a_server_makes_counts_and_what_is_left_out_is_an_error(photos: Pat
     assert counts(loader.stats()) == (7, 7, 0, 0) and loader.stats().errors == 1
 
 
-def test_in_mid_epoch_any_thread_sees_what_was_given_and_what_waits(photos: Path, device: str) -> None:
-    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 4, num_workers=1, device=device)
+@pytest.mark.parametrize("dataset_class", [ImageFolder, CalledInGetitem])
+def test_in_mid_epoch_any_thread_sees_what_was_given_and_what_waits(
+    photos: Path, device: str, dataset_class: Any
+) -> None:
+    loader = DataLoader(dataset_class(str(photos), TRANSFORM), 4, num_workers=1, device=device)
     ahead = []
     for number, _ in enumerate(loader, start=1):
         stats = in_thread(loader.stats)
