@@ -27,6 +27,7 @@ from ..lifetime import before_exit, leak_in_child
 from . import executor, jpeg_engines
 from .api import Pipeline, feed_ndarray, to_torch_type
 from .device import current_stream
+from .interrupts import avoid_busy_cores
 from .output_format import Outputs
 
 log = logging.getLogger(__name__)
@@ -165,6 +166,8 @@ class RunQueue:
             self._check_owned()
             self._release_read()
             self._resync()
+            if self.pipeline.device_id is not None:
+                avoid_busy_cores()
             if not self.pipeline.exec_async:
                 self.drain()  # a full output queue would block this thread forever
             # After a failure, DALI's old executor fails all later runs.

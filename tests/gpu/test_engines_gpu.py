@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from nvidia.dali import Pipeline, fn, pipeline_def, types
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ProxyServer, pipelines
 from proxyloader.dali import executor as _executor
-from proxyloader.dali import jpeg_engines
+from proxyloader.dali import interrupts, jpeg_engines
 from proxyloader.make_dataset import make_dataset
 
 from ..faults import Spelled
 from ..integration.roads import read_bytes
 from ..numbered import SIDE_PX, read_numbers, spell_dataset
 from ..scripts import WITH_THE_PROJECT
+
+TO_TENSOR = transforms.Compose([transforms.CenterCrop(224), transforms.ToTensor()])
 
 pytestmark = pytest.mark.alone  # as they count on how many use the engines, or use them up
 
@@ -162,7 +168,7 @@ def test_a_users_pipeline_is_made_to_leave_them_alone(
     make: Callable[[], Pipeline], is_built: bool, failing: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     root = spell_dataset(tmp_path / "set", 24)
-    for time in range(2):
+    for attempt in range(2):
         pipeline = make()
         if is_built:
             pipeline.build()
@@ -170,7 +176,7 @@ def test_a_users_pipeline_is_made_to_leave_them_alone(
         caplog.clear()
         with caplog.at_level(logging.WARNING, "proxyloader"):
             server = ProxyServer(pipeline)
-        assert ("GPU 0 has no JPEG engines, or other processes have exhausted them" in caplog.text) == (time == 0)
+        assert ("GPU 0 has no JPEG engines, or other processes have exhausted them" in caplog.text) == (attempt == 0)
         assert server.pipeline is pipeline and pipeline._pipe is not executor
         assert not _executor.get_engine_paddings(pipeline)
         assert is_right(server, root)
@@ -197,3 +203,25 @@ def test_who_pauses_while_others_use_them_up_goes_on_without(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.split()[1:] == ["right"]
     assert done.stderr.count("Falling back to CUDA") == 1
+
+
+def test_no_thread_of_dali_stays_on_the_core_that_handles_the_interrupts(tmp_path: Path) -> None:
+    root = make_dataset(tmp_path / "images", images=1024, size=(320, 240), processes=4, progress=False)
+    loader = DataLoader(ImageFolder(root, TO_TENSOR), 256, num_workers=4, persistent_workers=True, device="cuda")
+    before, cores, begun_s = gpu_interrupts(), os.sched_getaffinity(0), time.monotonic()
+    while time.monotonic() < begun_s + 3 * interrupts.INTERVAL_S:
+        list(loader)
+    counts, elapsed_s = gpu_interrupts(), time.monotonic() - begun_s
+    busy = {core for core in counts if counts[core] - before[core] > 2 * interrupts.BUSY_PER_S * elapsed_s}
+    threads = [
+        task for task in Path("/proc/self/task").iterdir() if (task / "comm").read_text().startswith("[DALI] Ex")
+    ]
+    assert threads
+    assert not any(os.sched_getaffinity(int(task.name)) & busy for task in threads if len(busy) < len(cores))
+    assert os.sched_getaffinity(0) == cores
+
+
+def gpu_interrupts() -> dict[int, int]:
+    lines = Path("/proc/interrupts").read_text().splitlines()
+    rows = [[*map(int, line.split()[1 : 1 + len(lines[0].split())])] for line in lines if line.endswith("nvidia")]
+    return {int(name[3:]): sum(column) for name, column in zip(lines[0].split(), zip(*rows))}
