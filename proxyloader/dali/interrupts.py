@@ -2,7 +2,8 @@
 
 The JPEG engines interrupt a core 5,000 times a second or more, and always the same one. DALI's executor spins while it
 waits for them, so the scheduler does not move it away from that core, on which it decodes half as many images: 13,205
-instead of 25,789 images/s on a virtual machine with an H200. A busy main thread stays there as well.
+instead of 25,789 images/s on a virtual machine with an H200 (``benchmarks/results/interrupts.txt``). A busy main thread
+stays there as well.
 """
 
 from __future__ import annotations
