@@ -113,8 +113,7 @@ class PlanServer(RunQueue):
             addresses = images.data_ptr() + np.concatenate(([0], schedule.decoded_ends[:-1]))
         except RuntimeError:  # they do not follow one another
             addresses = [image.data_ptr() for image in images]
-        launcher = get_launcher(self.pipeline.device_id, schedule.dtype, schedule.channels_last)
-        return launcher.run(schedule, addresses, stream)
+        return get_launcher(self.pipeline.device_id).run(schedule, addresses, stream)
 
 
 _decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.WeakValueDictionary()

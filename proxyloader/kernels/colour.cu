@@ -1,28 +1,14 @@
 // Image operations with Pillow's own arithmetic, or torchvision's (TENSOR_*), on RGB images: uint8, HWC.
 //
 //   stats         sums and histograms, of jobs that start with contrast, autocontrast or equalize
-//   tables        the table of each run of steps from level to level: such steps are never done on pixels
-//   points        jobs of steps on single pixels only, in place but for the first job of an image
-//   gather        jobs that start with a step that reads other pixels
+//   tables        what such a step makes of each level
+//   pixels        jobs that start with a step that reads other pixels, or have only steps on single pixels
 //   blur_rows, blur_columns   box blurs, a line at a time in shared memory
 //   blur_tensor   torchvision's Gaussian blur, a tile at a time
 //
 // Grids are (parts of the largest image, jobs) unless it is said. Blocks past the end of a smaller image return.
 
 extern __shared__ uint shared_words[];
-
-__device__ void store_quad(uchar *to, int count, const Pixel quad[4]) {
-    if (count == 4 && ((size_t)to & 3) == 0) {
-        uint *words = (uint *)to;
-        words[0] = quad[0].r | quad[0].g << 8 | quad[0].b << 16 | (uint)quad[1].r << 24;
-        words[1] = quad[1].g | quad[1].b << 8 | quad[2].r << 16 | (uint)quad[2].g << 24;
-        words[2] = quad[2].b | quad[3].r << 8 | quad[3].g << 16 | (uint)quad[3].b << 24;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-        if (i < count) to[3 * i] = quad[i].r, to[3 * i + 1] = quad[i].g, to[3 * i + 2] = quad[i].b;
-}
 
 typedef int Pixel::*Channel;
 
@@ -57,8 +43,6 @@ __device__ int tensor_blend(float a, float b, double ratio, bool is_v1) {
 
 // --- statistics ------------------------------------------------------------------------------------------------------
 
-// Neighbours in a photograph are often equal, and equal levels of a warp wait for each other: so there are copies.
-#define COPIES 4
 #define PIXELS_PER_STATS_BLOCK 8192
 
 // The grey whose mean is that of a contrast. torchvision takes the only channel of a grayscale tensor as it is.
@@ -67,78 +51,35 @@ __device__ int grey_for(const Step &step, Pixel p) {
     return step.numbers[2] != 0 ? p.r : (int)tensor_grey(p, step.numbers[1] != 0);
 }
 
-__device__ void sum_grey(const Job &job, int begin, int end, const Step &step, Stats *stats) {
-    if (threadIdx.x == 0) shared_words[0] = 0;
-    __syncthreads();
-    uint sum = 0;  // 8192 pixels of 255 fit
-    for (int at = begin + 4 * threadIdx.x; at < end; at += 4 * blockDim.x) {
-        Pixel quad[4];
-        load_quad(job.source + 3 * (size_t)at, min(4, end - at), quad);
-#pragma unroll
-        for (int i = 0; i < 4; i++) sum += grey_for(step, quad[i]);  // 0 past the end
-    }
-    atomicAdd(&shared_words[0], sum);
-    __syncthreads();
-    if (threadIdx.x == 0) atomicAdd(&stats->grey_sum, (ullong)shared_words[0]);
-}
-
-__device__ void count_levels(const Job &job, int begin, int end, Stats *stats) {
-    for (int i = threadIdx.x; i < COPIES * 768; i += blockDim.x) shared_words[i] = 0;
-    __syncthreads();
-    uint *counts = shared_words + threadIdx.x % COPIES * 768;
-    for (int at = begin + 4 * threadIdx.x; at < end; at += 4 * blockDim.x) {
-        Pixel quad[4];
-        load_quad(job.source + 3 * (size_t)at, min(4, end - at), quad);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if (at + i >= end) break;
-            atomicAdd(&counts[quad[i].r], 1u);
-            atomicAdd(&counts[256 + quad[i].g], 1u);
-            atomicAdd(&counts[512 + quad[i].b], 1u);
-        }
-    }
-    __syncthreads();
-    for (int i = threadIdx.x; i < 768; i += blockDim.x) {
-        uint sum = 0;
-        for (int copy = 0; copy < COPIES; copy++) sum += shared_words[copy * 768 + i];
-        if (sum) atomicAdd(&stats->counts[0][0] + i, sum);
-    }
-}
-
 extern "C" __global__ void stats(Batch batch, int first) {
     const Job job = batch.jobs[first + blockIdx.y];
     const int begin = blockIdx.x * PIXELS_PER_STATS_BLOCK;
     const int end = min(begin + PIXELS_PER_STATS_BLOCK, job.height * job.width);
     if (begin >= end) return;
     const Step &step = batch.steps[job.first];
-    Stats *to = batch.stats + job.stats;
-    if (step.code == CONTRAST || step.code == TENSOR_CONTRAST) sum_grey(job, begin, end, step, to);
-    else count_levels(job, begin, end, to);
+    const bool is_sum = step.code == CONTRAST || step.code == TENSOR_CONTRAST;
+    Stats &to = batch.stats[job.stats];
+    for (int i = threadIdx.x; i < 768; i += blockDim.x) shared_words[i] = 0;
+    __syncthreads();
+    uint sum = 0;  // 8192 pixels of 255 fit
+    for (int at = begin + threadIdx.x; at < end; at += blockDim.x) {
+        const Pixel p = pixel_of(job.source + 3 * (size_t)at);
+        if (is_sum) {
+            sum += grey_for(step, p);
+            continue;
+        }
+        atomicAdd(&shared_words[p.r], 1u);
+        atomicAdd(&shared_words[256 + p.g], 1u);
+        atomicAdd(&shared_words[512 + p.b], 1u);
+    }
+    if (is_sum) atomicAdd(&shared_words[0], sum);
+    __syncthreads();
+    if (is_sum && threadIdx.x == 0) atomicAdd(&to.grey_sum, (ullong)shared_words[0]);
+    for (int i = threadIdx.x; i < 768 && !is_sum; i += blockDim.x)
+        if (shared_words[i]) atomicAdd(&to.counts[0][0] + i, shared_words[i]);
 }
 
 // --- tables ----------------------------------------------------------------------------------------------------------
-
-// What a histogram says of each channel: its lowest and highest level, its pixels, and how many are below each level.
-struct Levels { int lowest[3], highest[3]; uint below[3][256]; uint scratch[3][256]; };
-
-__device__ void read_levels(const Stats &stats, Levels &levels) {
-    const int level = threadIdx.x;
-    if (level < 3) levels.lowest[level] = 255, levels.highest[level] = 0;
-    __syncthreads();
-    for (int c = 0; c < 3; c++) {
-        levels.below[c][level] = level ? stats.counts[c][level - 1] : 0;
-        if (stats.counts[c][level]) atomicMin(&levels.lowest[c], level), atomicMax(&levels.highest[c], level);
-    }
-    __syncthreads();
-    // each pass adds the sum of as many levels again
-    for (int width = 1; width < 256; width *= 2) {
-        for (int c = 0; c < 3; c++)
-            levels.scratch[c][level] = levels.below[c][level] + (level >= width ? levels.below[c][level - width] : 0);
-        __syncthreads();
-        for (int c = 0; c < 3; c++) levels.below[c][level] = levels.scratch[c][level];
-        __syncthreads();
-    }
-}
 
 // ImageOps.autocontrast
 __device__ int stretched(int v, int low, int high) {
@@ -148,10 +89,12 @@ __device__ int stretched(int v, int low, int high) {
 }
 
 // ImageOps.equalize; Image.point clips what exceeds 255
-__device__ int equalized(int v, const uint *below, uint pixels, uint of_highest) {
-    if (pixels == of_highest) return v;
+__device__ int equalized(int v, const uint *counts, uint pixels, uint of_highest) {
     const uint step = (pixels - of_highest) / 255;
-    return step ? min((step / 2 + below[v]) / step, 255u) : v;
+    if (!step) return v;
+    uint below = 0;
+    for (int level = 0; level < v; level++) below += counts[level];
+    return min((step / 2 + below) / step, 255u);
 }
 
 // autocontrast of a tensor
@@ -161,44 +104,28 @@ __device__ int tensor_stretched(int v, int low, int high, bool is_v1) {
     return clip((float)(v - low) / ((float)(high - low) * (float)(1.0 / 255.0)));
 }
 
-__device__ int table_value(const Batch &batch, const Step &step, int v, int channel, const Stats &stats,
-                           const Levels &levels, uint pixels) {
+__device__ int table_value(const Step &step, int v, ullong grey_sum, const uint *counts, uint pixels) {
     const double *n = step.numbers;
+    int low = 0, high = 255;
+    while (low < 255 && !counts[low]) low++;
+    while (high > 0 && !counts[high]) high--;
     switch (step.code) {
-        case TABLE: return ((const uchar *)(batch.extras + step.extra))[channel * 256 + v];
-        case BRIGHTNESS: return blend(0, v, (float)n[0]);
-        case CONTRAST: return blend((int)((double)stats.grey_sum / pixels + 0.5), v, (float)n[0]);
-        case POSTERIZE: return v & ~((1 << (8 - (int)n[0])) - 1);
-        case SOLARIZE: return v < n[0] ? v : 255 - v;
-        case SOLARIZE_ADD: return v < 128 ? clip(v + (int)n[0]) : v;
-        case INVERT: return 255 - v;
-        case AUTOCONTRAST: return stretched(v, levels.lowest[channel], levels.highest[channel]);
-        case EQUALIZE:
-            return equalized(v, levels.below[channel], pixels, stats.counts[channel][levels.highest[channel]]);
-        case TENSOR_BRIGHTNESS: return clip((float)v * (float)n[0]);
+        case CONTRAST: return blend((int)((double)grey_sum / pixels + 0.5), v, (float)n[0]);
+        case AUTOCONTRAST: return stretched(v, low, high);
+        case EQUALIZE: return equalized(v, counts, pixels, counts[high]);
         // torch sums float32; the same as long as the sum is below 2^24
-        case TENSOR_CONTRAST: return tensor_blend((float)v, (float)stats.grey_sum / (float)pixels, n[0], n[1] != 0);
-        case TENSOR_AUTOCONTRAST:
-            return tensor_stretched(v, levels.lowest[channel], levels.highest[channel], n[0] != 0);
+        case TENSOR_CONTRAST: return tensor_blend((float)v, (float)grey_sum / (float)pixels, n[0], n[1] != 0);
     }
-    return v;
+    return tensor_stretched(v, low, high, n[0] != 0);
 }
 
-// Grid: (runs, 1). A block of 256 threads makes one table.
+// Grid: (3 channels, jobs). A block of 256 threads.
 extern "C" __global__ void tables(Batch batch, int first) {
-    const Run run = batch.runs[first + blockIdx.x];
-    const Job job = batch.jobs[run.job];
-    Levels &levels = *(Levels *)shared_words;
-    const Stats &stats = batch.stats[job.stats];
-    const int code = batch.steps[run.first].code;
-    if (code == AUTOCONTRAST || code == EQUALIZE || code == TENSOR_AUTOCONTRAST) read_levels(stats, levels);
-    uchar *to = batch.tables + (size_t)run.table * 768;
-    for (int channel = 0; channel < 3; channel++) {
-        int v = threadIdx.x;
-        for (int i = run.first; i < run.first + run.count; i++)
-            v = table_value(batch, batch.steps[i], v, channel, stats, levels, job.height * job.width);
-        to[channel * 256 + threadIdx.x] = v;
-    }
+    const Job job = batch.jobs[first + blockIdx.y];
+    const int channel = blockIdx.x, v = threadIdx.x;
+    Stats &stats = batch.stats[job.stats];
+    const uint *counts = stats.counts[channel];
+    stats.table[channel][v] = table_value(batch.steps[job.first], v, stats.grey_sum, counts, job.height * job.width);
 }
 
 // --- one pixel to one pixel ------------------------------------------------------------------------------------------
@@ -264,9 +191,26 @@ __device__ int mixed(Pixel p, const double *m) {
     return clip((float)((float)m[0] * p.r + (float)m[1] * p.g + (float)m[2] * p.b + (float)m[3] + 0.5));
 }
 
-__device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
+__device__ int level_changed(const Batch &batch, const Step &step, int v, int channel) {
     const double *n = step.numbers;
     switch (step.code) {
+        case TABLE: return ((const uchar *)(batch.extras + step.extra))[channel * 256 + v];
+        case BRIGHTNESS: return blend(0, v, (float)n[0]);
+        case POSTERIZE: return v & ~((1 << (8 - (int)n[0])) - 1);
+        case SOLARIZE: return v < n[0] ? v : 255 - v;
+        case SOLARIZE_ADD: return v < 128 ? clip(v + (int)n[0]) : v;
+        case INVERT: return 255 - v;
+    }
+    return clip((float)v * (float)n[0]);  // TENSOR_BRIGHTNESS
+}
+
+__device__ Pixel changed(const Batch &batch, const Job &job, const Step &step, Pixel p, int x, int y) {
+    const double *n = step.numbers;
+    switch (step.code) {
+        case CONTRAST: case AUTOCONTRAST: case EQUALIZE: case TENSOR_CONTRAST: case TENSOR_AUTOCONTRAST: {
+            const Stats &stats = batch.stats[job.stats];
+            return {stats.table[0][p.r], stats.table[1][p.g], stats.table[2][p.b]};
+        }
         case SATURATION: {
             const int l = grey(p);
             return by_channel([&](Channel c) { return blend(l, p.*c, (float)n[0]); });
@@ -276,7 +220,6 @@ __device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
         case CHANNELS: return {channel_of(p, (int)n[0]), channel_of(p, (int)n[1]), channel_of(p, (int)n[2])};
         case MATRIX: return {mixed(p, n), mixed(p, n + 4), mixed(p, n + 8)};
         case ERASE: {  // left, top, right, bottom, colour
-            const int x = at % width, y = at / width;
             if (x < n[0] || y < n[1] || x >= n[2] || y >= n[3]) return p;
             return {(int)n[4], (int)n[5], (int)n[6]};
         }
@@ -288,39 +231,7 @@ __device__ Pixel changed(const Step &step, Pixel p, int width, int at) {
         case TENSOR_GREY: { const int l = (int)tensor_grey(p, n[0] != 0); return {l, l, l}; }
         case TENSOR_HUE: return tensor_hue_turned(p, n[0], n[1] != 0);
     }
-    return p;
-}
-
-// Steps `first` and on of a job, on COUNT pixels from number `at` on.
-template <int COUNT> __device__ void change(const Batch &batch, const Job &job, int first, Pixel *pixels, int at) {
-    for (int i = first; i < job.first + job.count; i++) {
-        const Step &step = batch.steps[i];
-        if (step.run > 0) {
-            const uchar *table = batch.tables + (size_t)step.table * 768;
-#pragma unroll
-            for (int k = 0; k < COUNT; k++)
-                pixels[k] = {table[pixels[k].r], table[256 + pixels[k].g], table[512 + pixels[k].b]};
-            i += step.run - 1;
-            continue;
-        }
-#pragma unroll
-        for (int k = 0; k < COUNT; k++) pixels[k] = changed(step, pixels[k], job.width, at + k);
-    }
-}
-
-#define QUADS 2  // of a thread in `points`
-
-extern "C" __global__ void points(Batch batch, int first) {
-    const Job job = batch.jobs[first + blockIdx.y];
-    const int pixels = job.height * job.width;
-    for (int part = 0; part < QUADS; part++) {
-        const int at = 4 * ((blockIdx.x * QUADS + part) * blockDim.x + threadIdx.x), count = min(4, pixels - at);
-        if (count <= 0) return;
-        Pixel quad[4];
-        load_quad(job.source + 3 * (size_t)at, count, quad);
-        change<4>(batch, job, job.first, quad, at);
-        store_quad(job.target + 3 * (size_t)at, count, quad);
-    }
+    return {level_changed(batch, step, p.r, 0), level_changed(batch, step, p.g, 1), level_changed(batch, step, p.b, 2)};
 }
 
 // --- other pixels ----------------------------------------------------------------------------------------------------
@@ -537,7 +448,7 @@ __device__ Pixel tensor_warped(const Job &job, int kind, const double *n, int x,
 
 // As floats, with a cast back. Each pixel makes all weights of its own: this is rare.
 __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
-    const FloatResize to = {job.height, job.width, n[0] == 3, n[1] != 0};
+    const FloatResize to = {job.height, job.width, (int)n[0], n[1] != 0};
     const Colour mean = to.at(job, x, y, [&](int level) { return (float)level; });
     return {clip(rintf(mean.r)), clip(rintf(mean.g)), clip(rintf(mean.b))};
 }
@@ -578,6 +489,7 @@ __device__ Pixel blended(const Batch &batch, const Job &job, const double *n, in
     return by_channel([&](Channel c) { return blend(p.*c, q.*c, (float)n[0]); });
 }
 
+// What a step that is not from pixel to pixel starts a job with.
 __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, int x, int y) {
     const double *n = step.numbers;
     const float *extras = batch.extras + step.extra;
@@ -604,12 +516,14 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
 }
 
 // A thread has one pixel.
-extern "C" __global__ void gather(Batch batch, int first) {
+extern "C" __global__ void pixels(Batch batch, int first) {
     const Job job = batch.jobs[first + blockIdx.y];
     const int at = blockIdx.x * blockDim.x + threadIdx.x;
     if (at >= job.height * job.width) return;
-    Pixel p = gathered(batch, job, batch.steps[job.first], at % job.width, at / job.width);
-    change<1>(batch, job, job.first + 1, &p, at);
+    const int x = at % job.width, y = at / job.width;
+    const Step *step = batch.steps + job.first, *end = step + job.count;
+    Pixel p = step->code >= WINDOW ? gathered(batch, job, *step++, x, y) : pixel_at(job, x, y);
+    for (; step < end; step++) p = changed(batch, job, *step, p, x, y);
     uchar *to = job.target + 3 * (size_t)at;
     to[0] = p.r, to[1] = p.g, to[2] = p.b;
 }
@@ -653,17 +567,22 @@ __device__ uchar *blur_lines(uchar *a, uchar *b, int length, int lines, float ra
     return a;
 }
 
+// Blurs `lines` lines side by side. `stride` bytes are between the levels of a line.
+__device__ void blur_along(const uchar *from, uchar *to, int length, int lines, int stride, float radius, int passes) {
+    uchar *a = (uchar *)shared_words;
+    const int bytes = lines * length;
+    for (int i = threadIdx.x; i < bytes; i += blockDim.x) a[i] = from[(size_t)(i / lines) * stride + i % lines];
+    a = blur_lines(a, a + bytes, length, lines, radius, passes);
+    for (int i = threadIdx.x; i < bytes; i += blockDim.x) to[(size_t)(i / lines) * stride + i % lines] = a[i];
+}
+
 // Numbers of BOX_BLUR: radius along x, along y, passes. A row is three lines: its channels. Grid: (rows, jobs).
 extern "C" __global__ void blur_rows(Batch batch, int first) {
     const Job job = batch.jobs[first + blockIdx.y];
-    const int bytes = 3 * job.width;
     if ((int)blockIdx.x >= job.height) return;
     const double *n = batch.steps[job.first].numbers;
-    uchar *a = (uchar *)shared_words;
-    const size_t row = (size_t)blockIdx.x * bytes;
-    for (int i = threadIdx.x; i < bytes; i += blockDim.x) a[i] = job.source[row + i];
-    a = blur_lines(a, a + bytes, job.width, 3, (float)n[0], n[0] == 0 ? 0 : (int)n[2]);
-    for (int i = threadIdx.x; i < bytes; i += blockDim.x) job.target[row + i] = a[i];
+    const size_t row = (size_t)blockIdx.x * 3 * job.width;
+    blur_along(job.source + row, job.target + row, job.width, 3, 3, (float)n[0], n[0] == 0 ? 0 : (int)n[2]);
 }
 
 #define BLUR_STRIP 32     // bytes of each row: a whole sector of memory, or less
@@ -676,33 +595,20 @@ extern "C" __global__ void blur_columns(Batch batch, int first) {
     const int bytes = 3 * job.width, left = blockIdx.x * strip, lines = min(strip, bytes - left);
     const double *n = batch.steps[job.first].numbers;
     if (lines <= 0 || n[1] == 0) return;
-    uchar *a = (uchar *)shared_words, *to = job.target + left;
-    const int all = lines * job.height;
-    for (int i = threadIdx.x; i < all; i += blockDim.x) a[i] = to[(size_t)(i / lines) * bytes + i % lines];
-    a = blur_lines(a, a + all, job.height, lines, (float)n[1], (int)n[2]);
-    for (int i = threadIdx.x; i < all; i += blockDim.x) to[(size_t)(i / lines) * bytes + i % lines] = a[i];
+    blur_along(job.target + left, job.target + left, job.height, lines, bytes, (float)n[1], (int)n[2]);
 }
 
 // --- torchvision's Gaussian blur -------------------------------------------------------------------------------------
-
-#define TILE 32      // pixels along both sides
-#define TILE_LINE 96  // levels of a row of it
 
 // Past an edge, the image is mirrored without its first pixel.
 __device__ int reflected(int i, int length) {
     return clip_to(i < 0 ? -i : i >= length ? 2 * length - 2 - i : i, length - 1);  // what is past that is not used
 }
 
-// Four sums side by side, of `2 * reach + 4` values: each value is read once.
-template <class Value> __device__ void weighted_sums(const float *weights, int reach, Value value, float sums[4]) {
-    float w1 = 0, w2 = 0, w3 = 0;
-    sums[0] = sums[1] = sums[2] = sums[3] = 0;
-    for (int i = 0; i < 2 * reach + 4; i++) {
-        const float v = value(i), w0 = i <= 2 * reach ? weights[i] : 0.0f;
-        sums[0] = fmaf(w0, v, sums[0]), sums[1] = fmaf(w1, v, sums[1]);
-        sums[2] = fmaf(w2, v, sums[2]), sums[3] = fmaf(w3, v, sums[3]);
-        w3 = w2, w2 = w1, w1 = w0;
-    }
+template <class Value> __device__ float weighted_sum(const float *weights, int reach, Value value) {
+    float sum = 0;
+    for (int i = 0; i < 2 * reach + 1; i++) sum = fmaf(weights[i], value(i), sum);
+    return sum;
 }
 
 // gaussian_blur of a PIL image or a uint8 tensor: float32, rounded once. torch sums products over a square, in an order
@@ -719,23 +625,16 @@ extern "C" __global__ void blur_tensor(Batch batch, int first) {
     float *weights = (float *)shared_words, *lines = weights + count, *weights_y = weights + 2 * reach_x + 1;
     for (int i = threadIdx.x; i < count; i += blockDim.x) weights[i] = (float)given[i];
     __syncthreads();
-    for (int i = threadIdx.x; i < rows * TILE_LINE / 4; i += blockDim.x) {
-        const int channel = i % 3, x = i / 3 % (TILE / 4) * 4, row = i / (TILE_LINE / 4);
-        const uchar *line = job.source + (size_t)reflected(top - reach_y + row, job.height) * bytes + channel;
-        const int begin = left + x - reach_x;
-        float sums[4];
-        const auto level = [&](int k) { return (float)line[3 * reflected(begin + k, job.width)]; };
-        weighted_sums(weights, reach_x, level, sums);
-        for (int k = 0; k < 4; k++) lines[row * TILE_LINE + 3 * (x + k) + channel] = sums[k];
+    for (int i = threadIdx.x; i < rows * ROW_BYTES; i += blockDim.x) {
+        const int level = i % ROW_BYTES, begin = left + level / 3 - reach_x, row = top - reach_y + i / ROW_BYTES;
+        const uchar *line = job.source + (size_t)reflected(row, job.height) * bytes + level % 3;
+        lines[i] = weighted_sum(weights, reach_x, [&](int k) { return line[3 * reflected(begin + k, job.width)]; });
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < TILE * TILE_LINE / 4; i += blockDim.x) {
-        const int level = i % TILE_LINE, y = i / TILE_LINE * 4;
-        if (3 * left + level >= bytes) continue;
-        float sums[4];
-        weighted_sums(weights_y, reach_y, [&](int k) { return lines[(y + k) * TILE_LINE + level]; }, sums);
-        for (int k = 0; k < 4; k++)
-            if (top + y + k < job.height)
-                job.target[(size_t)(top + y + k) * bytes + 3 * left + level] = (uchar)rintf(sums[k]);
+    for (int i = threadIdx.x; i < TILE * ROW_BYTES; i += blockDim.x) {
+        const int level = i % ROW_BYTES, y = i / ROW_BYTES;
+        if (3 * left + level >= bytes || top + y >= job.height) continue;
+        const float sum = weighted_sum(weights_y, reach_y, [&](int k) { return lines[i + k * ROW_BYTES]; });
+        job.target[(size_t)(top + y) * bytes + 3 * left + level] = (uchar)rintf(sum);
     }
 }

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 # Pillow's wheels for x86-64 round each product before they add it. With fused multiply-add, some pixels would differ.
 OPTIONS = ("--std=c++17", "--fmad=false")
 
+SOURCES = ("image.cuh", "resize.cu", "colour.cu")
+
 MAX_SHARED_BYTES_OPTIN, MAX_DYNAMIC_SHARED_BYTES = 97, 8
 """Numbers of a CUdevice_attribute and of a CUfunction_attribute."""
 
@@ -35,40 +37,38 @@ class KernelError(RuntimeError):
     """The kernels cannot be compiled or launched on this machine."""
 
 
-class BatchPointers(ctypes.Structure):
+FORMATS = {torch.uint8: "UINT8", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
+"""Dtypes of outputs, and their names in ``enum Format``, in order."""
+
+
+class Batch(ctypes.Structure):
     """``struct Batch``: addresses of the arrays that describe a batch, and of the memory for what kernels compute."""
 
     _fields_ = [
-        (name, ctypes.c_uint64) for name in ("jobs", "steps", "runs", "extras", "stats", "tables", "pool", "scratch")
+        *((name, ctypes.c_uint64) for name in ("jobs", "steps", "extras", "stats", "pool", "scratch")),
+        *((name, ctypes.c_int) for name in ("format", "is_planar")),
     ]
 
 
-def read_source(name: str) -> str:
-    """Return the source of a module, ``colour`` or ``resize``, without the macros of the output format."""
-    folder = Path(__file__).parent
-    opcodes = ", ".join(f"{opcode} = {code}" for code, opcode in enumerate(OPCODES))
-    texts = [(folder / file).read_text() for file in ("image.cuh", f"{name}.cu")]
-    return "\n".join([f"enum Opcode {{ {opcodes} }};", *texts])
+def read_source() -> str:
+    """Return the source of all kernels."""
+    opcodes, formats = ", ".join(OPCODES), ", ".join(FORMATS.values())
+    texts = [Path(__file__).with_name(name).read_text() for name in SOURCES]
+    return "\n".join([f"enum Opcode {{ {opcodes} }};", f"enum Format {{ {formats} }};", *texts])
 
 
-def output_macros(dtype: torch.dtype, is_planar: bool) -> tuple[str, ...]:
-    """Return the options that select the output format of the module ``resize``."""
-    bits = torch.empty(0, dtype=dtype).element_size() * 8
-    return f"-DPLANAR={is_planar:d}", f"-DOUTPUT_BITS={bits}", f"-DBFLOAT={dtype == torch.bfloat16:d}"
-
-
-def compile_module(name: str, architecture: str, macros: tuple[str, ...] = ()) -> bytes:
-    """Return the code of a module for an architecture such as "sm_90", from the user's cache if it is there.
+def compile_kernels(architecture: str) -> bytes:
+    """Return the code of the kernels for an architecture such as "sm_90", from the user's cache if it is there.
 
     Raises:
         KernelError: NVRTC is missing, or refuses the source or the architecture.
     """
-    source, options = read_source(name), (f"--gpu-architecture={architecture}", *OPTIONS, *macros)
+    source, options = read_source(), (f"--gpu-architecture={architecture}", *OPTIONS)
     key = hashlib.sha256("\0".join([source, *options, str(torch.version.cuda)]).encode()).hexdigest()
-    cached = cache_folder() / f"{name}-{key[:32]}.cubin"
+    cached = cache_folder() / f"kernels-{key[:32]}.cubin"
     with contextlib.suppress(OSError):
         return cached.read_bytes()
-    code = _compile(source, name, options)
+    code = _compile(source, options)
     keep(cached, code)
     return code
 
@@ -90,15 +90,15 @@ def keep(path: Path, content: bytes) -> None:
         log.info("not caching %s: %s", path.name, error)
 
 
-def _compile(source: str, name: str, options: tuple[str, ...]) -> bytes:
+def _compile(source: str, options: tuple[str, ...]) -> bytes:
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
-    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)
+    created = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
     _check(created, "nvrtcCreateProgram")
     try:
         given = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         if nvrtc.nvrtcCompileProgram(program, len(options), given):
             compiler_log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
-            raise KernelError(f"NVRTC cannot compile {name}.cu with {' '.join(options)}:\n{compiler_log.decode()}")
+            raise KernelError(f"NVRTC cannot compile the kernels with {' '.join(options)}:\n{compiler_log.decode()}")
         return _read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
@@ -174,11 +174,11 @@ def _gpu_architectures() -> set[int]:
 
 
 class Module:
-    """The kernels of a module, loaded on a device."""
+    """The kernels, loaded on a device."""
 
-    def __init__(self, name: str, device_id: int, macros: tuple[str, ...] = ()) -> None:
+    def __init__(self, device_id: int) -> None:
         major, minor = torch.cuda.get_device_capability(device_id)
-        code = compile_module(name, f"sm_{major}{minor}", macros)
+        code = compile_kernels(f"sm_{major}{minor}")
         self._device_id, self._handle = device_id, ctypes.c_void_p()
         self._functions: dict[str, ctypes.c_void_p] = {}
         with torch.cuda.device(device_id):
@@ -194,7 +194,7 @@ class Module:
             self._functions[name] = function
         return self._functions[name]
 
-    def launch(self, launch: Launch, batch: BatchPointers, stream: int) -> None:
+    def launch(self, launch: Launch, batch: Batch, stream: int) -> None:
         """Launch a kernel. The device must be torch's current device."""
         first = ctypes.c_int(launch.first)
         arguments = (ctypes.c_void_p * 2)(ctypes.addressof(batch), ctypes.addressof(first))

@@ -4,66 +4,46 @@ from __future__ import annotations
 
 import functools
 import itertools
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from ..errors import PipelineError
-from .compiler import BatchPointers, KernelError, Module, output_macros
+from .compiler import FORMATS, Batch, KernelError, Module
 from .programs import Schedule
 
 Images = torch.Tensor | list[torch.Tensor]
 """(N, C, H, W), or a list of (C, H, W) if the images differ in size."""
 
-RESIZE_KERNELS = ("build_weights", "resample_", "store", "erase_output")
-"""First letters of the names of the kernels in ``resize.cu``. The others are in ``colour.cu``."""
-
-
-@functools.cache
-def load_module(name: str, device_id: int, macros: tuple[str, ...] = ()) -> Module:
-    """Return the kernels of a module on a device. They are loaded once in a process.
-
-    Raises:
-        PipelineError: they cannot be compiled or loaded.
-    """
-    try:
-        return Module(name, device_id, macros)
-    except KernelError as error:
-        raise PipelineError(
-            f"the CUDA kernels cannot be used: {error}. Pass translate=False, so that torchvision transforms the "
-            "images in the workers",
-            code="no-kernels",
-        ) from error
-
 
 class Launcher:
-    """Runs programs on a device, with results of a dtype and a layout.
+    """Runs programs on a device.
 
     Raises:
         PipelineError: the kernels cannot be compiled or loaded.
     """
 
-    def __init__(self, device_id: int, dtype: torch.dtype, channels_last: bool) -> None:
-        self.device, self.dtype, self.channels_last = torch.device("cuda", device_id), dtype, channels_last
-        # NVRTC compiles one module at a time. All plans need the first one, and the other is compiled meanwhile.
-        self._resize = load_module("resize", device_id, output_macros(dtype, not channels_last))
-        self._colour = ThreadPoolExecutor(1).submit(load_module, "colour", device_id)
+    def __init__(self, device_id: int) -> None:
+        self.device = torch.device("cuda", device_id)
+        try:
+            self._module = Module(device_id)
+        except KernelError as error:
+            raise PipelineError(
+                f"the CUDA kernels cannot be used: {error}. Pass translate=False, so that torchvision transforms the "
+                "images in the workers",
+                code="no-kernels",
+            ) from error
 
     def run(self, schedule: Schedule, decoded: Any, stream: torch.cuda.Stream) -> list[Images]:
-        """Launch everything in torch's current stream, without waiting for it.
+        """Launch everything in torch's current stream, without waiting for it. Return the outputs of the schedule.
 
         Args:
-            schedule: of outputs with this dtype and layout.
             decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
             stream: torch's current stream.
-
-        Returns:
-            The outputs of the schedule.
         """
-        buffer = torch.empty(schedule.num_values, dtype=self.dtype, device=self.device)
-        parts = (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes, schedule.stats_bytes)
-        scratch, tables, pool, stats, end = itertools.accumulate(parts, initial=0)
+        buffer = torch.empty(schedule.num_values, dtype=schedule.dtype, device=self.device)
+        parts = (schedule.scratch_bytes, schedule.pool_bytes, schedule.stats_bytes)
+        scratch, pool, stats, end = itertools.accumulate(parts, initial=0)
         memory = torch.empty(max(1, end), dtype=torch.uint8, device=self.device)
         if end > stats:
             memory[stats:].zero_()
@@ -72,16 +52,20 @@ class Launcher:
         schedule.bind(staged.numpy(), base + scratch, buffer.data_ptr(), decoded)
         described = staged.to(self.device, non_blocking=True)
         at = [described.data_ptr() + begin for begin in schedule.begins]
-        batch = BatchPointers(*at, base + stats, base + tables, base + pool, base + scratch)
+        batch = make_batch(schedule, *at, base + stats, base + pool, base + scratch)
         with torch.cuda.device(self.device):  # the driver launches kernels of the current device only
             for launch in schedule.launches:
-                module = self._resize if launch.name.startswith(RESIZE_KERNELS) else self._colour.result()
-                module.launch(launch, batch, stream.cuda_stream)
+                self._module.launch(launch, batch, stream.cuda_stream)
         return as_images(buffer, schedule)
 
 
 get_launcher = functools.cache(Launcher)
-"""Returns the launcher of a device and an output format."""
+"""Returns the launcher of a device."""
+
+
+def make_batch(schedule: Schedule, *addresses: int) -> Batch:
+    """Return what the kernels are called with, given the addresses in the order of ``Batch``."""
+    return Batch(*addresses, [*FORMATS].index(schedule.dtype), not schedule.channels_last)
 
 
 def as_images(buffer: torch.Tensor, schedule: Schedule) -> list[Images]:

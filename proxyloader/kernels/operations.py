@@ -193,13 +193,6 @@ def _add_plan(programs: Programs, plan: Plan, images: Indices, rows: Any) -> Non
             programs.add_extras(noise)
 
 
-def get_output_dtype(plan: Plan, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype of the output of a plan. ``dtype``: that of floating-point images; None is float32."""
-    if plan.output.dtype == "uint8":
-        return torch.uint8
-    return torch.float32 if dtype in (None, torch.uint8) else dtype  # the loader rejects uint8 for floats
-
-
 def get_output_kind(plan: Plan) -> tuple[Any, ...]:
     """Return a key that is equal for plans whose images may share a schedule."""
     return plan.output.dtype, plan.output.channels
@@ -212,9 +205,10 @@ def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channel
         dtype: that of floating-point images; None is float32.
         groups: ``counts`` and ``files`` of ``Jobs.schedule``.
     """
-    plan = images[0][0]
-    output_dtype = get_output_dtype(plan, dtype)
-    return Jobs(build_programs(images)).schedule(plan.output.channels, output_dtype, channels_last, *groups)
+    output = images[0][0].output
+    is_own = output.dtype == "uint8" or dtype in (None, torch.uint8)  # the loader rejects uint8 for floats
+    output_dtype = getattr(torch, output.dtype) if is_own else dtype
+    return Jobs(build_programs(images)).schedule(output.channels, output_dtype, channels_last, *groups)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -106,7 +106,7 @@ def differing_steps(device_id: int) -> frozenset[str]:
     try:
         names = kept.read_text().split()
     except OSError:
-        launcher = get_launcher(device_id, torch.uint8, channels_last=True)
+        launcher = get_launcher(device_id)
         names = sorted(find_differences(functools.partial(_run_on_gpu, launcher)))
         keep(kept, " ".join(names).encode())
     if names:

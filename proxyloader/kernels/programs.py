@@ -30,37 +30,26 @@ class Kind(IntEnum):
     GATHER = 2
     BOX_BLUR = 3
     TENSOR_BLUR = 4
-    RESAMPLE_ROWS = 5  # resizes the width first
-    RESAMPLE_COLUMNS = 6
-    RESAMPLE_ROWS_STORE = 7
-    RESAMPLE_COLUMNS_STORE = 8
-    STORE = 9
-    STORE_RESIZED = 10
-    OUTPUT = 11  # changes what another job stored before
+    RESAMPLE = 5
+    STORE = 6
+    OUTPUT = 7  # changes what another job stored before
 
 
-PIXEL_KERNELS = {
-    Kind.STATS: ("points", 2048),
-    Kind.POINTS: ("points", 2048),
-    Kind.GATHER: ("gather", 256),
-    Kind.STORE: ("store", 1024),
-    Kind.STORE_RESIZED: ("store_resized", 256),
-    Kind.OUTPUT: ("erase_output", 256),
-}
-"""Kernels whose threads have pixels of their own, and how many pixels a block has."""
+PIXEL_KERNELS = {Kind.GATHER: "pixels", Kind.STORE: "store", Kind.OUTPUT: "erase_output"}
+"""Kernels whose threads have a pixel each. The first one has all jobs up to its kind."""
 
 OPCODES: dict[str, Kind] = {
-    # From level to level. Consecutive ones become one table.
+    # From level to level.
     "TABLE": Kind.POINTS,  # extras: 768 bytes as 192 numbers
     "BRIGHTNESS": Kind.POINTS,  # factor
-    "CONTRAST": Kind.STATS,  # factor
     "POSTERIZE": Kind.POINTS,  # bits
     "SOLARIZE": Kind.POINTS,  # threshold
     "SOLARIZE_ADD": Kind.POINTS,  # addition
     "INVERT": Kind.POINTS,
+    "TENSOR_BRIGHTNESS": Kind.POINTS,  # factor
+    "CONTRAST": Kind.STATS,  # factor
     "AUTOCONTRAST": Kind.STATS,
     "EQUALIZE": Kind.STATS,
-    "TENSOR_BRIGHTNESS": Kind.POINTS,  # factor
     "TENSOR_CONTRAST": Kind.STATS,  # factor, whether as in v1, whether the tensor has one channel
     "TENSOR_AUTOCONTRAST": Kind.STATS,  # whether as in v1
     # From pixel to pixel.
@@ -73,7 +62,7 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_SATURATION": Kind.POINTS,  # factor, whether as in v1
     "TENSOR_GREY": Kind.POINTS,  # whether as in v1
     "TENSOR_HUE": Kind.POINTS,  # turn, of 1; whether as in v1
-    # From other pixels.
+    # From other pixels. The first one is the first in the kernels, too.
     "WINDOW": Kind.GATHER,  # left, top, r, g, b outside
     "SELECT": Kind.GATHER,  # extras: rows, columns
     # Number of branches, weight of the image, 7 of the branches; 7 branches, by their program, later by their place.
@@ -102,12 +91,12 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
     # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
     # r | g << 8 | b << 16 outside; whether the height is resized first.
-    "RESAMPLE": Kind.RESAMPLE_ROWS,
+    "RESAMPLE": Kind.RESAMPLE,
     # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
     "STORE": Kind.STORE,
     # Those of STORE; filter (2 or 3), whether it is fused; height and width after the resize of floats; the first
     # column of the output in it, the step to the next, and both for rows.
-    "STORE_RESIZED": Kind.STORE_RESIZED,
+    "STORE_RESIZED": Kind.STORE,
     # In the output. Left, top, width, height, whether the extras have the values (H, W, channels), 3 values, channels.
     "ERASE_OUTPUT": Kind.OUTPUT,
 }
@@ -118,7 +107,6 @@ FIRST_BRANCH, MAX_BRANCHES = 9, 7
 """Steps that read the results of other programs: number of the first of these, and how many there may be."""
 
 KINDS = np.array(list(OPCODES.values()), np.int32)
-LAST_LEVEL_CODE = CODE["TENSOR_AUTOCONTRAST"]
 
 FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 """Pillow's numbers of its filters."""
@@ -126,11 +114,8 @@ FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])
 """Radius of each filter, by its number."""
 
-STEP = np.dtype(
-    [("code", "i4"), ("extra", "i4"), ("run", "i4"), ("table", "i4"), ("numbers", "f8", (MAX_NUMBERS,))], align=True
-)
-"""``struct Step``. ``extra`` is the index of its first number in the extras. ``run`` is the number of steps of the run
-from level to level that starts here, 0 for any other step, and ``table`` the index of the table of that run."""
+STEP = np.dtype([("code", "i4"), ("extra", "i4"), ("numbers", "f8", (MAX_NUMBERS,))], align=True)
+"""``struct Step``. ``extra`` is the index of its first number in the extras."""
 
 AS_BYTES = f"V{STEP.itemsize}"
 
@@ -149,11 +134,7 @@ JOB = np.dtype(
 SCRATCH, OUTPUT, DECODED = 0, 1, 2
 """Bases of addresses: the memory of the results of jobs, the outputs, and from 2 on each decoded image."""
 
-RUN = np.dtype([("first", "i4"), ("count", "i4"), ("job", "i4"), ("table", "i4")])
-"""``struct Run``: consecutive steps from level to level, their job and their table."""
-
-STATS_BYTES, TABLE_BYTES = 8 + 3 * 256 * 4, 3 * 256
-ALIGNMENT = 16
+STATS_BYTES, ALIGNMENT = 8 + 3 * 256 * 5, 16
 TILE, BLUR_STRIP, BLUR_BYTES = 32, 32, 1 << 16
 """Constants of the kernels. The strips of tall images are narrower, to fit into the shared memory of any GPU."""
 
@@ -262,46 +243,31 @@ class Jobs:
         images, self.steps = images[order], steps
         sizes = np.concatenate(programs._sizes)[order]
         kinds = KINDS[steps["code"]]
-        resamples = np.flatnonzero(kinds == Kind.RESAMPLE_ROWS)
-        kinds[resamples] += steps["numbers"][resamples, 13].astype(np.int32)
-        is_resample = (kinds == Kind.RESAMPLE_ROWS) | (kinds == Kind.RESAMPLE_COLUMNS)
         starts = np.ones(len(steps), bool)
         starts[1:] = images[1:] != images[:-1]
         first_of_image = starts.copy()
-        # Blurs and resizes do nothing else. A resize to RGB may store its result as the output.
-        is_alone = is_resample | (kinds == Kind.BOX_BLUR) | (kinds == Kind.TENSOR_BLUR)
-        stores = kinds == Kind.STORE
+        # Blurs and resizes do nothing else.
+        is_alone = (kinds >= Kind.BOX_BLUR) & (kinds <= Kind.RESAMPLE)
         starts |= (kinds != Kind.POINTS) | np.concatenate(([False], is_alone[:-1]))
-        starts[1:] &= first_of_image[1:] | ~(stores[1:] & is_resample[:-1] & (steps["numbers"][1:, 0] == 3))
         at = np.flatnonzero(starts)
         last = np.append(at[1:], len(steps)) - 1
-        self.images, self._is_first = images[at], first_of_image[at]
-        self.kinds = kinds[at] + 2 * (is_resample[at] & stores[last])
+        self.images, self.kinds, is_first = images[at], kinds[at], first_of_image[at]
         self.jobs = np.zeros(len(at), JOB)
         self.jobs["first"], self.jobs["count"] = at, last - at + 1
         self.jobs["source_height"], self.jobs["source_width"] = sizes[at, :2].T
         self.jobs["height"], self.jobs["width"] = sizes[last, 2:].T
-        self._first_job = np.flatnonzero(self._is_first)
+        self._first_job = np.flatnonzero(is_first)
         self._lengths = np.diff(np.append(self._first_job, len(at)))
         self._last_job = self._first_job + self._lengths - 1
+        self._turns = np.arange(len(at)) - np.repeat(self._first_job, self._lengths)
         # Steps that read the results of branches, and the branches. Each is the first of its job.
         self._mixes = np.flatnonzero(np.isin(steps["code"], (CODE["MIX"], CODE["BLEND"])))
         self._branches = steps["numbers"][self._mixes, FIRST_BRANCH:].astype(np.int64)
-        self._number_runs(starts)
         self.stages = self._find_stages()
-        self._choose_memory()
-
-    def _number_runs(self, starts: NDArray[np.bool_]) -> None:
-        """Set the length and the table of each run of steps from level to level in the same job."""
-        is_level = self.steps["code"] <= LAST_LEVEL_CODE
-        begins = is_level & (starts | np.concatenate(([True], ~is_level[:-1])))
-        at = np.flatnonzero(begins)
-        ends = np.flatnonzero(is_level & np.concatenate((begins[1:] | ~is_level[1:], [True]))) + 1
-        self.steps["run"][at], self.steps["table"][at] = ends - at, np.arange(len(at))
 
     def _find_stages(self) -> Indices:
         """Return the stage of each job. Those that read branches, and those behind them, wait for these results."""
-        stages = np.arange(len(self.jobs)) - np.repeat(self._first_job, self._lengths)
+        stages = self._turns.copy()
         at = np.searchsorted(self.jobs["first"], self._mixes)
         while len(at) and (late := stages[self._last_job][self._branches].max(1) + 1 - stages[at]).max() > 0:
             moves = np.zeros_like(stages)
@@ -310,25 +276,9 @@ class Jobs:
             stages += moved - np.repeat((moved - moves)[self._first_job], self._lengths)
         return stages
 
-    def _choose_memory(self) -> None:
-        # Which memory each job reads and writes: 0 and 1 are those of the image itself, which take turns; jobs from
-        # pixel to pixel work in place. The decoded image is only read, as several programs may start from it.
-        turns = ((self.kinds > Kind.POINTS) | self._is_first).cumsum()
-        turns -= np.repeat(turns[self._first_job], self._lengths)
-        self._target_turn = turns % 2
-        self._source_turn = np.concatenate(([0], self._target_turn[:-1]))
-        self._is_output = self.kinds >= Kind.RESAMPLE_ROWS_STORE
-        sizes = 3 * self.jobs["height"].astype(np.int64) * self.jobs["width"]
-        sizes[self._is_output] = 0
-        largest = np.maximum.reduceat(sizes, self._first_job)
-        self._room = np.repeat(-(-largest // ALIGNMENT) * ALIGNMENT, 2).reshape(
-            -1, 2
-        )  # in bytes, of memory 0 and 1 of each image
-        self._room[:, 1] *= bool(self._target_turn[~self._is_output].any())
-
     def _place_weights(self) -> int:
         """Give each axis of each resize a place in the pool. Return the size of the pool, in int32."""
-        at = np.flatnonzero((self.kinds >= Kind.RESAMPLE_ROWS) & (self.kinds < Kind.STORE))
+        at = np.flatnonzero(self.kinds == Kind.RESAMPLE)
         jobs, numbers = self.jobs[at], self.steps["numbers"][self.jobs["first"][at]]
         spans = numbers[:, 6:8] - numbers[:, 4:6]
         counts = np.stack([jobs["width"], jobs["height"]], 1).astype(np.int64)
@@ -358,28 +308,26 @@ class Jobs:
         pool_size = self._place_weights()
         sizes = self.programs.sizes[: self.programs.num_outputs]
         output_ends = channels * sizes.prod(1).cumsum()
-        self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
+        scratch_bytes = self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
         parts = np.split(sizes, np.cumsum(counts, dtype=int)[:-1])
         decoded_sizes = self.programs.decoded_sizes
         if files is not None:
             decoded_sizes = decoded_sizes[np.unique(files, return_index=True)[1]]
-        runs = self._runs()
         extras = self.programs._extras or [np.zeros(0, np.float32)]
-        arrays = self.jobs, self.steps, runs
+        arrays = self.jobs, self.steps
         lengths = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
         *at, end = itertools.accumulate(map(_aligned, lengths), initial=0)
         memory = np.empty(end, np.uint8)
         for begin, array in zip(at, arrays):
             memory[begin : begin + array.nbytes] = array.view(np.uint8)
-        np.concatenate(extras, out=memory[at[3] : at[3] + lengths[3]].view(np.float32))
+        np.concatenate(extras, out=memory[at[2] : at[2] + lengths[2]].view(np.float32))
         return Schedule(
             memory=memory,
             begins=tuple(at),
             num_jobs=len(self.jobs),
-            launches=tuple(self._launches(runs)),
-            scratch_bytes=int(self._room.sum()),
+            launches=tuple(self._launches()),
+            scratch_bytes=scratch_bytes,
             stats_bytes=int((self.kinds == Kind.STATS).sum()) * STATS_BYTES,
-            tables_bytes=_aligned(len(runs) * TABLE_BYTES),
             pool_bytes=_aligned(4 * pool_size),
             shapes=[(height, width, 3) for height, width in decoded_sizes.tolist()],
             decoded_ends=3 * decoded_sizes.prod(1).cumsum(),
@@ -391,58 +339,48 @@ class Jobs:
             channels_last=channels_last,
         )
 
-    def _place(self, begins: Indices) -> None:
-        """Set the bases and offsets of all jobs, given those of the outputs, and sort the jobs by their launches."""
-        jobs, images = self.jobs, self.images
-        ends = self._room.cumsum().reshape(self._room.shape)
-        places = ends - self._room
-        own = self.programs.sources[images]
-        jobs["source"] = np.where(self._is_first, 0, places[images, self._source_turn])
-        jobs["source_base"] = np.where(self._is_first, DECODED + own, SCRATCH)
-        targets = places[images, self._target_turn]
+    def _place(self, begins: Indices) -> int:
+        """Set the bases and offsets of all jobs, given those of the outputs, and sort the jobs by their launches.
+
+        Return the size of the memory of their results, in bytes. Each image has two, which take turns. The decoded
+        image is only read, as several programs may start from it.
+        """
+        jobs, images, is_output = self.jobs, self.images, self.kinds >= Kind.STORE
+        sizes = 3 * jobs["height"].astype(np.int64) * jobs["width"]
+        room = np.zeros((len(self._first_job), 2), np.int64)
+        np.maximum.at(room, (images, self._turns % 2), np.where(is_output, 0, -(-sizes // ALIGNMENT) * ALIGNMENT))
+        places = room.cumsum().reshape(room.shape) - room
+        targets = places[images, self._turns % 2]
+        is_first = self._turns == 0
+        jobs["source"] = np.where(is_first, 0, places[images, (self._turns - 1) % 2])
+        jobs["source_base"] = np.where(is_first, DECODED + self.programs.sources[images], SCRATCH)
         self.steps["numbers"][self._mixes, FIRST_BRANCH:] = targets[self._last_job][self._branches]
-        jobs["target"] = targets
-        jobs["target"][self._is_output] = begins[images[self._is_output]]
-        jobs["target_base"] = np.where(self._is_output, OUTPUT, SCRATCH)
+        jobs["target"] = np.where(is_output, 0, targets)
+        jobs["target"][is_output] = begins[images[is_output]]
+        jobs["target_base"] = np.where(is_output, OUTPUT, SCRATCH)
         order = np.argsort(self.stages * len(Kind) + self.kinds, kind="stable")
-        for name in ("jobs", "kinds", "stages", "images"):
-            setattr(self, name, getattr(self, name)[order])
+        self.jobs, self.kinds, self.stages = jobs[order], self.kinds[order], self.stages[order]
         needs_stats = np.flatnonzero(self.kinds == Kind.STATS)
         self.jobs["stats"][needs_stats] = np.arange(len(needs_stats))
+        return int(room.sum())
 
-    def _runs(self) -> NDArray[Any]:
-        """Return the runs, of ``RUN``, by stage. The jobs must be placed."""
-        at = np.flatnonzero(self.steps["run"])
-        by_first = np.argsort(self.jobs["first"])
-        jobs = by_first[np.searchsorted(self.jobs["first"][by_first], at, side="right") - 1]
-        runs = np.zeros(len(at), RUN)
-        runs["first"], runs["count"], runs["job"] = at, self.steps["run"][at], jobs
-        runs["table"] = self.steps["table"][at]
-        return runs[np.argsort(self.stages[jobs], kind="stable")]
-
-    def _launches(self, runs: NDArray[Any]) -> Iterator[Launch]:
+    def _launches(self) -> Iterator[Launch]:
         """Yield the launches in order. The jobs must be placed. Blocks beyond the end of a smaller image return."""
-        groups = self.stages * len(Kind) + np.maximum(self.kinds, Kind.POINTS)  # one launch for STATS and POINTS
+        groups = self.stages * len(Kind) + np.maximum(self.kinds, Kind.GATHER)
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
-        run_ends = np.searchsorted(self.stages[runs["job"]], np.arange(self.stages.max() + 1), side="right").tolist()
-        begun = -1
         for first, end in itertools.pairwise(bounds):
-            stage, jobs = int(self.stages[first]), self.jobs[first:end]
+            jobs = self.jobs[first:end]
             count = int((self.kinds[first:end] == Kind.STATS).sum())
             if count:
-                yield Launch("stats", (_blocks(_pixels(jobs[:count], "source_"), 8192), count), 256, 4 * 768 * 4, first)
-            if stage != begun:
-                first_run, begun = run_ends[stage - 1] if stage else 0, stage
-                if run_ends[stage] > first_run:
-                    yield Launch("tables", (run_ends[stage] - first_run, 1), 256, 24 + 2 * 3 * 256 * 4, first_run)
-            yield from self._launch(Kind(self.kinds[end - 1]), jobs, first)
+                yield Launch("stats", (_blocks(_pixels(jobs[:count]), 8192), count), 256, 4 * 768, first)
+                yield Launch("tables", (3, count), 256, 0, first)
+            yield from self._launch(Kind(max(self.kinds[first], Kind.GATHER)), jobs, first)
 
     def _launch(self, kind: Kind, jobs: NDArray[Any], first: int) -> Iterator[Launch]:
         count, height, width = len(jobs), int(jobs["height"].max()), int(jobs["width"].max())
         tiles = int((-(-jobs["height"] // TILE) * -(-jobs["width"] // TILE)).max())
         if kind in PIXEL_KERNELS:
-            name, per_block = PIXEL_KERNELS[kind]
-            yield Launch(name, (_blocks(_pixels(jobs), per_block), count), 256, 0, first)
+            yield Launch(PIXEL_KERNELS[kind], (_blocks(_pixels(jobs), 256), count), 256, 0, first)
         elif kind == Kind.BOX_BLUR:
             yield Launch("blur_rows", (height, count), 128, 6 * width, first)
             strips = np.clip(BLUR_BYTES // 2 // jobs["height"], 1, BLUR_STRIP)
@@ -456,7 +394,7 @@ class Jobs:
             yield Launch("blur_tensor", (tiles, count), 256, shared, first)
         else:
             yield Launch("build_weights", (2, count), 128, 0, first)
-            yield Launch(kind.name.lower(), (tiles, count), 256, 0, first)
+            yield Launch("resample", (tiles, count), 256, 0, first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -464,10 +402,10 @@ class Schedule:
     """The launches of a batch, and all that they read beside the decoded images.
 
     Attributes:
-        memory: the jobs, steps, runs and extras, (bytes,) uint8.
+        memory: the jobs, steps and extras, (bytes,) uint8.
         begins: where each of these begins.
         launches: in order.
-        scratch_bytes, stats_bytes, tables_bytes, pool_bytes: memory that the kernels need. Only that of the statistics
+        scratch_bytes, stats_bytes, pool_bytes: memory that the kernels need. Only that of the statistics
             must be zero at the start.
         shapes: (height, width, 3) of each decoded image, as DALI reports them.
         decoded_ends: where each decoded image ends if they follow one another, in bytes.
@@ -483,7 +421,6 @@ class Schedule:
     launches: tuple[Launch, ...]
     scratch_bytes: int
     stats_bytes: int
-    tables_bytes: int
     pool_bytes: int
     shapes: list[tuple[int, int, int]]
     decoded_ends: Indices
@@ -519,8 +456,8 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _pixels(jobs: NDArray[Any], which: str = "") -> int:
-    return int((jobs[which + "height"].astype(np.int64) * jobs[which + "width"]).max())
+def _pixels(jobs: NDArray[Any]) -> int:
+    return int((jobs["height"].astype(np.int64) * jobs["width"]).max())
 
 
 def _blocks(size: int, per_block: int) -> int:

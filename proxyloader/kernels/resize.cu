@@ -1,48 +1,25 @@
-// Crop, resize, flip and normalise, with the integers that Pillow or torch computes, and store as the output.
+// Crop, resize and flip, with the integers that Pillow or torch computes, and store as the output.
 //
-//   build_weights       for each output index of an axis: the source pixels and their integer weights
-//   resample_rows       a tile of the result: the horizontal pass into shared memory, then the vertical one
-//   resample_columns    the other order. Pillow rounds to 8 bits between the passes, so the order changes levels
-//   ..._store           the same, from the sums of the second pass to the output
-//   store               from an image to the output
-//   store_resized       the same, through a resize of floats
-//
-// Options of the compiler (-D): PLANAR (0: HWC, 1: CHW), OUTPUT_BITS (8: uint8, 16: float16 or bfloat16,
-// 32: float32), BFLOAT (1: bfloat16).
+//   build_weights   for each output index of an axis: the source pixels and their integer weights
+//   resample        a tile of the result: one pass into shared memory, then the other. Pillow rounds to 8 bits between
+//                   them, so the order changes levels
+//   store           from an image to the output, through a resize of floats if it is asked for
+//   erase_output    a box of an output
 
 #define THREADS 256
-#define TILE_X 32  // of a warp, so that it reads a contiguous piece of a source row
-#define TILE_Y 32
+#define TILE 32  // pixels along both sides, of a warp, so that it reads a contiguous piece of a source row
 #define CHUNK 96  // rows, or columns, that the first pass of a tile leaves in shared memory at a time
 #define ROWS_PER_THREAD 2  // they share the loads of the weights
-#define CHANNELS 3
+#define RGB 3
 
-const int ROW_BYTES = TILE_X * CHANNELS;
+const int ROW_BYTES = TILE * RGB;
 const int WORDS_PER_ROW = ROW_BYTES / 4;
-const int WORDS_PER_THREAD = (TILE_Y * WORDS_PER_ROW + THREADS - 1) / THREADS;
-const int SHARED_WORDS = CHUNK * CHANNELS * (TILE_X > TILE_Y ? TILE_X : TILE_Y) / 4;
+const int WORDS_PER_THREAD = (TILE * WORDS_PER_ROW + THREADS - 1) / THREADS;
+const int SHARED_WORDS = CHUNK * RGB * TILE / 4;
 static_assert(CHUNK % ROWS_PER_THREAD == 0 && CHUNK % 4 == 0, "threads write groups of rows, and rows are words");
 
 enum Filter { LANCZOS = 1, BILINEAR = 2, BICUBIC = 3, BOX = 4, HAMMING = 5 };  // as Pillow numbers them
 enum Arithmetic { PILLOW = 0, TORCH = 1 };
-
-// One axis of a resize.
-struct Axis {
-    int crop_begin, crop_size;  // in the image; may reach outside
-    float box_begin, box_end;   // in the crop
-    int output_size, flip, filter, arithmetic;
-
-    __device__ Axis(const Job &job, const double *n, int which)  // 0: x, 1: y
-        : crop_begin((int)n[which]), crop_size((int)n[2 + which]), box_begin((float)n[4 + which]),
-          box_end((float)n[6 + which]), output_size(which ? job.height : job.width), flip((int)n[8 + which]),
-          filter((int)n[10]), arithmetic((int)n[11]) {}
-};
-
-struct Source {
-    const uchar *pixels;  // HWC
-    int height, width, row_bytes;
-    int fill;  // a byte per channel, the first in the lowest bits
-};
 
 // What build_weights leaves for an axis. The weights of neighbouring outputs are next to each other, as neighbouring
 // threads read them together.
@@ -96,28 +73,36 @@ __device__ double support_of(int filter) {
     return filter == BOX ? 0.5 : filter == LANCZOS ? 3.0 : filter == BICUBIC ? 2.0 : 1.0;
 }
 
-// The source pixels of one output, in the crop, and where the filter stands over them.
-struct Window {
-    int first, count, filter, arithmetic;
-    double center, inverse_scale, sum;
+// Of floats, bicubic is fused as GCC fuses it.
+__device__ float filter_at(int filter, int, float x) {
+    const float a = -0.5f;
+    x = fabsf(x);
+    if (filter == BILINEAR) return fmaxf(1.0f - x, 0.0f);
+    if (x < 1.0f) return fmaf(fmaf(a + 2.0f, x, -(a + 3.0f)) * x, x, 1.0f);
+    return x < 2.0f ? fmaf(fmaf(fmaf(a, x, -5.0f * a), x, 8.0f * a), x, -4.0f * a) : 0.0f;
+}
 
-    __device__ Window(const Axis &axis, int index)
-        : filter(axis.filter), arithmetic(axis.arithmetic), sum(0.0) {
-        const double scale = (double)(axis.box_end - axis.box_begin) / axis.output_size;
-        const double widening = scale < 1.0 ? 1.0 : scale;
-        const double support = support_of(filter) * widening;
-        center = axis.box_begin + (index + 0.5) * scale;
-        inverse_scale = 1.0 / widening;
+// The source pixels of output `index` of `to`, of a box in a crop of `from`, and where the filter stands over them.
+template <class Real> struct Window {
+    int first, count, filter, arithmetic;
+    Real center, inverse_scale, sum;
+
+    __device__ Window(Real box_begin, Real box_size, int from, int to, int index, int filter, int arithmetic)
+        : filter(filter), arithmetic(arithmetic), sum(0) {
+        const Real scale = box_size / to, widening = scale < 1 ? 1 : scale;
+        const Real support = (Real)support_of(filter) * widening;
+        center = box_begin + (index + (Real)0.5) * scale;
+        inverse_scale = 1 / widening;
         first = max((int)(center - support + 0.5), 0);
-        count = min((int)(center + support + 0.5), axis.crop_size) - first;
+        count = min((int)(center + support + 0.5), from) - first;
         for (int tap = 0; tap < count; ++tap) sum += filter_at_tap(tap);
     }
 
-    __device__ double filter_at_tap(int tap) const {
-        return filter_at(filter, arithmetic, (tap + first - center + 0.5) * inverse_scale);
+    __device__ Real filter_at_tap(int tap) const {
+        return filter_at(filter, arithmetic, (Real)((tap + first - center + 0.5) * inverse_scale));
     }
 
-    __device__ double weight(int tap) const { return sum != 0.0 ? filter_at_tap(tap) / sum : filter_at_tap(tap); }
+    __device__ Real weight(int tap) const { return sum != 0 ? filter_at_tap(tap) / sum : filter_at_tap(tap); }
 };
 
 __device__ int to_fixed(double weight, int shift) {
@@ -132,33 +117,36 @@ __device__ int torch_shift(double largest) {
     return shift;
 }
 
-// The bits of doubles that are not negative have the order of their values.
-__device__ int shift_of(const Axis &axis, ullong *largest_bits) {
-    if (axis.arithmetic == PILLOW) return LARGEST_SHIFT;
-    if (threadIdx.x == 0) *largest_bits = 0;
-    __syncthreads();
-    for (int index = threadIdx.x; index < axis.output_size; index += blockDim.x) {
-        const Window window(axis, index);
-        double largest = 0.0;
-        for (int tap = 0; tap < window.count; ++tap) largest = fmax(largest, window.weight(tap));
-        atomicMax(largest_bits, (ullong)__double_as_longlong(largest));
-    }
-    __syncthreads();
-    return torch_shift(__longlong_as_double((long long)*largest_bits));
-}
-
 // Grid: (2 axes, jobs).
 extern "C" __global__ void __launch_bounds__(128) build_weights(Batch batch, int first) {
     __shared__ ullong largest_bits;
     const Job job = batch.jobs[first + blockIdx.y];
-    const Axis axis(job, batch.steps[job.first].numbers, blockIdx.x);
-    const Table table = {batch.pool + (blockIdx.x ? job.table_y : job.table_x), axis.output_size};
-    const int shift = shift_of(axis, &largest_bits);
+    const double *n = batch.steps[job.first].numbers;
+    const int which = blockIdx.x;  // 0: x, 1: y
+    const Table table = {batch.pool + (which ? job.table_y : job.table_x), which ? job.height : job.width};
+    const auto window_of = [&](int index) {
+        const float begin = (float)n[4 + which], size = (float)n[6 + which] - begin;
+        return Window<double>(begin, size, (int)n[2 + which], table.size, index, (int)n[10], (int)n[11]);
+    };
+    int shift = LARGEST_SHIFT;
+    if (n[11] == TORCH) {
+        // the bits of doubles that are not negative have the order of their values
+        if (threadIdx.x == 0) largest_bits = 0;
+        __syncthreads();
+        for (int index = threadIdx.x; index < table.size; index += blockDim.x) {
+            const auto window = window_of(index);
+            double largest = 0.0;
+            for (int tap = 0; tap < window.count; ++tap) largest = fmax(largest, window.weight(tap));
+            atomicMax(&largest_bits, (ullong)__double_as_longlong(largest));
+        }
+        __syncthreads();
+        shift = torch_shift(__longlong_as_double((long long)largest_bits));
+    }
     if (threadIdx.x == 0) *table.shift_at() = shift;
-    for (int index = threadIdx.x; index < axis.output_size; index += blockDim.x) {
-        const Window window(axis, index);
-        const int at = axis.flip ? axis.output_size - 1 - index : index;
-        *table.first_at(at) = axis.crop_begin + window.first;
+    for (int index = threadIdx.x; index < table.size; index += blockDim.x) {
+        const auto window = window_of(index);
+        const int at = n[8 + which] != 0 ? table.size - 1 - index : index;
+        *table.first_at(at) = (int)n[which] + window.first;
         *table.count_at(at) = window.count;
         for (int tap = 0; tap < window.count; ++tap) *table.weight_at(at, tap) = to_fixed(window.weight(tap), shift);
     }
@@ -166,18 +154,22 @@ extern "C" __global__ void __launch_bounds__(128) build_weights(Batch batch, int
 
 // -------------------------------------------------------------------------------------------------------- resampling
 
+// What is read, with one byte per channel outside, the first in the lowest bits.
+struct Source {
+    const uchar *pixels;  // HWC
+    int height, width, row_bytes, fill;
+
+    __device__ const uchar *at(int x, int y) const { return pixels + (long long)y * row_bytes + x * RGB; }
+
+    __device__ int level(int x, int y, int channel) const {
+        const bool inside = x >= 0 && x < width && y >= 0 && y < height;
+        return inside ? __ldg(at(x, y) + channel) : fill >> (8 * channel) & 255;
+    }
+};
+
 __device__ int to_level(int sum, int shift) { return min(max(sum >> shift, 0), 255); }
 
 __device__ bool holds(int first, int count, int size) { return first >= 0 && first + count <= size; }
-
-__device__ const uchar *pixel_at(const Source &source, int x, int y) {
-    return source.pixels + (long long)y * source.row_bytes + x * CHANNELS;
-}
-
-__device__ int level_or_fill(const Source &source, int x, int y, int channel) {
-    const bool inside = x >= 0 && x < source.width && y >= 0 && y < source.height;
-    return inside ? __ldg(pixel_at(source, x, y) + channel) : source.fill >> (8 * channel) & 255;
-}
 
 struct Range { int first, last; };
 
@@ -189,25 +181,23 @@ __device__ Range source_of(const Table &table, int begin, int end) {
 
 struct Tile { int x, y, last_x, last_y; };  // of an output
 
-// Four values of an output, which are next to each other in memory.
-template <bool IS_PLANAR> struct Word {
-    int row, place;  // in the tile; bytes of a row are in the order of the output
+// Four levels of a result, which are next to each other in memory.
+struct Word {
+    int row, place;  // in the tile
 
     __device__ Word(int index) : row(index / WORDS_PER_ROW), place(4 * (index % WORDS_PER_ROW)) {}
-    __device__ int x(int i) const { return IS_PLANAR ? place % TILE_X + i : (place + i) / CHANNELS; }
-    __device__ int channel(int i) const { return IS_PLANAR ? place / TILE_X : (place + i) % CHANNELS; }
 };
 
 // Adds the taps of one output at COUNT places. `level(tap, i, channel)` is of a source pixel.
 template <int UNROLL, int COUNT, class Level>
-__device__ void add_taps(const Table &table, int index, int count, Level level, int (&sums)[COUNT][CHANNELS]) {
+__device__ void add_taps(const Table &table, int index, int count, Level level, int (&sums)[COUNT][RGB]) {
 #pragma unroll UNROLL
     for (int tap = 0; tap < count; ++tap) {
         const int weight = table.weight(index, tap);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i)
 #pragma unroll
-            for (int channel = 0; channel < CHANNELS; ++channel) sums[i][channel] += weight * level(tap, i, channel);
+            for (int channel = 0; channel < RGB; ++channel) sums[i][channel] += weight * level(tap, i, channel);
     }
 }
 
@@ -217,17 +207,17 @@ template <int COUNT, int VALUES> __device__ void start(int (&sums)[COUNT][VALUES
 }
 
 // The usual order: the horizontal pass leaves rows of the source, as wide as the tile, in shared memory.
-template <bool IS_PLANAR> struct RowsFirst {
+struct RowsFirst {
     static const bool IS_X_FIRST = true;
 
     __device__ static void first_pass(const Source &source, const Table &along_x, const Tile &tile, Range chunk,
                                       uchar *shared) {
         const int shift = along_x.shift();
         const int groups = (chunk.last - chunk.first) / ROWS_PER_THREAD + 1;
-        for (int item = threadIdx.x; item < groups * TILE_X; item += THREADS) {
-            const int x = item % TILE_X, column = tile.x + x, row = item / TILE_X * ROWS_PER_THREAD;
+        for (int item = threadIdx.x; item < groups * TILE; item += THREADS) {
+            const int x = item % TILE, column = tile.x + x, row = item / TILE * ROWS_PER_THREAD;
             if (column > tile.last_x) continue;
-            int y[ROWS_PER_THREAD], sums[ROWS_PER_THREAD][CHANNELS];
+            int y[ROWS_PER_THREAD], sums[ROWS_PER_THREAD][RGB];
             start(sums, shift);
 #pragma unroll
             for (int i = 0; i < ROWS_PER_THREAD; ++i)
@@ -236,25 +226,25 @@ template <bool IS_PLANAR> struct RowsFirst {
             if (holds(first, count, source.width) && y[0] >= 0 && y[ROWS_PER_THREAD - 1] < source.height) {
                 const uchar *lines[ROWS_PER_THREAD];
 #pragma unroll
-                for (int i = 0; i < ROWS_PER_THREAD; ++i) lines[i] = pixel_at(source, first, y[i]);
+                for (int i = 0; i < ROWS_PER_THREAD; ++i) lines[i] = source.at(first, y[i]);
                 add_taps<2>(along_x, column, count, [&](int tap, int i, int channel) {
-                    return __ldg(lines[i] + tap * CHANNELS + channel);
+                    return __ldg(lines[i] + tap * RGB + channel);
                 }, sums);
             } else {
                 add_taps<1>(along_x, column, count, [&](int tap, int i, int channel) {
-                    return level_or_fill(source, first + tap, y[i], channel);
+                    return source.level(first + tap, y[i], channel);
                 }, sums);
             }
 #pragma unroll
             for (int i = 0; i < ROWS_PER_THREAD; ++i)
 #pragma unroll
-                for (int channel = 0; channel < CHANNELS; ++channel)
-                    shared[(row + i) * ROW_BYTES + (IS_PLANAR ? channel * TILE_X + x : x * CHANNELS + channel)] =
+                for (int channel = 0; channel < RGB; ++channel)
+                    shared[(row + i) * ROW_BYTES + x * RGB + channel] =
                         to_level(sums[i][channel], shift);
         }
     }
 
-    __device__ static void second_pass(const Table &along_y, const Tile &tile, Word<IS_PLANAR> word, Range chunk,
+    __device__ static void second_pass(const Table &along_y, const Tile &tile, Word word, Range chunk,
                                        const uchar *shared, int (&sums)[4]) {
         const int y = tile.y + word.row, first = along_y.first(y);
         const int end = min(first + along_y.count(y), chunk.last + 1);
@@ -269,7 +259,7 @@ template <bool IS_PLANAR> struct RowsFirst {
 };
 
 // The other order: the vertical pass leaves columns of the source, as high as the tile, in shared memory.
-template <bool IS_PLANAR> struct ColumnsFirst {
+struct ColumnsFirst {
     static const bool IS_X_FIRST = false;
 
     __device__ static void first_pass(const Source &source, const Table &along_y, const Tile &tile, Range chunk,
@@ -279,160 +269,51 @@ template <bool IS_PLANAR> struct ColumnsFirst {
             const int x = chunk.first + item % CHUNK, y = tile.y + item / CHUNK;
             if (x > chunk.last) continue;
             const int first = along_y.first(y), count = along_y.count(y);
-            int sums[1][CHANNELS];
+            int sums[1][RGB];
             start(sums, shift);
             if (x >= 0 && x < source.width && holds(first, count, source.height)) {
-                const uchar *pixel = pixel_at(source, x, first);
+                const uchar *pixel = source.at(x, first);
                 add_taps<2>(along_y, y, count, [&](int tap, int, int channel) {
                     return __ldg(pixel + (long long)tap * source.row_bytes + channel);
                 }, sums);
             } else {
                 add_taps<1>(along_y, y, count, [&](int tap, int, int channel) {
-                    return level_or_fill(source, x, first + tap, channel);
+                    return source.level(x, first + tap, channel);
                 }, sums);
             }
 #pragma unroll
-            for (int channel = 0; channel < CHANNELS; ++channel)
-                shared[item * CHANNELS + channel] = to_level(sums[0][channel], shift);
+            for (int channel = 0; channel < RGB; ++channel)
+                shared[item * RGB + channel] = to_level(sums[0][channel], shift);
         }
     }
 
-    __device__ static void second_pass(const Table &along_x, const Tile &tile, Word<IS_PLANAR> word, Range chunk,
+    __device__ static void second_pass(const Table &along_x, const Tile &tile, Word word, Range chunk,
                                        const uchar *shared, int (&sums)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            const int x = min(tile.x + word.x(i), tile.last_x);  // a word may reach beyond; nobody reads that
+            // a word may reach beyond; nobody reads that
+            const int x = min(tile.x + (word.place + i) / RGB, tile.last_x);
             const int first = along_x.first(x);
             const int end = min(first + along_x.count(x), chunk.last + 1);
-            const uchar *row = shared + word.row * CHUNK * CHANNELS + word.channel(i);
+            const uchar *row = shared + word.row * CHUNK * RGB + (word.place + i) % RGB;
 #pragma unroll 1
             for (int column = max(first, chunk.first); column < end; ++column)
-                sums[i] += along_x.weight(x, column - first) * row[(column - chunk.first) * CHANNELS];
+                sums[i] += along_x.weight(x, column - first) * row[(column - chunk.first) * RGB];
         }
     }
 };
 
-// ------------------------------------------------------------------------------------------------------------ output
-
-template <class T> struct alignas(4 * sizeof(T)) Four { T at[4]; };
-
-template <class T> __device__ void store_four(T *at, const Four<T> &values, int valid) {
-    if (valid >= 4 && (ullong)at % sizeof(Four<T>) == 0) {
-        *(Four<T> *)at = values;
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        if (i < valid) at[i] = values.at[i];
-}
-
-// a / b, correctly rounded, given 1 / b twice (Markstein's theorem): a third of the instructions of a division. Without
-// the correction, a * reciprocal.
-__device__ float quotient(float a, float b, float reciprocal, float correction) {
-    const float estimate = a * reciprocal;
-    return fmaf(fmaf(-b, estimate, a), correction, estimate);
-}
-
-// The numbers of a STORE, in shared memory. Threads read them after a barrier. ToTensor divides levels by 255 (1), v2's
-// ToDtype multiplies by 1 / 255 (2).
-struct Normalization {
-    float unit, of_unit, correction, mean[3], std[3], of_std[3];
-
-    __device__ void read(const Step &step) {
-        const int channel = threadIdx.x;
-        if (channel >= 3) return;
-        unit = step.numbers[1] != 0 ? 255.0f : 1.0f, of_unit = 1.0f / unit;
-        correction = step.numbers[1] == 2 ? 0.0f : of_unit;
-        mean[channel] = (float)step.numbers[2 + channel], std[channel] = (float)step.numbers[5 + channel];
-        of_std[channel] = 1.0f / std[channel];
-    }
-
-    __device__ float of_level(int level) const { return quotient((float)level, unit, of_unit, correction); }
-    __device__ float of_value(float value, int c) const {
-        return quotient(value - mean[c], std[c], of_std[c], of_std[c]);
-    }
-    __device__ float operator()(int level, int c) const { return of_value(of_level(level), c); }
-};
-
-#if OUTPUT_BITS == 8
-typedef uchar Element;
-__device__ Element element_of(float value) { return (Element)value; }
-#elif OUTPUT_BITS == 32
-typedef float Element;
-__device__ Element element_of(float value) { return value; }
-#else
-typedef unsigned short Element;  // the bits
-__device__ Element element_of(float value) {
-#if BFLOAT
-    const uint bits = __float_as_uint(value);
-    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
-#elif defined(EMULATED)
-    return float16_bits(value);
-#else
-    Element bits;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
-    return bits;
-#endif
-}
-#endif
-
-__device__ Element to_element(int level, int channel, const Normalization &by) {
-    return OUTPUT_BITS == 8 ? (Element)level : element_of(by(level, channel));
-}
-
-// Where a resize leaves levels for the next job.
-struct ToImage {
-    typedef uchar Value;
-    static const bool IS_PLANAR = false;
-    __device__ static void prepare(const Step &, Normalization &) {}
-    __device__ static Value value(int level, int, const Normalization &) { return level; }
-};
-
-struct ToOutput {
-    typedef Element Value;
-    static const bool IS_PLANAR = PLANAR;
-    __device__ static void prepare(const Step &step, Normalization &by) { by.read(step); }
-    __device__ static Value value(int level, int c, const Normalization &by) { return to_element(level, c, by); }
-};
-
-// Where an image, by default the output, has a value.
-template <class T = Element, bool IS_PLANAR = PLANAR>
-__device__ T *place(const Job &job, int x, int y, int c, int channels) {
-    const size_t width = job.width;
-    return (T *)job.target + (IS_PLANAR ? ((size_t)c * job.height + y) * width + x : channels * (y * width + x) + c);
-}
-
-template <class Target>
-__device__ void write_word(const Job &job, const Tile &tile, Word<Target::IS_PLANAR> word,
-                           int shift, const int (&sums)[4], const Normalization &by) {
-    typedef typename Target::Value Value;
-    Four<Value> values;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) values.at[i] = Target::value(to_level(sums[i], shift), word.channel(i), by);
-    const int y = tile.y + word.row, columns = tile.last_x - tile.x + 1, x = word.x(0);
-    if (Target::IS_PLANAR)
-        store_four(place<Value, true>(job, tile.x + x, y, word.channel(0), CHANNELS), values, columns - x);
-    else
-        store_four(place<Value, false>(job, tile.x, y, word.place, CHANNELS), values, columns * CHANNELS - word.place);
-}
-
-template <template <bool> class Order, class Target> __device__ void resample(const Batch &batch, int number) {
-    typedef Order<Target::IS_PLANAR> Passes;
-    __shared__ uint shared[SHARED_WORDS];
-    __shared__ Normalization by;
-    const Job &job = batch.jobs[number];
-    const int tiles_x = (job.width + TILE_X - 1) / TILE_X;
-    const int left = blockIdx.x % tiles_x * TILE_X, top = blockIdx.x / tiles_x * TILE_Y;
+template <class Passes> __device__ void resample_tile(const Batch &batch, const Job &job, int fill, uint *shared) {
+    const int tiles_x = (job.width + TILE - 1) / TILE;
+    const int left = blockIdx.x % tiles_x * TILE, top = blockIdx.x / tiles_x * TILE;
     if (top >= job.height) return;
-    const Tile tile = {left, top, min(left + TILE_X, job.width) - 1, min(top + TILE_Y, job.height) - 1};
-    const int fill = (int)batch.steps[job.first].numbers[12];
-    const Source source = {job.source, job.source_height, job.source_width, CHANNELS * job.source_width, fill};
+    const Tile tile = {left, top, min(left + TILE, job.width) - 1, min(top + TILE, job.height) - 1};
+    const Source source = {job.source, job.source_height, job.source_width, RGB * job.source_width, fill};
     const Table along_x = {batch.pool + job.table_x, job.width}, along_y = {batch.pool + job.table_y, job.height};
     const Table &one = Passes::IS_X_FIRST ? along_x : along_y, &other = Passes::IS_X_FIRST ? along_y : along_x;
     const Range needed = Passes::IS_X_FIRST ? source_of(along_y, tile.y, tile.last_y)
                                             : source_of(along_x, tile.x, tile.last_x);
     const int shift = other.shift();
-    Target::prepare(batch.steps[job.first + 1], by);  // the barriers below are those of its result, too
 
     int sums[WORDS_PER_THREAD][4];
     start(sums, shift);
@@ -442,83 +323,130 @@ template <template <bool> class Order, class Target> __device__ void resample(co
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < WORDS_PER_THREAD; ++i) {
-            const Word<Target::IS_PLANAR> word(threadIdx.x + i * THREADS);
+            const Word word(threadIdx.x + i * THREADS);
             if (tile.y + word.row <= tile.last_y)
                 Passes::second_pass(other, tile, word, chunk, (const uchar *)shared, sums[i]);
         }
         __syncthreads();
     }
 
+    const int row_bytes = (tile.last_x - tile.x + 1) * RGB;
 #pragma unroll
     for (int i = 0; i < WORDS_PER_THREAD; ++i) {
-        const Word<Target::IS_PLANAR> word(threadIdx.x + i * THREADS);
-        if (tile.y + word.row <= tile.last_y) write_word<Target>(job, tile, word, shift, sums[i], by);
+        const Word word(threadIdx.x + i * THREADS);
+        const int y = tile.y + word.row;
+        if (y > tile.last_y) continue;
+        uchar *to = job.target + RGB * ((size_t)y * job.width + tile.x) + word.place;
+#pragma unroll
+        for (int k = 0; k < 4; ++k)
+            if (word.place + k < row_bytes) to[k] = to_level(sums[i][k], shift);
     }
 }
 
-// Grid: (tiles of the largest result, jobs). Columns: three blocks at a time, as the compiler would take more registers
-// than two blocks leave.
-#define RESAMPLE(name, Order, Target, blocks) \
-    extern "C" __global__ void __launch_bounds__(THREADS, blocks) name(Batch batch, int first) { \
-        resample<Order, Target>(batch, first + blockIdx.y); \
-    }
-RESAMPLE(resample_rows, RowsFirst, ToImage, 4)
-RESAMPLE(resample_rows_store, RowsFirst, ToOutput, 4)
-RESAMPLE(resample_columns, ColumnsFirst, ToImage, 3)
-RESAMPLE(resample_columns_store, ColumnsFirst, ToOutput, 3)
-
-// From an image to the output. A thread has four pixels, which follow one another in the output, too.
-extern "C" __global__ void __launch_bounds__(THREADS) store(Batch batch, int first) {
-    __shared__ Normalization by;
+// Grid: (tiles of the largest result, jobs).
+extern "C" __global__ void __launch_bounds__(THREADS, 4) resample(Batch batch, int first) {
+    __shared__ uint shared[SHARED_WORDS];
     const Job job = batch.jobs[first + blockIdx.y];
-    const Step &step = batch.steps[job.first];
-    const int pixels = job.height * job.width;
-    if (4 * THREADS * (int)blockIdx.x >= pixels) return;
-    by.read(step);
-    __syncthreads();
-    const int at = 4 * (blockIdx.x * THREADS + threadIdx.x), count = min(4, pixels - at);
-    if (count <= 0) return;
-    Pixel quad[4];
-    load_quad(job.source + 3 * (size_t)at, count, quad);
-    const int channels = (int)step.numbers[0];
-    Element values[12];
-#pragma unroll
-    for (int i = 0; i < 12; i++) {
-        const Pixel p = quad[i / 3];
-        values[i] = to_element(i % 3 == 0 ? p.r : i % 3 == 1 ? p.g : p.b, i % 3, by);
+    const double *n = batch.steps[job.first].numbers;
+    if (n[13] != 0) resample_tile<ColumnsFirst>(batch, job, (int)n[12], shared);
+    else resample_tile<RowsFirst>(batch, job, (int)n[12], shared);
+}
+
+// ----------------------------------------------------------------------------------------- resizes of float tensors
+
+struct Colour { float r, g, b; };
+
+__device__ float summed(float sum, float weight, float v, bool is_fused) {
+    return is_fused ? fmaf(weight, v, sum) : sum + weight * v;
+}
+
+// Unless torch's build fuses all products with their sums, GCC has vectorised its loop behind the first product: of
+// each four products, none is fused.
+template <class Value> __device__ Colour tensor_mean(const Window<float> &taps, bool is_all_fused, Value value) {
+    Colour sum = {0, 0, 0};  // the first product has nothing to be added to
+    for (int tap = 0; tap < taps.count; tap++) {
+        const float w = taps.weight(tap);
+        const bool is_fused = is_all_fused || tap > (taps.count - 1) / 4 * 4;
+        const Colour v = value(tap);
+        sum = {summed(sum.r, w, v.r, is_fused), summed(sum.g, w, v.g, is_fused), summed(sum.b, w, v.b, is_fused)};
     }
-#pragma unroll
-    for (int c = 0; c < 3; c++) {
-        if (!PLANAR && channels == 3) {
-            const Element *v = values + 4 * c;
-            store_four(place(job, at, 0, 4 * c, 3), Four<Element>{v[0], v[1], v[2], v[3]}, 3 * count - 4 * c);
-        } else if (c < channels) {
-            const Element *v = values + c;
-            store_four(place(job, at, 0, c, channels), Four<Element>{v[0], v[3], v[6], v[9]}, count);
-        }
+    return sum;
+}
+
+// interpolate with antialias of a tensor of floats, in the sums that torch computes in one thread.
+struct FloatResize {
+    int height, width, filter;
+    bool is_all_fused;  // whether torch fuses all products
+
+    // `value(level)` is a source value.
+    template <class Value> __device__ Colour at(const Job &job, int x, int y, Value value) const {
+        const auto source = [&](int column, int row) {
+            const Pixel p = pixel_at(job, column, row);
+            return Colour{value(p.r), value(p.g), value(p.b)};
+        };
+        const Window<float> across(0, job.source_width, job.source_width, width, x, filter, TORCH);
+        const Window<float> down(0, job.source_height, job.source_height, height, y, filter, TORCH);
+        return tensor_mean(down, is_all_fused, [&](int row) {
+            return tensor_mean(across, is_all_fused, [&](int column) {
+                return source(across.first + column, down.first + row);
+            });
+        });
+    }
+};
+
+// ------------------------------------------------------------------------------------------------------------ output
+
+__device__ unsigned short bfloat16_bits(float value) {
+    const uint bits = __float_as_uint(value);
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16;
+}
+
+#ifndef EMULATED
+__device__ unsigned short float16_bits(float value) {
+    unsigned short bits;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return bits;
+}
+#endif
+
+// Channel `c` of pixel number `at` of an output.
+__device__ void put(const Batch &batch, const Job &job, int at, int c, int channels, float value) {
+    const size_t i = batch.is_planar ? (size_t)c * job.height * job.width + at : (size_t)channels * at + c;
+    switch (batch.format) {
+        case UINT8: job.target[i] = (uchar)value; break;
+        case FLOAT16: ((unsigned short *)job.target)[i] = float16_bits(value); break;
+        case BFLOAT16: ((unsigned short *)job.target)[i] = bfloat16_bits(value); break;
+        default: ((float *)job.target)[i] = value;
     }
 }
 
-// A resize of floats to the output. Of the result, the output is what a crop and flips leave: pixel x is pixel
-// n[12] + n[13] * x. A thread has one pixel.
-extern "C" __global__ void __launch_bounds__(THREADS) store_resized(Batch batch, int first) {
-    __shared__ Normalization by;
+// ToTensor divides levels by 255 (1), v2's ToDtype multiplies by 1 / 255 (2).
+__device__ float scaled(int level, int how) {
+    return how == 0 ? level : how == 1 ? level / 255.0f : level * (1.0f / 255.0f);
+}
+
+// Of a resize of floats, the output is what a crop and flips leave: pixel x is pixel n[12] + n[13] * x. A thread has
+// one pixel.
+extern "C" __global__ void store(Batch batch, int first) {
     const Job job = batch.jobs[first + blockIdx.y];
+    const int at = blockIdx.x * blockDim.x + threadIdx.x;
+    if (at >= job.height * job.width) return;
     const Step &step = batch.steps[job.first];
     const double *n = step.numbers;
-    if ((int)(blockIdx.x * THREADS) >= job.height * job.width) return;
-    by.read(step);
-    __syncthreads();
-    const int at = blockIdx.x * THREADS + threadIdx.x, channels = (int)n[0];
-    if (at >= job.height * job.width) return;
-    const int x = at % job.width, y = at / job.width;
-    const FloatResize to = {(int)n[10], (int)n[11], n[8] == 3, n[9] != 0};
-    const int from_x = (int)n[12] + (int)n[13] * x, from_y = (int)n[14] + (int)n[15] * y;
-    Colour mean = {0, 0, 0};  // outside
-    if (from_x >= 0 && from_x < to.width && from_y >= 0 && from_y < to.height)
-        mean = to.at(job, from_x, from_y, [&](int level) { return by.of_level(level); });
-    const float values[3] = {mean.r, mean.g, mean.b};
-    for (int c = 0; c < channels; c++) *place(job, x, y, c, channels) = element_of(by.of_value(values[c], c));
+    const int channels = (int)n[0], how = (int)n[1];
+    Colour colour = {0, 0, 0};  // outside
+    if (step.code == STORE) {
+        const Pixel p = pixel_of(job.source + 3 * (size_t)at);
+        colour = {scaled(p.r, how), scaled(p.g, how), scaled(p.b, how)};
+    } else {
+        const FloatResize to = {(int)n[10], (int)n[11], (int)n[8], n[9] != 0};
+        const int x = (int)n[12] + (int)n[13] * (at % job.width), y = (int)n[14] + (int)n[15] * (at / job.width);
+        if (x >= 0 && x < to.width && y >= 0 && y < to.height)
+            colour = to.at(job, x, y, [&](int level) { return scaled(level, how); });
+    }
+    const float values[3] = {colour.r, colour.g, colour.b};
+    for (int c = 0; c < channels; c++)
+        put(batch, job, at, c, channels, (values[c] - (float)n[2 + c]) / (float)n[5 + c]);
 }
 
 // A box of an output that was stored before. A thread has one pixel. Grid: (parts of the largest image, jobs).
@@ -526,10 +454,11 @@ extern "C" __global__ void erase_output(Batch batch, int first) {
     const Job job = batch.jobs[first + blockIdx.y];
     const Step &step = batch.steps[job.first];
     const double *n = step.numbers;
-    const int width = (int)n[2], at = blockIdx.x * blockDim.x + threadIdx.x, channels = (int)n[8];
-    if (at >= width * (int)n[3]) return;
+    const int width = (int)n[2], i = blockIdx.x * blockDim.x + threadIdx.x, channels = (int)n[8];
+    if (i >= width * (int)n[3]) return;
+    const int at = ((int)n[1] + i / width) * job.width + (int)n[0] + i % width;
     for (int c = 0; c < channels; c++) {
-        const float value = n[4] != 0 ? batch.extras[step.extra + channels * at + c] : (float)n[5 + c];
-        *place(job, (int)n[0] + at % width, (int)n[1] + at / width, c, channels) = element_of(value);
+        const float value = n[4] != 0 ? batch.extras[step.extra + channels * i + c] : (float)n[5 + c];
+        put(batch, job, at, c, channels, value);
     }
 }

@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 
 from ..dali.device import cuda_ordinal
 from ..data.deferral import deferring
@@ -64,7 +63,7 @@ class PlanServers:
         # Drop pipelines before building others, as both may not fit into GPU memory.
         self.queues = {key: queue for key, queue in self.queues.items() if key in active}
         for key in active - self.queues.keys():
-            self.queues[key] = self._build(plans.get(key), options, plans)
+            self.queues[key] = self._build(plans.get(key), options)
         return self.queues | user_queue
 
     def drop_unused(self) -> dict[str, Plan]:
@@ -90,29 +89,26 @@ class PlanServers:
         """Return the run queue of a plan, or that of all plans that kernels run."""
         key = KERNELS if plan is None else plan.key
         if key not in self.queues:
-            self.queues[key] = self._build(plan, options, {})
+            self.queues[key] = self._build(plan, options)
         return self.queues[key]
 
-    def _build(self, plan: Plan | None, options: LoaderOptions, plans: dict[str, Plan]) -> RunQueue:
-        """Build the run queue of a plan; with None, that of all plans that kernels run, of which some are known."""
+    def _build(self, plan: Plan | None, options: LoaderOptions) -> RunQueue:
+        """Build the run queue of a plan; with None, that of all plans that kernels run."""
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer, get_decoder
 
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
-        device_id, depth, format = cuda_ordinal(options.device), options.prefetch + 1, options.format
+        device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
         pipeline_options = PipelineOptions(self._run_size, device_id, num_threads, depth, hw_decoder_load)
         if plan is not None:
-            return PlanServer(plan, pipeline_options, format)
+            return PlanServer(plan, pipeline_options, options.format)
         from ..kernels.launcher import get_launcher
-        from ..kernels.operations import get_output_dtype
 
-        dtypes = {get_output_dtype(each, format.dtype) for each in plans.values()} or {format.dtype or torch.float32}
         with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
-            launching = [pool.submit(get_launcher, device_id, dtype, format.channels_last) for dtype in dtypes]
+            launching = pool.submit(get_launcher, device_id)
             decoder = get_decoder(pipeline_options)
-            for launcher in launching:
-                launcher.result()
+            launching.result()
         return decoder
 
 

@@ -26,7 +26,6 @@ static Index blockIdx, threadIdx, blockDim;
 thread_local unsigned shared_words[256 * 1024 / 4];
 
 template <class T> static T atomicAdd(T *at, T value) { T old = *at; *at += value; return old; }
-template <class T> static T atomicMin(T *at, T value) { T old = *at; *at = min(old, value); return old; }
 template <class T> static T atomicMax(T *at, T value) { T old = *at; *at = max(old, value); return old; }
 template <class T> static T __ldg(const T *at) { return *at; }
 

@@ -18,8 +18,8 @@ import torch
 
 from proxyloader.dali import plan_server
 from proxyloader.kernels import launcher
-from proxyloader.kernels.compiler import BatchPointers, output_macros, read_source
-from proxyloader.kernels.launcher import RESIZE_KERNELS, Launcher, as_images
+from proxyloader.kernels.compiler import Batch, read_source
+from proxyloader.kernels.launcher import Launcher, as_images, get_launcher, make_batch
 from proxyloader.kernels.programs import CODE, Jobs, Launch, Programs, Schedule
 from proxyloader.loader.options import LoaderOptions
 
@@ -31,17 +31,17 @@ GUARD, UNTOUCHED = 64, 0x5A
 
 
 class Module:
-    """The kernels of one source, as ``options`` compile it."""
+    """The kernels."""
 
-    def __init__(self, name: str, options: Sequence[str] = ()) -> None:
+    def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            source, library = Path(folder, f"{name}.cu"), Path(folder, "kernels.so")
-            source.write_text(read_source(name))
-            command = ["g++", *FLAGS, *options, f'-DSOURCE="{source}"', str(HEADER), "-o", str(library)]
+            source, library = Path(folder, "kernels.cu"), Path(folder, "kernels.so")
+            source.write_text(read_source())
+            command = ["g++", *FLAGS, f'-DSOURCE="{source}"', str(HEADER), "-o", str(library)]
             subprocess.run(command, check=True)
             self._library = ctypes.CDLL(str(library))
 
-    def launch(self, launch: Launch, batch: BatchPointers) -> None:
+    def launch(self, launch: Launch, batch: Batch) -> None:
         """Run a launch to its end."""
         kernel = ctypes.cast(getattr(self._library, launch.name), ctypes.c_void_p)
         _, grid, threads, shared_bytes, first = launch
@@ -49,9 +49,7 @@ class Module:
             raise ValueError(f"too many threads, or too much shared memory, for a GPU: {launch}")
 
 
-@functools.cache
-def _module(name: str, options: Sequence[str] = ()) -> Module:
-    return Module(name, options)
+_module = functools.cache(Module)
 
 
 class Memory:
@@ -96,28 +94,26 @@ def run(
     if where["device"] == "cuda":
         on_gpu = torch.from_numpy(before).cuda()
         addresses, stream = on_gpu.data_ptr() + begins[:-1], torch.cuda.current_stream()
-        outputs = Launcher(0, dtype, layout == "HWC").run(schedule, addresses, stream)
+        outputs = get_launcher(0).run(schedule, addresses, stream)
         decoded.view[:] = on_gpu.cpu().numpy()
     else:
-        outputs = EmulatedLauncher(dtype, layout == "HWC").run(schedule, decoded.address + begins[:-1], None)
+        outputs = EmulatedLauncher().run(schedule, decoded.address + begins[:-1], None)
     decoded.check()
     assert np.array_equal(decoded.view, before), "a decoded image was written to"
     flat = [image.cpu() for output in outputs for image in output]
     return flat if layout == "CHW" else [image.permute(1, 2, 0) for image in flat]
 
 
-def _launch(schedule: Schedule, dtype: torch.dtype, is_planar: bool, outputs: int, decoded: Any) -> None:
+def _launch(schedule: Schedule, outputs: int, decoded: Any) -> None:
     described = Memory(schedule.memory.size)
-    scratch, tables, pool = map(Memory, (schedule.scratch_bytes, schedule.tables_bytes, schedule.pool_bytes))
+    scratch, pool = map(Memory, (schedule.scratch_bytes, schedule.pool_bytes))
     stats = Memory(schedule.stats_bytes, np.zeros(schedule.stats_bytes, np.uint8))
     schedule.bind(described.view, scratch.address, outputs, decoded)
-    memories = stats, tables, pool, scratch
-    batch = BatchPointers(
-        *(described.address + begin for begin in schedule.begins), *(memory.address for memory in memories)
-    )
-    colour, resize = _module("colour"), _module("resize", output_macros(dtype, is_planar))
+    memories = stats, pool, scratch
+    arrays = [described.address + begin for begin in schedule.begins]
+    batch = make_batch(schedule, *arrays, *(memory.address for memory in memories))
     for launch in schedule.launches:
-        (resize if launch.name.startswith(RESIZE_KERNELS) else colour).launch(launch, batch)
+        _module().launch(launch, batch)
     for memory in (described, *memories):
         memory.check()
 
@@ -125,14 +121,14 @@ def _launch(schedule: Schedule, dtype: torch.dtype, is_planar: bool, outputs: in
 class EmulatedLauncher(Launcher):
     """Takes the memory of the CPU for that of a GPU."""
 
-    def __init__(self, dtype: torch.dtype, channels_last: bool) -> None:
-        self.dtype, self.channels_last = dtype, channels_last
+    def __init__(self) -> None:
+        pass
 
     def run(self, schedule: Schedule, decoded: Any, stream: Any) -> list[Any]:
-        buffer = Memory(schedule.num_values * self.dtype.itemsize)
-        _launch(schedule, self.dtype, not self.channels_last, buffer.address, decoded)
+        buffer = Memory(schedule.num_values * schedule.dtype.itemsize)
+        _launch(schedule, buffer.address, decoded)
         buffer.check()
-        return as_images(torch.from_numpy(buffer.view).view(self.dtype), schedule)
+        return as_images(torch.from_numpy(buffer.view).view(schedule.dtype), schedule)
 
 
 @pytest.fixture
@@ -141,10 +137,7 @@ def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if not shutil.which("g++") and "CI" not in os.environ:
         pytest.skip("no g++")
 
-    def get_launcher(device_id: Any, dtype: torch.dtype, channels_last: bool) -> EmulatedLauncher:
-        return EmulatedLauncher(dtype, channels_last)
-
     monkeypatch.setattr(LoaderOptions, "on_gpu", True)
     monkeypatch.setattr(LoaderOptions, "has_kernels", True)
     for module in (launcher, plan_server):
-        monkeypatch.setattr(module, "get_launcher", get_launcher)
+        monkeypatch.setattr(module, "get_launcher", lambda device_id: EmulatedLauncher())

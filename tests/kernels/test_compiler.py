@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from proxyloader.kernels import compiler
-from proxyloader.kernels.compiler import KernelError, compile_module, output_macros
+from proxyloader.kernels.compiler import KernelError, compile_kernels
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no NVRTC")
-
-MACROS = output_macros(torch.uint8, True)
 
 
 @pytest.fixture(autouse=True)
@@ -23,33 +21,33 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "proxyloader"
 
 
-def compile_resize(_: int = 0) -> bytes:
-    return compile_module("resize", "sm_90", MACROS)
+def compile_for_h100(_: int = 0) -> bytes:
+    return compile_kernels("sm_90")
 
 
 def test_code_is_kept_and_read_again(cache: Path) -> None:
-    code = compile_resize()
+    code = compile_for_h100()
     (kept,) = cache.iterdir()
     assert code.startswith(b"\x7fELF") and kept.read_bytes() == code
     kept.write_bytes(b"kept")
-    assert compile_resize() == b"kept"
+    assert compile_for_h100() == b"kept"
 
 
 def test_processes_that_compile_at_once_keep_one_file(cache: Path) -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
-        first, second = pool.map(compile_resize, range(2))
+        first, second = pool.map(compile_for_h100, range(2))
     (kept,) = cache.iterdir()
     assert first == second == kept.read_bytes()
 
 
 def test_where_nothing_can_be_written_the_code_is_compiled_each_time(cache: Path) -> None:
     cache.write_text("a file, and no folder")
-    assert compile_resize().startswith(b"\x7fELF")
+    assert compile_for_h100().startswith(b"\x7fELF")
 
 
 def test_an_unknown_architecture_is_an_error_with_the_words_of_the_compiler(cache: Path) -> None:
-    with pytest.raises(KernelError, match=r"cannot compile resize\.cu with --gpu-architecture=sm_1 "):
-        compile_module("resize", "sm_1", MACROS)
+    with pytest.raises(KernelError, match=r"cannot compile the kernels with --gpu-architecture=sm_1 "):
+        compile_kernels("sm_1")
     assert not cache.exists() or not os.listdir(cache)
 
 
@@ -58,6 +56,6 @@ def test_without_nvrtc_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     compiler._nvrtc.cache_clear()
     try:
         with pytest.raises(KernelError, match=r"libnvrtc\.so\.1 was not found"):
-            compile_resize()
+            compile_for_h100()
     finally:
         compiler._nvrtc.cache_clear()
