@@ -453,23 +453,6 @@ __device__ Pixel tensor_resized(const Job &job, const double *n, int x, int y) {
     return {clip(rintf(mean.r)), clip(rintf(mean.g)), clip(rintf(mean.b))};
 }
 
-// Against the clock. Odd ones swap height and width.
-__device__ Pixel turned(const Job &job, int quarters, int x, int y) {
-    const int right = job.source_width - 1, bottom = job.source_height - 1;
-    switch (quarters & 3) {
-        case 1: return pixel_at(job, right - y, x);
-        case 2: return pixel_at(job, right - x, bottom - y);
-        case 3: return pixel_at(job, y, bottom - x);
-    }
-    return pixel_at(job, x, y);
-}
-
-// A pixel, or outside a colour.
-__device__ Pixel at_or(const Job &job, int x, int y, const double *colour) {
-    if (x >= 0 && y >= 0 && x < job.source_width && y < job.source_height) return pixel_at(job, x, y);
-    return {(int)colour[0], (int)colour[1], (int)colour[2]};
-}
-
 // The same pixel of branches, by the places of these.
 __device__ Pixel mixed(const Batch &batch, const Job &job, const double *n, int x, int y) {
     const Pixel p = pixel_at(job, x, y);
@@ -495,13 +478,9 @@ __device__ Pixel gathered(const Batch &batch, const Job &job, const Step &step, 
     const float *extras = batch.extras + step.extra;
     const auto extra = [&](int i) { return extras[i]; };  // of a kernel: its weights, divided by the scale already
     switch (step.code) {
-        case WINDOW: return at_or(job, x + (int)n[0], y + (int)n[1], n + 2);
         case SELECT: return pixel_at(job, (int)extras[job.height + x], (int)extras[y]);
         case MIX: return mixed(batch, job, n, x, y);
         case BLEND: return blended(batch, job, n, x, y);
-        case FLIP_X: return pixel_at(job, job.width - 1 - x, y);
-        case FLIP_Y: return pixel_at(job, x, job.height - 1 - y);
-        case TURN: return turned(job, (int)n[0], x, y);
         case SHARPNESS: return sharpened(job, x, y, (float)n[0]);
         case TENSOR_SHARPNESS: return tensor_sharpened(job, x, y, n[0], n[1] != 0);
         case KERNEL3: return convolved<3>(job, x, y, (float)n[0], extra);
@@ -522,7 +501,7 @@ extern "C" __global__ void pixels(Batch batch, int first) {
     if (at >= job.height * job.width) return;
     const int x = at % job.width, y = at / job.width;
     const Step *step = batch.steps + job.first, *end = step + job.count;
-    Pixel p = step->code >= WINDOW ? gathered(batch, job, *step++, x, y) : pixel_at(job, x, y);
+    Pixel p = step->code >= SELECT ? gathered(batch, job, *step++, x, y) : pixel_at(job, x, y);
     for (; step < end; step++) p = changed(batch, job, *step, p, x, y);
     uchar *to = job.target + 3 * (size_t)at;
     to[0] = p.r, to[1] = p.g, to[2] = p.b;

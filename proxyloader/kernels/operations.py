@@ -110,14 +110,17 @@ class State:
         if self.crop is not None:
             (left, top, width, height), fill = self.crop
             self.crop = None
-            self.add("WINDOW", (left, top, *rgb(fill)), sizes=(height, width))
+            self.add("AFFINE_NEAREST", (*rgb(fill), 1, 0, left, 0, 1, top), sizes=(height, width))
 
-    def flip(self, axis: str, mask: Columns) -> None:
-        """Flip the images for which ``mask`` is not 0."""
+    def turn(self, turn: geometry.Turn, images: Indices) -> None:
+        """Move the pixels of some of the images."""
         self.make_crop()
-        is_vertical = axis == "vertical"
-        if not self.programs.flip_last(8 + is_vertical, mask, self.images):
-            self.programs.add("FLIP_Y" if is_vertical else "FLIP_X", images=self.images[mask != 0])
+        height, width = self.programs.sizes[images].T
+        x, at_x = (-1, width) if turn.reverses_x else (1, 0)
+        y, at_y = (-1, height) if turn.reverses_y else (1, 0)
+        matrix = (0, x, at_x, y, 0, at_y) if turn.swaps else (x, 0, at_x, 0, y, at_y)
+        sizes = (width, height) if turn.swaps else None
+        self.programs.add("AFFINE_NEAREST", (0, 0, 0, *matrix), images, sizes)
 
     def resample(self, step: resize.Resize | resize.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
         """Resize the images or, as Pillow does, ``box`` of them: left, top, right and bottom. See ``RESAMPLE``."""
@@ -128,7 +131,7 @@ class State:
         red, green, blue = map(int, rgb(fill))
         height_first = arithmetic == 0 and resize.pillow_resizes_height_first((crop[3], crop[2]), size)
         options = FILTERS[step.interpolation], arithmetic, red | green << 8 | blue << 16, height_first
-        self.add("RESAMPLE", (*crop, *box, 0, 0, *options), sizes=size)
+        self.add("RESAMPLE", (*crop, *box, *options), sizes=size)
 
     def require_uint8(self, step: Step) -> None:
         if self.scale is not None:
@@ -302,19 +305,14 @@ def flip(step: geometry.Flip, state: State) -> None:
     if state.resized is not None:
         state.resized = state.resized.flip(step.axis, mask != 0)
         return
-    state.flip(step.axis, mask)
+    turn = geometry.Turn(False, step.axis == "horizontal", step.axis == "vertical")
+    state.turn(turn, state.images[mask != 0])
 
 
 @add_step.register(geometry.Transpose)
 def transpose(step: geometry.Transpose, state: State) -> None:
     state.require_moves(step)
-    quarters, axis = geometry.TURNS[step.method]
-    state.make_crop()
-    if quarters:
-        height, width = state.programs.sizes[state.images].T
-        state.add("TURN", (quarters,), sizes=(width, height) if quarters % 2 else None)
-    if axis:
-        state.flip(axis, np.ones(len(state.images)))
+    state.turn(geometry.TURNS[step.method], state.images)
 
 
 @add_step.register(geometry.IndexSelect)

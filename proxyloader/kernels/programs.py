@@ -63,14 +63,10 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_GREY": Kind.POINTS,  # whether as in v1
     "TENSOR_HUE": Kind.POINTS,  # turn, of 1; whether as in v1
     # From other pixels. The first one is the first in the kernels, too.
-    "WINDOW": Kind.GATHER,  # left, top, r, g, b outside
     "SELECT": Kind.GATHER,  # extras: rows, columns
     # Number of branches, weight of the image, 7 of the branches; 7 branches, by their program, later by their place.
     "MIX": Kind.GATHER,
     "BLEND": Kind.GATHER,  # share of the branch, 8 unused; the branch
-    "FLIP_X": Kind.GATHER,
-    "FLIP_Y": Kind.GATHER,
-    "TURN": Kind.GATHER,  # quarters, against the clock
     "SHARPNESS": Kind.GATHER,  # factor
     "TENSOR_SHARPNESS": Kind.GATHER,  # factor, whether as in v1
     "KERNEL3": Kind.GATHER,  # offset; extras: weights
@@ -89,7 +85,7 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_RESIZE": Kind.GATHER,  # as floats: filter (2 or 3), whether it is fused
     "BOX_BLUR": Kind.BOX_BLUR,  # radius in x, in y, passes
     "TENSOR_BLUR": Kind.TENSOR_BLUR,  # reach in x, in y; extras: weights in x, in y
-    # Crop: left, top, width, height; box in it: left, top, right, bottom; flip x, y; filter; 0 Pillow, 1 torch;
+    # Crop: left, top, width, height; box in it: left, top, right, bottom; filter; 0 Pillow, 1 torch;
     # r | g << 8 | b << 16 outside; whether the height is resized first.
     "RESAMPLE": Kind.RESAMPLE,
     # To the output. Channels (3, or 1: the first), scale (0 none, 1 level / 255, 2 level * (1 / 255)), 3 mean, 3 std.
@@ -205,16 +201,6 @@ class Programs:
             self._extras += [np.asarray(each, np.float32) for each in extras]
             self._num_extras = int(ends[-1])
 
-    def flip_last(self, number: int, wanted: Any, images: Indices) -> bool:
-        """Flip the results of the last step of these images, along x (8) or y (9). Return whether it is a resize."""
-        if not self._steps or self._steps[-1]["code"][0] != CODE["RESAMPLE"]:
-            return False
-        if not np.array_equal(self._images[-1], images):
-            return False
-        numbers = self._steps[-1]["numbers"]
-        numbers[:, number] = numbers[:, number] != wanted
-        return True
-
     def branch(self, images: Indices) -> Indices:
         """Add a program for each of these images that begins as theirs. Return the new programs."""
         added = len(self) + np.arange(len(images))
@@ -282,7 +268,7 @@ class Jobs:
         jobs, numbers = self.jobs[at], self.steps["numbers"][self.jobs["first"][at]]
         spans = numbers[:, 6:8] - numbers[:, 4:6]
         counts = np.stack([jobs["width"], jobs["height"]], 1).astype(np.int64)
-        support = SUPPORTS[numbers[:, 10].astype(int)][:, None]
+        support = SUPPORTS[numbers[:, 8].astype(int)][:, None]
         taps = 2 * np.ceil(support * np.maximum(spans / np.maximum(counts, 1), 1.0)).astype(np.int64) + 1
         sizes = 1 + (2 + taps) * counts
         ends = sizes.cumsum().reshape(sizes.shape)

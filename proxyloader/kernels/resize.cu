@@ -1,4 +1,4 @@
-// Crop, resize and flip, with the integers that Pillow or torch computes, and store as the output.
+// Crop and resize, with the integers that Pillow or torch computes, and store as the output.
 //
 //   build_weights   for each output index of an axis: the source pixels and their integer weights
 //   resample        a tile of the result: one pass into shared memory, then the other. Pillow rounds to 8 bits between
@@ -126,10 +126,10 @@ extern "C" __global__ void __launch_bounds__(128) build_weights(Batch batch, int
     const Table table = {batch.pool + (which ? job.table_y : job.table_x), which ? job.height : job.width};
     const auto window_of = [&](int index) {
         const float begin = (float)n[4 + which], size = (float)n[6 + which] - begin;
-        return Window<double>(begin, size, (int)n[2 + which], table.size, index, (int)n[10], (int)n[11]);
+        return Window<double>(begin, size, (int)n[2 + which], table.size, index, (int)n[8], (int)n[9]);
     };
     int shift = LARGEST_SHIFT;
-    if (n[11] == TORCH) {
+    if (n[9] == TORCH) {
         // the bits of doubles that are not negative have the order of their values
         if (threadIdx.x == 0) largest_bits = 0;
         __syncthreads();
@@ -145,10 +145,10 @@ extern "C" __global__ void __launch_bounds__(128) build_weights(Batch batch, int
     if (threadIdx.x == 0) *table.shift_at() = shift;
     for (int index = threadIdx.x; index < table.size; index += blockDim.x) {
         const auto window = window_of(index);
-        const int at = n[8 + which] != 0 ? table.size - 1 - index : index;
-        *table.first_at(at) = (int)n[which] + window.first;
-        *table.count_at(at) = window.count;
-        for (int tap = 0; tap < window.count; ++tap) *table.weight_at(at, tap) = to_fixed(window.weight(tap), shift);
+        *table.first_at(index) = (int)n[which] + window.first;
+        *table.count_at(index) = window.count;
+        for (int tap = 0; tap < window.count; ++tap)
+            *table.weight_at(index, tap) = to_fixed(window.weight(tap), shift);
     }
 }
 
@@ -173,10 +173,9 @@ __device__ bool holds(int first, int count, int size) { return first >= 0 && fir
 
 struct Range { int first, last; };
 
-// The part of a source axis that outputs of a tile need. Tables are monotonic, upwards, or downwards if flipped.
+// The part of a source axis that outputs of a tile need.
 __device__ Range source_of(const Table &table, int begin, int end) {
-    return {min(table.first(begin), table.first(end)),
-            max(table.first(begin) + table.count(begin), table.first(end) + table.count(end)) - 1};
+    return {table.first(begin), table.first(end) + table.count(end) - 1};
 }
 
 struct Tile { int x, y, last_x, last_y; };  // of an output
@@ -348,8 +347,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 4) resample(Batch batch, i
     __shared__ uint shared[SHARED_WORDS];
     const Job job = batch.jobs[first + blockIdx.y];
     const double *n = batch.steps[job.first].numbers;
-    if (n[13] != 0) resample_tile<ColumnsFirst>(batch, job, (int)n[12], shared);
-    else resample_tile<RowsFirst>(batch, job, (int)n[12], shared);
+    if (n[11] != 0) resample_tile<ColumnsFirst>(batch, job, (int)n[10], shared);
+    else resample_tile<RowsFirst>(batch, job, (int)n[10], shared);
 }
 
 // ----------------------------------------------------------------------------------------- resizes of float tensors

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from PIL import Image
 from torchvision.transforms import transforms as v1
@@ -170,21 +170,28 @@ class Transpose(Step):
     method: Image.Transpose
 
 
-TURNS: dict[Image.Transpose, tuple[int, Literal["", "horizontal", "vertical"]]] = {
-    Image.Transpose.FLIP_LEFT_RIGHT: (0, "horizontal"),
-    Image.Transpose.FLIP_TOP_BOTTOM: (0, "vertical"),
-    Image.Transpose.ROTATE_90: (1, ""),
-    Image.Transpose.ROTATE_180: (2, ""),
-    Image.Transpose.ROTATE_270: (3, ""),
-    Image.Transpose.TRANSPOSE: (1, "vertical"),
-    Image.Transpose.TRANSVERSE: (1, "horizontal"),
+class Turn(NamedTuple):
+    """Where a turn or flip reads pixels: whether x and y swap, and whether it reads from the right or the bottom."""
+
+    swaps: bool
+    reverses_x: bool
+    reverses_y: bool
+
+
+TURNS = {
+    Image.Transpose.FLIP_LEFT_RIGHT: Turn(False, True, False),
+    Image.Transpose.FLIP_TOP_BOTTOM: Turn(False, False, True),
+    Image.Transpose.ROTATE_90: Turn(True, True, False),
+    Image.Transpose.ROTATE_180: Turn(False, True, True),
+    Image.Transpose.ROTATE_270: Turn(True, False, True),
+    Image.Transpose.TRANSPOSE: Turn(True, False, False),
+    Image.Transpose.TRANSVERSE: Turn(True, True, True),
 }
-"""Each transpose as quarter turns, counterclockwise, and a flip along an axis after them."""
 
 
 def transposed(size: Size, method: Image.Transpose) -> Size:
     """Return the size after a transpose."""
-    return size[::-1] if TURNS[method][0] % 2 else size
+    return size[::-1] if TURNS[method].swaps else size
 
 
 class IndexSelect(Step):

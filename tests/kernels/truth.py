@@ -124,7 +124,8 @@ def window(rng: Random, image: Pixels) -> Done:
     colour = _colour(rng)
     padded = np.stack([np.pad(image[..., c], pads, constant_values=colour[c]) for c in range(3)], -1)
     rows, columns = (slice(b + low, b + low + n) for b, n, (low, _) in zip(begins, sizes, pads))
-    return Done("WINDOW", np.ascontiguousarray(padded[rows, columns]), [begins[1], begins[0], *colour])
+    numbers = [*colour, 1, 0, begins[1], 0, 1, begins[0]]
+    return Done("AFFINE_NEAREST", np.ascontiguousarray(padded[rows, columns]), numbers)
 
 
 def select(rng: Random, image: Pixels) -> Done:
@@ -253,7 +254,7 @@ def tensor_blur(rng: Random, image: Pixels) -> Done:
 
 
 def resample(rng: Random, image: Pixels, largest: int = 90) -> Done:
-    """Resize a crop, that may lie outside, with a box in the crop, and flip."""
+    """Resize a crop, that may lie outside, with a box in the crop."""
     height, width = image.shape[:2]
     crop, colour = [0, 0, width, height], _colour(rng)
     if rng.random() < 0.7:
@@ -268,22 +269,21 @@ def resample(rng: Random, image: Pixels, largest: int = 90) -> Done:
     if rng.random() < 0.3:
         (x0, x1), (y0, y1) = (sorted(float(np.float32(rng.uniform(0, side))) for _ in range(2)) for side in (w, h))
         box = [x0, y0, x1, y1] if x0 < x1 and y0 < y1 else box
-    size, flips = [a_size(rng, largest), a_size(rng, largest)], [rng.randrange(2), rng.randrange(2)]
+    size = [a_size(rng, largest), a_size(rng, largest)]
     name = rng.choice(list(FILTERS))
     cropped = Image.new("RGB", (w, h), tuple(colour))
     cropped.paste(Image.fromarray(image), (-left, -top))
     result = np.asarray(cropped.resize(size[::-1], Image.Resampling[name.upper()], tuple(box)))
-    result = np.ascontiguousarray(result[:: 1 - 2 * flips[1], :: 1 - 2 * flips[0]])
     fill = colour[0] | colour[1] << 8 | colour[2] << 16
     is_height_first = pillow_resizes_height_first((h, w), (size[0], size[1]))
-    return Done("RESAMPLE", result, [*crop, *box, *flips, FILTERS[name], 0, fill, is_height_first])
+    return Done("RESAMPLE", result, [*crop, *box, FILTERS[name], 0, fill, is_height_first])
 
 
 def resample_tensor(rng: Random, image: Pixels, largest: int = 90) -> Done:
     size, name = [max(2, a_size(rng, largest)) for _ in range(2)], rng.choice(["bilinear", "bicubic"])
     how = {"mode": name, "align_corners": False, "antialias": True}
     height, width = image.shape[:2]
-    numbers = [0, 0, width, height, 0, 0, width, height, 0, 0, FILTERS[name], 1]
+    numbers = [0, 0, width, height, 0, 0, width, height, FILTERS[name], 1]
     # Not by torchvision, which on some CPUs resizes as floats.
     return Done("RESAMPLE", on_tensor(image, lambda t: interpolate(t[None], size, **how)[0]), numbers)
 
@@ -324,11 +324,8 @@ EXACT: dict[str, Draw] = {
     "TENSOR_GREY of v1": of_tensor("TENSOR_GREY", lambda t: F.rgb_to_grayscale(t, 3), None, True),
     "TENSOR_HUE of v1": of_tensor("TENSOR_HUE", F.adjust_hue, HUES, True),
     "TENSOR_CONTRAST of v1": of_tensor("TENSOR_CONTRAST", F.adjust_contrast, FACTORS, True),
-    "WINDOW": window,
+    "AFFINE_NEAREST of a crop": window,
     "SELECT": select,
-    "FLIP_X": of_pil("FLIP_X", lambda i, _: F.hflip(i)),
-    "FLIP_Y": of_pil("FLIP_Y", lambda i, _: F.vflip(i)),
-    "TURN": of_pil("TURN", lambda i, quarters: i.transpose(getattr(Image, f"ROTATE_{90 * quarters}")), [1, 2, 3]),
     "KERNEL3": partial(kernel, 3),
     "KERNEL5": partial(kernel, 5),
     **{f"AFFINE_{mode}": partial(affine, mode) for mode in ("NEAREST", "BILINEAR", "BICUBIC")},
