@@ -55,12 +55,7 @@ def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:
     """Draw the same numbers as ``RandomResizedCrop.get_params``, faster."""
     if not is_lazy(img) or torch.get_default_dtype() is not torch.float32:
         return NotImplemented
-    return _box_sampler(tuple(scale), tuple(ratio))(img.height, img.width)
-
-
-@functools.lru_cache(maxsize=64)
-def _box_sampler(scale: tuple[float, float], ratio: tuple[float, float]) -> Any:
-    return resized_crop_box("v1", scale, ratio)[0]
+    return resized_crop_box(tuple(scale), tuple(ratio))[0](img.height, img.width)
 
 
 def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:

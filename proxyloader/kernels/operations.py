@@ -209,9 +209,9 @@ def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channel
         groups: ``counts`` and ``files`` of ``Jobs.schedule``.
     """
     output = images[0][0].output
-    is_own = output.dtype == "uint8" or dtype in (None, torch.uint8)  # the loader rejects uint8 for floats
-    output_dtype = getattr(torch, output.dtype) if is_own else dtype
-    return Jobs(build_programs(images)).schedule(output.channels, output_dtype, channels_last, *groups)
+    if output.dtype == "uint8" or dtype in (None, torch.uint8):  # the loader rejects uint8 for floats
+        dtype = getattr(torch, output.dtype)
+    return Jobs(build_programs(images)).schedule(output.channels, dtype, channels_last, *groups)
 
 
 @functools.lru_cache(maxsize=4096)

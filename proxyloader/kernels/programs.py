@@ -253,7 +253,7 @@ class Jobs:
 
     def _find_stages(self) -> Indices:
         """Return the stage of each job. Those that read branches, and those behind them, wait for these results."""
-        stages = self._turns.copy()
+        stages: Indices = self._turns.copy()
         at = np.searchsorted(self.jobs["first"], self._mixes)
         while len(at) and (late := stages[self._last_job][self._branches].max(1) + 1 - stages[at]).max() > 0:
             moves = np.zeros_like(stages)

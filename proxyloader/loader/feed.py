@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-
 from ..dali.device import cuda_ordinal
 from ..data.deferral import deferring
 from ..errors import InputError

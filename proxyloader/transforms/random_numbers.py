@@ -27,9 +27,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import torch
 from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
-
-from .plan import Version
 
 BLOCK = 512
 """Number of random numbers drawn at once."""
@@ -139,30 +136,23 @@ def bernoulli(p: float, closed: bool = False) -> bool:
     return drawn <= p if closed else drawn < p
 
 
-def resized_crop_box(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
-    """Return a function that samples a box like RandomResizedCrop, and whether it may draw ahead."""
-    ours, theirs = _samplers(version, scale, ratio)
-    return (ours, True) if draws_alike(version) else (theirs, False)
-
-
-def _samplers(version: Version, scale: Range, ratio: Range) -> tuple[BoxSampler, BoxSampler]:
-    """Return the functions that sample a box here and in torchvision."""
-    low, high = torch.log(torch.tensor(ratio)).tolist()
-    ours = functools.partial(_fast_box, scale, ratio, (low, high))
-    return ours, functools.partial(_torchvision_box, version, scale, ratio)
+def resized_crop_box(scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
+    """Return a function that samples a box like RandomResizedCrop of v1 or v2, and whether it may draw ahead."""
+    is_ours = draws_alike()
+    return functools.partial(_fast_box if is_ours else _torchvision_box, scale, ratio), is_ours
 
 
 @functools.cache
-def draws_alike(version: Version) -> bool:
+def draws_alike() -> bool:
     """Return whether boxes drawn here, one by one and ahead, are those of the installed torch and torchvision."""
     state, before = torch.get_rng_state(), in_thread.numbers
     try:
         with torch.device("cpu"):  # regardless of torch's default device
             in_thread.numbers = OneByOne()
-            pairs = [_samplers(version, *ranges) for ranges in RANGES]
+            pairs = [[functools.partial(box, *ranges) for box in (_torchvision_box, _fast_box)] for ranges in RANGES]
             return all(
                 _sample_boxes(theirs, seed) == _sample_boxes(ours, seed) == _sample_boxes(ours, seed, is_ahead=True)
-                for seed, (ours, theirs) in enumerate(pairs)
+                for seed, (theirs, ours) in enumerate(pairs)
             )
     finally:
         torch.set_rng_state(state)
@@ -177,11 +167,17 @@ def _sample_boxes(sample_box: BoxSampler, seed: int, is_ahead: bool = False) -> 
     return [*boxes, torch.rand(1).item()]
 
 
-def _fast_box(scale: Range, ratio: Range, log_ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:
+@functools.lru_cache(maxsize=64)
+def _log(ratio: Range) -> Range:
+    low, high = torch.log(torch.tensor(ratio)).tolist()
+    return low, high
+
+
+def _fast_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:
     numbers = in_thread.numbers
     for _ in range(TRIES):
         area = height * width * numbers.uniform(*scale)
-        aspect_ratio = numbers.uniform(*log_ratio, exp=True)
+        aspect_ratio = numbers.uniform(*_log(ratio), exp=True)
         w, h = round(math.sqrt(area * aspect_ratio)), round(math.sqrt(area / aspect_ratio))
         if 0 < w <= width and 0 < h <= height:
             top = numbers.integer(height - h + 1)
@@ -195,12 +191,6 @@ def _fast_box(scale: Range, ratio: Range, log_ratio: Range, height: int, width: 
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def _torchvision_box(
-    version: Version, scale: Range, ratio: Range, height: int, width: int
-) -> tuple[int, int, int, int]:
-    image = meta_image(height, width)
-    if version == "v1":
-        top, left, h, w = v1.RandomResizedCrop.get_params(image, list(scale), list(ratio))
-        return top, left, h, w
-    drawn = v2.RandomResizedCrop(1, scale, ratio).make_params([image])
-    return drawn["top"], drawn["left"], drawn["height"], drawn["width"]
+def _torchvision_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:
+    top, left, h, w = v1.RandomResizedCrop.get_params(meta_image(height, width), list(scale), list(ratio))
+    return top, left, h, w

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable
@@ -120,9 +121,5 @@ def is_changed(transform: Any) -> bool:
 @functools.cache
 def load_timm_rules() -> None:
     """Import the rules for timm, which import timm. Versions before 1.0.16 have none."""
-    try:
+    with contextlib.suppress(ImportError, AttributeError):
         importlib.import_module(".timm", __package__)
-    except (ImportError, AttributeError) as error:
-        missing = error.name if isinstance(error, ImportError) else getattr(error.obj, "__name__", None)
-        if not str(missing).startswith("timm"):  # an error of this package
-            raise

@@ -129,7 +129,7 @@ def resize(transform: Any, state: ImageState) -> Translation:
 def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
     target, version = Target(as_pair(transform.size)), version_of(transform)
-    box, is_ours = resized_crop_box(version, (low, high), (narrow, wide))
+    box, is_ours = resized_crop_box((low, high), (narrow, wide))
     resized = resizing(target, transform.interpolation, transform.antialias, state, version, is_crop=True)
     return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "torch"), resized])
 

@@ -130,7 +130,7 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         # Without workers, other threads may draw from the generators.
-        self._can_draw_ahead = self.has_workers and self.seed is None and bool(self.plans) and draws_alike("v1")
+        self._can_draw_ahead = self.has_workers and self.seed is None and bool(self.plans) and draws_alike()
 
     def __call__(self, request: BatchRequest) -> FetchedSamples:
         """Return the samples of a request. Raises ImageError if an image cannot be read."""

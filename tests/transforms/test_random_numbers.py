@@ -68,7 +68,7 @@ def test_there_are_as_many_as_one_draws_from_anywhere_in_the_generators_block(co
 def test_numbers_are_drawn_ahead_on_any_default_device() -> None:
     draws_alike.cache_clear()
     with torch.device("meta"):
-        assert draws_alike("v1"), "numbers are drawn one by one, and nothing is gained"
+        assert draws_alike(), "numbers are drawn one by one, and nothing is gained"
         ahead = NumbersAhead(torch.default_generator)
         assert 0 <= ahead.uniform(0.0, 1.0) <= 1 and 0 <= ahead.integer(9) < 9
         ahead.end()
@@ -134,7 +134,7 @@ def of_torchvision(version: Version, scale: Any, ratio: Any, height: int, width:
 )
 def test_the_boxes_are_torchvisions(version: Version, scale: Any, ratio: Any, forgotten: None) -> None:
     state = torch.get_rng_state()
-    box_of, ahead = resized_crop_box(version, scale, ratio)
+    box_of, ahead = resized_crop_box(scale, ratio)
     assert ahead, "torchvision draws, and nothing is gained"
     assert torch.equal(torch.get_rng_state(), state), "the comparison left the generator in another state"
     for height, width in SIZES:
@@ -161,7 +161,7 @@ def test_a_torchvision_that_draws_otherwise_draws(
     get_params: Any, monkeypatch: pytest.MonkeyPatch, forgotten: None
 ) -> None:
     monkeypatch.setattr(v1.RandomResizedCrop, "get_params", staticmethod(get_params))
-    box_of, _ = resized_crop_box("v1", (0.08, 1.0), (3 / 4, 4 / 3))
+    box_of, _ = resized_crop_box((0.08, 1.0), (3 / 4, 4 / 3))
     image = torch.empty(3, 40, 50)
     draws = drawn_alike(lambda: get_params(image, [0.08, 1.0], [3 / 4, 4 / 3]), lambda: box_of(40, 50), 3)
     assert all(found == wanted for wanted, found in draws)
