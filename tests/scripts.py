@@ -21,7 +21,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import CodeType
@@ -111,6 +111,16 @@ def run_ranks(
     return [
         subprocess.CompletedProcess(process.args, process.returncode, *each) for process, each in zip(processes, said)
     ]
+
+
+@contextlib.contextmanager
+def command_line(*words: Any) -> Iterator[None]:
+    """Of a program that is run in this process: what it finds in ``sys.argv``."""
+    before, sys.argv = sys.argv, [*map(str, words)]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def in_own_namespace(*commands: str) -> list[str]:

@@ -135,9 +135,8 @@ def ending(script: Path, *options: Any, **environment: str) -> str:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
-        patch.setattr(sys, "argv", [str(script), *map(str, options)])
         patch.setattr(torch.backends.cudnn, "benchmark", False)  # the script's own setting ends with the call
-        with pytest.raises(SystemExit) as ended:
+        with scripts.command_line(script, *options), pytest.raises(SystemExit) as ended:
             runpy.run_path(str(script), run_name="__main__")
     message = ended.value.code  # Python writes a text to stderr, and exits with 1
     assert isinstance(message, str) and "\n" not in message

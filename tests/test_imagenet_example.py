@@ -7,7 +7,6 @@ import math
 import runpy
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,13 +114,11 @@ def test_the_backend_without_images_trains(small: Path, tmp_path: Path) -> None:
     assert list(tmp_path.glob("events.out.tfevents.*"))  # TensorBoard's
 
 
-def test_a_first_step_that_overflows_leaves_no_trace(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = [str(small), *SMALL, "--data-backend", "synthetic", "--batch-size", "2", "--amp", "float16"]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
-    example = runpy.run_path(str(SCRIPT))
-    trainer = example["Trainer"](example["parse_args"](), example["World"](1, 0, torch.device("cpu")))
+def test_a_first_step_that_overflows_leaves_no_trace(small: Path) -> None:
+    options = [*SMALL, "--data-backend", "synthetic", "--batch-size", 2, "--amp", "float16"]
+    with scripts.command_line(SCRIPT, small, *options):
+        example = runpy.run_path(str(SCRIPT))
+        trainer = example["Trainer"](example["parse_args"](), example["World"](1, 0, torch.device("cpu")))
     weights = list(trainer.bare.parameters())
     torch.use_deterministic_algorithms(True)  # which fills with NaN what nobody has written yet
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import runpy
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 from proxyloader.make_dataset import make_dataset
 
+from ..scripts import command_line
 from ..test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
 from ..tiers import by_default
 
@@ -28,15 +28,13 @@ def test_every_gpu_trains(tmp_path: Path, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["proxy", "dali"])
-def test_the_first_batch_is_on_the_gpu_as_the_model_wants_it(
-    photos: Path, tmp_path: Path, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_batch_is_on_the_gpu_as_the_model_wants_it(photos: Path, tmp_path: Path, backend: str) -> None:
     for part in ("train", "val"):
         (tmp_path / part).symlink_to(photos)
-    options = [str(tmp_path), "--batch-size", "16", "--amp", "float16", "--channels-last", "--workers", "1"]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
-    example = runpy.run_path(str(SCRIPT))
-    train_loader, _ = example["BACKENDS"][backend](example["parse_args"](), example["join_world"]())
+    options = ["--batch-size", 16, "--amp", "float16", "--channels-last", "--workers", 1]
+    with command_line(SCRIPT, tmp_path, *options):
+        example = runpy.run_path(str(SCRIPT))
+        train_loader, _ = example["BACKENDS"][backend](example["parse_args"](), example["join_world"]())
     images, labels = next(iter(train_loader))
     assert images.shape == (16, 3, 224, 224) and images.is_cuda and images.dtype == torch.float16
     assert labels.shape == (16,)

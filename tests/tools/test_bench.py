@@ -26,11 +26,11 @@ from proxyloader.tools.bench import SIZES, runner
 from proxyloader.tools.bench.cases import CASES, DATASETS
 from proxyloader.tools.bench.config import BenchConfig, Tuning
 from proxyloader.tools.bench.runner import CaseError, start_processes, tune
-from proxyloader.tools.cli import main
 
 from ..faults import children_of
 from ..limits import STOP_S, WAIT_S
 from ..tiers import has_gpu
+from .command import main
 
 SMALL = ["--batch-size", "16", "--workers", "1", "--threads", "1", "--hw-decoder-load", "1", "--passes", "2"]
 ON_CPU = ["--device", "cpu"]
@@ -239,15 +239,15 @@ def test_first_epochs_are_measured_of_all_that_a_user_may_start_with(
     assert "images/s in epochs 1 to 3" in capsys.readouterr().out
 
 
+@WARM
 @pytest.mark.parametrize("name", ["torch", "proxyloader"])
-def test_other_loaders_start_with_the_queues_that_cuda_gives_them(
-    photos: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    monkeypatch.setattr(runner, "_loops", None)  # undone at the end, with the loader
-    found = runner.begin(setting(photos, case=name, use_defaults=True, tuning=Tuning(0)))
-    assert found["images_per_s"] > 0
-    assert os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == {"torch": None, "proxyloader": "32"}[name]
+def test_other_loaders_start_with_the_queues_that_cuda_gives_them(photos: Path, name: str) -> None:
+    with start_processes([name]) as processes:
+        ask = processes[name].ask
+        ask(exec, "import os; os.environ['CUDA_DEVICE_MAX_CONNECTIONS'] = '32'")
+        found = ask(runner.begin, setting(photos, case=name, use_defaults=True, tuning=Tuning(0)))
+        assert found["images_per_s"] > 0
+        assert ask(os.getenv, "CUDA_DEVICE_MAX_CONNECTIONS") == {"torch": None, "proxyloader": "32"}[name]
 
 
 # --- options ---------------------------------------------------------------------------------------------------------
@@ -274,10 +274,7 @@ def test_options_that_make_no_sense_are_refused_before_anything_runs(
     (tmp_path / "set.jsonl").mkdir()
     options = [option.format(tmp=tmp_path) for option in options]
     out = tmp_path / "new" / "bench.jsonl"
-    try:
-        status = main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", str(out), *options])
-    except SystemExit as ended:  # by argparse
-        status = ended.code
+    status = main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", str(out), *options])
     assert status != 0 and said in capsys.readouterr().err
     assert not out.parent.exists()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,12 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 
-from proxyloader.loader import options
-from proxyloader.tools import demo as module
-from proxyloader.tools import files
-from proxyloader.tools.cli import main
-from proxyloader.tools.files import check_can_be_written, photograph_folder, writable_cache_folder
+from proxyloader import DataLoader
 
+from .. import scripts
 from ..compare import engines_decode
+from ..limits import WAIT_S
+from .command import SCRIPT, main
 
 TITLES = ["Decoded on", "Images", "Transform", "Both loaders", "Backend", "Speed", "Labels", "Pixels", "Contact sheet"]
 GPUS = torch.cuda.device_count()
@@ -70,48 +69,50 @@ def test_the_whole_of_it(
         assert image.size == (2 + 8 * 226, 2 + 3 * 226)
 
 
-def test_it_makes_its_images_once_and_keeps_them_in_the_cache(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_makes_its_images_once_and_keeps_them_in_the_cache_below_the_home_folder_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    cache = tmp_path / "home" / ".cache" / "proxyloader"
     assert main(["demo", *SMALL]) == 0
     made = {path: path.stat().st_mtime_ns for path in cache.rglob("*.jpg")}
     assert len(made) == 20
     assert main(["demo", *SMALL]) == 0
     assert {path: path.stat().st_mtime_ns for path in cache.rglob("*.jpg")} == made
-    said = lines_of(capsys.readouterr().out)
-    assert said["Images"] == f"20 of {next(cache.glob('demo-*'))}"
+    said, (folder,) = lines_of(capsys.readouterr().out), cache.glob("demo-*")
+    assert said["Images"] == f"20 of {folder}"
+    assert folder.name == f"demo-v{json.loads((folder / 'dataset.json').read_text())['format']}-20"
     assert (cache / "demo.png").exists()
 
 
-class Off(StockLoader[Any]):
-    """A loader that gives a little other pixels in the first rows of all images, or other labels."""
-
-    brighter, rows, label, backend = 0.0, 224, 0, "none"
-
-    def __init__(self, *args: Any, device: Any = None, **arguments: Any) -> None:
-        super().__init__(*args, **arguments)
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        for images, labels in super().__iter__():
-            images[:, :, : self.rows] += self.brighter
-            yield images, labels + self.label
+STD = 0.229, 0.224, 0.225
 
 
 @pytest.mark.parametrize(
-    "off",
-    [{"brighter": 0.02}, {"brighter": 0.05, "rows": 2}, {"label": 1}],
+    ("brighter", "rows", "label"),
+    [(0.02, 224, 0), (0.05, 2, 0), (0.0, 0, 1)],
     ids=["the mean", "the percentile", "labels"],
 )
 def test_a_loader_that_breaks_the_promise_is_named_and_ends_with_exit_status_1(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path, off: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(module, "DataLoader", type("Off", (Off,), off))
+    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cache: Path,
+    brighter: float, rows: int, label: int,
+) -> None:  # fmt: skip
+    def off(loader: Any) -> Iterator[Any]:
+        """Other pixels in the first rows of all images, or other labels."""
+        for images, labels in StockLoader(loader.dataset, loader.batch_size, shuffle=True):
+            images[:, :, :rows] += brighter
+            yield images, labels + label
+
+    monkeypatch.setattr(DataLoader, "__iter__", off)
     assert main(["demo", "--data", str(photos), *SMALL]) == 1
     said = lines_of(capsys.readouterr().out)
     documented = "expected equal labels, and at most 0.5 on average and 2.0 at the 99.9th percentile."
     assert said["FAILED"].startswith(documented)
-    assert said["Labels"].startswith("NOT EQUAL" if "label" in off else "all equal")
+    assert said["Labels"].startswith("NOT EQUAL" if label else "all equal")
     with Image.open(cache / "demo.png") as sheet:  # its third row shows differences, 32 times as bright
         shown = sheet.getpixel((2, 2 + 2 * 226))
-    assert shown == tuple(round(32 * 255 * off.get("brighter", 0) * std) for std in module.STD)
+    assert shown == tuple(round(32 * 255 * brighter * std) for std in STD)
 
 
 @pytest.mark.parametrize(
@@ -148,46 +149,25 @@ def test_a_file_that_is_no_image_is_named_in_one_line(
     assert line.startswith("proxyloader: error: dataset[0]: ") and "bad.jpg" in line
 
 
-def test_without_dali_it_says_that_the_loader_is_torchs(
-    photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(options, "_dali_is_installed", lambda: False)
-    assert main(["demo", "--data", str(photos), *SMALL]) == 0
-    said = lines_of(capsys.readouterr().out)
-    assert said["Backend"].startswith("torch: ")
-    assert said["Pixels"].startswith("differ by 0.00 on average, 0.0 at the 99.9th percentile, 0 at most")
-
-
-# --- files -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_cache_is_a_folder_in_the_home_folder_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert writable_cache_folder() == tmp_path / "home" / ".cache" / "proxyloader"
-    now = photograph_folder("demo", 16)
-    monkeypatch.setattr(files, "FORMAT", files.FORMAT - 1)
-    assert now.parent == photograph_folder("demo", 16).parent == writable_cache_folder()
-    assert now != photograph_folder("demo", 16)
+def test_an_error_leaves_no_sheet_and_does_not_change_one(tmp_path: Path) -> None:
+    (tmp_path / "old.png").write_text("content")
+    for name in ("new.png", "old.png"):
+        assert main(["demo", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / name)]) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
+    assert (tmp_path / "old.png").read_text() == "content"
 
 
 @pytest.mark.parametrize("blocked", ["cache", "cache/proxyloader"])
-def test_the_cache_is_a_temporary_folder_where_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, blocked: str
+def test_without_dali_it_says_that_the_loader_is_torchs_and_without_a_cache_it_takes_a_temporary_folder(
+    photos: Path, tmp_path: Path, blocked: str
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / blocked).parent.mkdir(exist_ok=True)
     (tmp_path / blocked).write_text("a file")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = writable_cache_folder()
-    assert folder.parent == tmp_path and folder.name.startswith("proxyloader-")
-
-
-def test_a_check_leaves_no_file_and_no_other_content(tmp_path: Path) -> None:
-    check_can_be_written(tmp_path / "new.png")
-    assert not list(tmp_path.iterdir())
-    (tmp_path / "old.png").write_text("content")
-    check_can_be_written(tmp_path / "old.png")
-    assert (tmp_path / "old.png").read_text() == "content"
-    with pytest.raises(IsADirectoryError):
-        check_can_be_written(tmp_path)
+    folders = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
+    script = f"import sys; sys.modules['nvidia.dali'] = None; {SCRIPT}"
+    done = scripts.run(script, "demo", "--data", photos, *SMALL, environment=folders, timeout_s=2 * WAIT_S)
+    assert done.returncode == 0, done.stderr
+    said = lines_of(done.stdout)
+    assert said["Backend"].startswith("torch: ")
+    assert said["Pixels"].startswith("differ by 0.00 on average, 0.0 at the 99.9th percentile, 0 at most")
+    assert re.match(rf"{tmp_path}/proxyloader-\w+/demo.png: ", said["Contact sheet"])

@@ -17,9 +17,9 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 import proxyloader
-from proxyloader.tools import diagnose as module
-from proxyloader.tools.cli import main
 from proxyloader.tools.diagnose import Figures, Phase, interpret
+
+from .command import main
 
 SECONDS = 1.0
 """For all phases of a diagnosis. Where steps are longer, it takes longer: each phase has at least three."""
@@ -35,9 +35,9 @@ class SlowToRead(ImageFolder):
         return super().__getitem__(index)
 
 
-class OnlyForOneWorker(ImageFolder):
+class OnlyForTwoWorkers(ImageFolder):
     def __getitem__(self, index: int) -> Any:
-        if (worker := get_worker_info()) is None or worker.num_workers > 1:
+        if (worker := get_worker_info()) is None or worker.num_workers != 2:
             raise OSError("locked")
         return super().__getitem__(index)
 
@@ -78,13 +78,12 @@ def test_what_bounds_a_training_is_found(photos: Path, bound: str, dataset: Any,
     assert found.verdict in " ".join(str(found).split()) and "loop as it is" in str(found)
 
 
-def test_measurements_that_fail_are_told_with_their_errors(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "usable_cores", lambda: 2)
-    figures = proxyloader.diagnose(loader_of(photos, OnlyForOneWorker, num_workers=1), print, seconds=SECONDS).figures
+def test_measurements_that_fail_are_told_with_their_errors(photos: Path) -> None:
+    figures = proxyloader.diagnose(loader_of(photos, OnlyForTwoWorkers, num_workers=2), print, seconds=SECONDS).figures
     assert figures.waiting is None and figures.speedups == {}
     assert {type(each) for each in (figures.both.cpu_s, figures.both.thread, figures.step_s("stock"))} == {float}
     assert figures.unmeasured["time spent waiting for samples to be read"] == "OSError: locked"
-    assert figures.unmeasured["num_workers=2"].startswith("OSError: ")
+    assert figures.unmeasured["num_workers=1"].startswith("OSError: ")
 
 
 # --- the verdict ------------------------------------------------------------------------------------------------------
@@ -285,9 +284,6 @@ def test_a_script_that_fails_ends_with_its_own_error(
 ) -> None:
     if text:
         script.write_text(text)
-    try:
-        found = main(["diagnose", "--seconds", seconds, script.name, str(photos)])
-    except SystemExit as exit:
-        found = exit.code  # type: ignore[assignment]
+    found = main(["diagnose", "--seconds", seconds, script.name, str(photos)])
     out, err = capsys.readouterr()
     assert (found, out.replace("the end\n", "")) == (status, "") and said in err

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +18,13 @@ from typing import Any
 import psutil
 import pytest
 
-from proxyloader.tools import doctor
-from proxyloader.tools.cli import main
 from proxyloader.tools.doctor import ask, run_checks
 
 from .. import scripts
 from ..faults import await_true
 from ..installations import environment, stand_in, without
 from ..limits import STOP_S, WAIT_S
+from .command import SCRIPT, main
 
 ALL_FORMATS = "JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
@@ -154,8 +155,7 @@ def test_ctrl_c_waits_for_no_child_that_hangs(tmp_path: Path) -> None:
     hang += f"os.mkdir(os.path.join({str(tmp_path / 'pids')!r}, str(os.getpid()))); time.sleep(1000)"
     (tmp_path / "pids").mkdir()
     (tmp_path / "sitecustomize.py").write_text(HOOK.format(hang))
-    code = 'from proxyloader.tools.cli import main\nmain(["doctor"])'
-    process = scripts.start(code, environment=environment(tmp_path, **NO_GPU), afresh=True)
+    process = scripts.start(SCRIPT, "doctor", environment=environment(tmp_path, **NO_GPU), afresh=True)
     try:
         await_true(lambda: any((tmp_path / "pids").iterdir()))
         children = [psutil.Process(int(path.name)) for path in (tmp_path / "pids").iterdir()]
@@ -177,7 +177,7 @@ NO_WEBP = {**PICTURE, "format": "WebP", "error": "y"}
 def found_on(
     *, driver: Any = 13.0, torch: str = "2.14.1", cuda: Any = 13.0, dali: Any = ("2.4.0", 12), codec: int = 9000,
     gpu: Any = SEEN, engines: str = "JPEG engines", pictures: Any = PICTURE, root: str = "/",
-    builds: Sequence[str] = (), driver_failure: str = "", decoder_failure: str = "",
+    driver_failure: str = "", decoder_failure: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the findings of a machine with one GPU, by name."""
     known = {"uuid": "GPU-1", "engines": engines}
@@ -190,14 +190,12 @@ def found_on(
         "DALI": ([{"version": dali[0], "cuda": dali[1], "codec": codec}], ""),
         **{f"pictures {engine} 0": ([pictures], decoder_failure) for engine in ("cpu", "engines", "cuda")},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(doctor, "installed", lambda prefix: [build for build in builds if build.startswith(prefix)])
-        return {each.name: each for each in run_checks(answers.__getitem__, Path(root))}
+    return {each.name: each for each in run_checks(answers.__getitem__, Path(root))}
 
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-ENOUGH: dict[str, Any] = {"env": {}, "quota": "max 100000", "files": 1024, "shm_mb": (8192, 8192)}
-"""The environment and the limits of a machine that is not limited."""
+ENOUGH: dict[str, Any] = {"env": {}, "quota": "max 100000", "files": 1024, "shm_mb": (8192, 8192), "build": ""}
+"""The environment and the limits of a machine that is not limited, and no build of DALI beside the one that is here."""
 
 ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "all fits": ({}, "torch", "ok", "2.14.1; built for CUDA 13.0", ""),
@@ -211,8 +209,7 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "a driver that fails": ({"driver_failure": "mismatch"}, "driver", "warn", "mismatch", "nvidia-smi"),
     "DALI for a newer CUDA": ({"driver": 12.4, "dali": ("2.4.0", 13)}, "DALI", "fail", "supports CUDA 12.4", "cuda120"),
     "old DALI": ({"dali": ("1.40.0", 12)}, "DALI", "fail", "1.53 is required", "cuda120"),
-    "two builds": ({"builds": ["nvidia-dali-cuda120 2.4", "nvidia-dali-cuda130 2.4"]}, "DALI", "fail",
-                   "nvidia-dali-cuda120 2.4; nvidia-dali-cuda130 2.4; built for CUDA 12; these packages", "all"),
+    "two builds": ({"build": "nvidia-dali-weekly-cuda120"}, "DALI", "fail", "built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
     "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
     "a GPU without kernels": ({"gpu": {**SEEN, "error": "no image"}}, "GPU 0", "fail", "no image", "torch"),
@@ -244,7 +241,9 @@ def test_what_does_not_fit_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: Any, name: str, status: str, found: str, remedy: str
 ) -> None:
     facts = {"root": str(tmp_path)} | ENOUGH | facts
-    environment, quota, files, (size_mb, free_mb) = (facts.pop(name) for name in ENOUGH)
+    environment, quota, files, (size_mb, free_mb), build = (facts.pop(name) for name in ENOUGH)
+    if build:
+        monkeypatch.syspath_prepend(stand_in(tmp_path / "site", build, "2.4", ""))
     (tmp_path / "dev/shm").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota + "\n")
@@ -257,16 +256,24 @@ def test_what_does_not_fit_is_found(
     findings = found_on(**facts)
     finding = findings[name]
     assert finding.status == status and found in finding.found and remedy in finding.remedy
+    assert build in finding.found
     is_usable = "GPU 0" in findings and findings["GPU 0"].status != "fail"
     assert {ENGINES, CUDA} & findings.keys() == ({ENGINES, CUDA} if is_usable else set())
     others = {"cores", "open files", "/dev/shm"} - {name}
     assert not any(findings[each].remedy for each in others)
 
 
-def test_the_report_is_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    findings = [doctor.Finding("torch", "ok", "2.14", ""), doctor.Finding("/dev/shm", "warn", "1 MB", "--ipc=host")]
-    monkeypatch.setattr(doctor, "run_checks", lambda ask: findings)
-    assert main(["doctor"]) == 0
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[:3] == ["ok    torch     2.14", "warn  /dev/shm  1 MB", "                -> --ipc=host"]
-    assert lines[-1] == "1 ok, 1 with warnings, 0 failed"
+def test_the_report_is_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import os; os._exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main(["doctor"]) == 1
+    first, *lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    found_at = first.index(platform.python_version())
+    assert first.startswith("ok    Python  ")
+    torch = lines.index(f"{'fail  torch':<{found_at}}cannot be imported: exit status 3")
+    assert lines[torch + 1].startswith(" " * found_at + "-> pip install -U 'torch>=2.6'")
+    counts = Counter(line.split()[0] for line in [first, *lines[:-2]])
+    assert lines[-1] == "{ok} ok, {warn} with warnings, {fail} failed".format(**counts)
