@@ -6,6 +6,7 @@ import io
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -157,6 +158,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     return about
 
 
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What is known of a GPU that is not here: its engines, by device, and whether it is crowded."""
+    known = SimpleNamespace(engines={}, is_crowded=False)
+    monkeypatch.setattr(jpeg_engines, "_engines", known.engines)
+    monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: known.is_crowded)
+    return known
+
+
 def mean_pixels_of(files: list[np.ndarray]) -> float:
     sizes = [Image.open(io.BytesIO(file.tobytes())).size for file in files]
     return sum(width * height for width, height in sizes) / len(sizes)
@@ -190,13 +200,13 @@ def test_images_that_pillow_has_decoded_do_not_count(asked: Asked, files: list[n
 
 @pytest.mark.parametrize("found", ["failing", "absent"])
 def test_where_no_engines_decode_progressive_images_alone_get_more_threads(
-    found: str, asked: Asked, files: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+    found: str, asked: Asked, files: list[np.ndarray], gpu: SimpleNamespace
 ) -> None:
     progressive = encoded(Image.open(io.BytesIO(files[0].tobytes())), "JPEG", progressive=True)
     some = [*files[1:4], np.frombuffer(progressive, np.uint8)]
     server, other = new_server(), new_server()
     before = server.pipeline
-    monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
+    gpu.engines[None] = found
     collected(server, files)
     assert server.pipeline is before and asked[1:] == [(0, 0)]
     asked.clear()
@@ -222,19 +232,18 @@ def test_without_memory_for_another_the_pipeline_stays(
 
 
 @pytest.fixture
-def as_with_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+def with_engines(gpu: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(PipelineOptions, "wants_engines", True)
-    monkeypatch.setattr(jpeg_engines, "_engines", {None: "decoding"})
-    monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: False)
+    gpu.engines[None] = "decoding"
+    return gpu
 
 
 @pytest.mark.parametrize("found", ["decoding", "absent", None], ids=["engines decode", "none do", "without a GPU"])
 def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
-    found: str | None, files: list[np.ndarray], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    found: str | None, files: list[np.ndarray], request: pytest.FixtureRequest
 ) -> None:
     if found is not None:
-        request.getfixturevalue("as_with_engines")
-        monkeypatch.setattr(jpeg_engines, "_engines", {None: found})
+        request.getfixturevalue("with_engines").engines[None] = found
     server = new_server()
     used, runs = [], []
     for count in (2, 1, 3, 4, 5, 8, 1, 8):
@@ -246,20 +255,18 @@ def test_a_much_larger_batch_gets_a_pipeline_whose_engines_decode_all_of_it(
         assert all(map(torch.equal, server.collect(run)[0], wanted[:count]))
 
 
-def test_on_a_crowded_gpu_the_pipeline_stays(
-    files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_a_crowded_gpu_the_pipeline_stays(files: list[np.ndarray], with_engines: SimpleNamespace) -> None:
     server = new_server()
     collected(server, files[:1])
     before = server.pipeline
-    monkeypatch.setattr(jpeg_engines, "is_crowded", lambda _: True)
-    monkeypatch.setattr(jpeg_engines, "_engines", {})  # it would be tried now, and found not to decode
+    with_engines.is_crowded = True
+    with_engines.engines.clear()  # it would be tried now, and found not to decode
     collected(server, files)
-    assert server.pipeline is before and jpeg_engines._engines == {}
+    assert server.pipeline is before and with_engines.engines == {}
 
 
 def test_ctrl_c_while_it_is_built_again_or_run_is_made_good_with_the_next_batch(
-    files: list[np.ndarray], as_with_engines: None, monkeypatch: pytest.MonkeyPatch
+    files: list[np.ndarray], with_engines: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = new_server()
     collected(server, files[:1])

@@ -49,28 +49,21 @@ def test_a_worker_that_ends_during_the_trial_is_torchs_error(is_torchs: bool, mo
     ],
 )
 def test_a_gpu_is_crowded_where_others_hold_much_of_it_or_little_is_left_which_in_a_loop_a_model_may_have_taken(
-    free: int, own: int, crowded: bool, tried: bool, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+    free: int, own: int, crowded: bool, tried: bool, gpu: Gpu
 ) -> None:
     """Of 140 GiB so many are free, and so many this process's own."""
-    pipeline, levels_off = decoder_of({}), gpu.levels_off
+    pipeline = decoder_of({})
     jpeg_engines.build(pipeline)
-    monkeypatch.undo()
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device_id: (free << 30, 140 << 30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device_id: own << 30)
-    monkeypatch.setattr(jpeg_engines, "CROWDED_BYTES", 4 << 30)  # other tests on a GPU have another bound
-    monkeypatch.setattr(jpeg_engines, "_measure_error", levels_off)
+    gpu.free_gib, gpu.own_gib = free, own
     assert jpeg_engines.is_crowded(0) == crowded
     assert not jpeg_engines.must_rebuild(pipeline)
     assert bool(gpu.tried) == tried
 
 
 @pytest.mark.parametrize("error", [RuntimeError, AssertionError])
-def test_where_torch_has_no_cuda_nothing_is_crowded(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(device_id: int) -> Any:
-        raise error("Torch not compiled with CUDA enabled")
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", ask)
-    assert not jpeg_engines.is_crowded(0)
+def test_where_torch_has_no_cuda_nothing_is_crowded(error: type[Exception], gpu: Gpu) -> None:
+    gpu.error = error("Torch not compiled with CUDA enabled")
+    assert not jpeg_engines.is_crowded(0) and gpu.looks > 0
 
 
 def decoder_of(given: dict[str, Any], operator: str = "image", **inputs: Any) -> Pipeline:
@@ -115,8 +108,8 @@ def test_its_decoders_are_told_to_leave_them_alone_and_nothing_else(
     assert [line for line in after if "hw_" not in line] == [line for line in before if "hw_" not in line]
 
 
-def test_a_decoder_that_cannot_be_told_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jpeg_engines, "_engines", {0: "failing"})
+def test_a_decoder_that_cannot_be_told_is_an_error(gpu: Gpu) -> None:
+    jpeg_engines._engines[0] = "failing"
     assert not _executor.get_engine_paddings(decoder_of({"hw_decoder_load": 0}))
     pipeline = decoder_of({"crop": [20, 20], "hw_decoder_load": 0.5}, "image_crop", crop_pos_x=1)
     with raises(PipelineError, code="no-engines"):
@@ -162,18 +155,25 @@ class Executor:
 
 
 class Gpu:
-    """In place of a GPU, which is not here: whether it is crowded, and has engines for those who try. What needs a real
-    one is in ``tests/gpu/test_engines_gpu.py``."""
+    """In place of a GPU of 140 GiB, which is not here: how much is free or this process's own, and whether it has
+    engines for those who try. What needs a real one is in ``tests/gpu/test_engines_gpu.py``."""
 
     def __init__(self) -> None:
-        self.is_crowded, self.has_engines = False, True
+        self.free_gib, self.own_gib, self.has_engines = 140, 0, True
+        self.error: Exception | None = None  # when it is asked for its memory
         self.tried: list[Any] = []
         self.built: list[bool] = []  # whether on engines
         self.looks = 0
 
-    def look(self, device_id: int) -> bool:
+    def crowd(self) -> None:
+        """Let others take ten GiB."""
+        self.free_gib -= 10
+
+    def memory(self, device_id: int) -> tuple[int, int]:
         self.looks += 1
-        return self.is_crowded
+        if self.error is not None:
+            raise self.error
+        return self.free_gib << 30, 140 << 30
 
     def build(self, pipeline: Pipeline) -> None:
         if pipeline._built:
@@ -191,10 +191,14 @@ class Gpu:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     gpu = Gpu()
-    mine = {"_engines": {}, "CHECK_INTERVAL_S": 0.0, "is_crowded": gpu.look, "_is_used_by_others": gpu.look}
-    for name, value in (mine | {"_measure_error": gpu.levels_off}).items():
-        monkeypatch.setattr(jpeg_engines, name, value)
-    monkeypatch.setattr(_executor, "build", gpu.build)
+    settings = {"_engines": {}, "CHECK_INTERVAL_S": 0.0, "CROWDED_BYTES": 4 << 30}  # whatever other tests have set
+    for owner, mine in (
+        (jpeg_engines, {**settings, "_measure_error": gpu.levels_off}),
+        (_executor, {"build": gpu.build}),
+        (torch.cuda, {"mem_get_info": gpu.memory, "memory_reserved": lambda device_id: gpu.own_gib << 30}),
+    ):
+        for name, value in mine.items():
+            monkeypatch.setattr(owner, name, value)
     return gpu
 
 
@@ -203,7 +207,7 @@ def test_when_it_has_become_crowded_each_pipeline_is_tried_once_before_its_next_
     for pipeline in (first, second):
         jpeg_engines.build(pipeline)
     assert not jpeg_engines.must_rebuild(first) and gpu.tried == [] and gpu.built == [True, True]
-    gpu.is_crowded = True
+    gpu.crowd()
     for _ in range(2):
         assert not jpeg_engines.must_rebuild(first) and not jpeg_engines.must_rebuild(second)
     assert gpu.tried == [(), (("device_memory_padding", 1 << 20),)]
@@ -217,7 +221,8 @@ def test_what_was_not_tried_before_others_used_them_up_is_built_again(
     tried, other = decoder_of({}), decoder_of({})
     for pipeline in (tried, other):
         jpeg_engines.build(pipeline)
-    gpu.is_crowded, gpu.has_engines = True, False
+    gpu.crowd()
+    gpu.has_engines = False
     for pipeline in (tried, other):
         assert all(jpeg_engines.must_rebuild(pipeline) for _ in range(2))
         _executor.discard_executor(pipeline)
@@ -242,7 +247,7 @@ def test_the_gpu_is_looked_at_once_a_second(gpu: Gpu, monkeypatch: pytest.Monkey
 
 
 def test_on_a_crowded_gpu_they_are_tried_behind_each_once(gpu: Gpu) -> None:
-    gpu.is_crowded = True
+    gpu.crowd()
     pipelines = [decoder_of({}) for _ in range(3)]
     for pipeline in pipelines * 2:
         jpeg_engines.build(pipeline)
@@ -258,7 +263,7 @@ def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
     gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = decoder_of({})
-    gpu.is_crowded = True
+    gpu.crowd()
     jpeg_engines.build(before)
     assert gpu.tried == [()]
     gpu.has_engines = False
@@ -281,7 +286,8 @@ def test_where_a_crowded_gpu_has_none_left_all_pipelines_leave_them_alone(
 def test_what_has_run_is_not_built_again_behind_its_users_back(gpu: Gpu) -> None:
     pipeline = decoder_of({})
     gpu.build(pipeline)
-    pipeline._first_iter, gpu.is_crowded, gpu.has_engines = False, True, False
+    pipeline._first_iter, gpu.has_engines = False, False
+    gpu.crowd()
     for _ in range(2):
         with raises(PipelineError, code="no-engines"):
             jpeg_engines.build(pipeline)
@@ -302,7 +308,8 @@ def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_the
     gpu: Gpu, caplog: pytest.LogCaptureFixture
 ) -> None:
     jpeg_engines.build(decoder_of({}))
-    gpu.is_crowded, gpu.has_engines = True, False
+    gpu.crowd()
+    gpu.has_engines = False
     assert not jpeg_engines.can_use(0) and jpeg_engines.are_disabled(0) and gpu.tried == [()]
     assert caplog.text.count("CUDA, which decodes more slowly") == 1
     jpeg_engines.build(decoder_of({}))
