@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from PIL import Image, ImageFile
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
 
@@ -27,6 +28,7 @@ import proxyloader
 from proxyloader.dali import jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 from proxyloader.dali.run_queue import RunQueue
+from proxyloader.loader.options import LoaderOptions
 from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.resize import Resize
 
@@ -143,6 +145,13 @@ def loaded_decoder(photos: Path) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loaders take their images to be on a GPU, with kernels."""
+    monkeypatch.setattr(LoaderOptions, "on_gpu", True)
+    monkeypatch.setattr(LoaderOptions, "has_kernels", True)
+
+
 @pytest.fixture(scope="session")
 def may_mount() -> None:
     command = scripts.in_own_namespace("mount -t tmpfs -o size=1m tmpfs /dev/shm")
@@ -171,6 +180,14 @@ def restored_random_state() -> object:
     torch.set_rng_state(states[0])
     np.random.set_state(states[1])
     random.setstate(states[2])
+
+
+@pytest.fixture
+def pillows_settings() -> Iterator[None]:
+    """For a test that sets Pillow's limit of pixels, or whether it reads truncated files, as a user does."""
+    before = Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES
+    yield
+    Image.MAX_IMAGE_PIXELS, ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
 @pytest.fixture(autouse=True)

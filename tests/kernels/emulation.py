@@ -21,7 +21,6 @@ from proxyloader.kernels import launcher
 from proxyloader.kernels.compiler import Batch, read_source
 from proxyloader.kernels.launcher import Launcher, as_images, get_launcher, make_batch
 from proxyloader.kernels.programs import CODE, Jobs, Launch, Programs, Schedule
-from proxyloader.loader.options import LoaderOptions
 
 HEADER = Path(__file__).with_name("emulate.h")
 FLAGS = ["-O2", "-std=c++17", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-x", "c++"]
@@ -132,12 +131,10 @@ class EmulatedLauncher(Launcher):
 
 
 @pytest.fixture
-def emulated_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def emulated_gpu(with_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders run kernels on the CPU, of images that DALI decodes there, as Pillow does."""
     if not shutil.which("g++") and "CI" not in os.environ:
         pytest.skip("no g++")
 
-    monkeypatch.setattr(LoaderOptions, "on_gpu", True)
-    monkeypatch.setattr(LoaderOptions, "has_kernels", True)
     for module in (launcher, plan_server):
         monkeypatch.setattr(module, "get_launcher", lambda device_id: EmulatedLauncher())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -51,11 +53,41 @@ def test_an_unknown_architecture_is_an_error_with_the_words_of_the_compiler(cach
     assert not cache.exists() or not os.listdir(cache)
 
 
-def test_without_nvrtc_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", "1.0")
-    compiler._nvrtc.cache_clear()
-    try:
+@pytest.fixture
+def unasked() -> Iterator[None]:
+    """As in a process that has not asked yet whether kernels can be compiled."""
+    asked = compiler._nvrtc, compiler.can_compile
+    for each in asked:
+        each.cache_clear()
+    yield
+    for each in asked:
+        each.cache_clear()
+
+
+@pytest.mark.usefixtures("unasked")
+class TestWhetherKernelsCanBeCompiled:
+    def test_not_without_nvrtc_and_the_error_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(torch.version, "cuda", "1.0")
         with pytest.raises(KernelError, match=r"libnvrtc\.so\.1 was not found"):
             compile_for_h100()
-    finally:
-        compiler._nvrtc.cache_clear()
+        assert not compiler.can_compile() and "libnvrtc.so.1 was not found" in caplog.text
+
+    @pytest.mark.parametrize(("gpus", "unknown"), [({90}, []), ({80, 90}, []), ({80, 123}, ["sm_123"])], ids=str)
+    def test_for_gpus_that_nvrtc_knows_and_of_others_it_is_said_once(
+        self, gpus: set[int], unknown: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(compiler, "_gpu_architectures", lambda: gpus)
+        assert [compiler.can_compile() for _ in range(2)] == [not unknown] * 2
+        assert re.findall(r"sm_\d+", caplog.text) == unknown and len(caplog.records) == len(unknown)
+
+    def test_is_asked_without_initializing_cuda(self) -> None:
+        """So a forked child can use CUDA. It can't on a CPU, but there it is asked, too."""
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            assert pool.apply(_asks_and_is_uninitialized)
+
+
+def _asks_and_is_uninitialized() -> bool:
+    compiler.can_compile()
+    return not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, PipelineError
 from proxyloader.dali import plan_server
-from proxyloader.kernels import compiler
 from proxyloader.kernels.operations import NO_KERNELS, find_obstacle
 from proxyloader.loader import feed
 from proxyloader.loader.options import LoaderOptions
@@ -33,63 +31,14 @@ OBSTACLES: dict[str, tuple[list[Any], str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("transforms", "with_kernels", "without"), OBSTACLES.values(), ids=OBSTACLES)
-def test_a_plan_says_why_torchvision_runs_it(transforms: list[Any], with_kernels: str, without: str) -> None:
+@pytest.mark.parametrize(("transforms", "on_gpu", "on_cpu"), OBSTACLES.values(), ids=OBSTACLES)
+def test_a_plan_says_why_torchvision_runs_it(transforms: list[Any], on_gpu: str, on_cpu: str) -> None:
     plan = plan_for(v2.Compose(transforms))
-    assert (find_obstacle(plan, True), find_obstacle(plan, False)) == (with_kernels, without)
-
-
-@pytest.fixture
-def unasked() -> Any:
-    """As in a process that has not asked yet whether kernels can be compiled."""
-    compiler.can_compile.cache_clear()
-    yield
-    compiler.can_compile.cache_clear()
-
-
-@pytest.mark.usefixtures("unasked")
-class TestCanCompile:
-    def test_for_the_gpus_that_nvrtc_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compiler, "_compiler_architectures", lambda: {80, 90})
-        monkeypatch.setattr(compiler, "_gpu_architectures", lambda: {90})
-        assert compiler.can_compile()
-
-    def test_not_for_others_nor_without_nvrtc_and_it_is_said_once(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        monkeypatch.setattr(compiler, "_compiler_architectures", lambda: {80})
-        monkeypatch.setattr(compiler, "_gpu_architectures", lambda: {80, 123})
-        assert not compiler.can_compile() and not compiler.can_compile()
-        (record,) = caplog.records
-        assert "sm_123" in record.getMessage()
-        compiler.can_compile.cache_clear()
-        monkeypatch.undo()
-
-        def no_nvrtc() -> Any:
-            raise compiler.KernelError("libnvrtc was not found")
-
-        monkeypatch.setattr(compiler, "_nvrtc", no_nvrtc)
-        assert not compiler.can_compile() and "libnvrtc was not found" in caplog.text
-
-    def test_is_asked_without_initializing_cuda(self) -> None:
-        """So a forked child can use CUDA. It can't on a CPU, but there it is asked, too."""
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert pool.apply(_asks_and_is_uninitialized)
-
-
-def _asks_and_is_uninitialized() -> bool:
-    compiler.can_compile()
-    return not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
+    assert (find_obstacle(plan, True), find_obstacle(plan, False)) == (on_gpu, on_cpu)
 
 
 def options_of(**changed: Any) -> LoaderOptions:
     return LoaderOptions.from_loader(DataLoader([0], device="cpu"), **changed)
-
-
-@pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoaderOptions, "on_gpu", True)
-    monkeypatch.setattr(LoaderOptions, "has_kernels", True)
 
 
 def test_the_transform_that_has_no_kernel_is_named_before_the_dataset_is_read(

@@ -24,10 +24,10 @@ from proxyloader import DataLoader
 from proxyloader.data import encoded_image
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks
-from proxyloader.make_dataset import photograph
 from proxyloader.workers.fetch import Fetcher, PassedSamples, checking
 from proxyloader.workers.request_sampler import BatchRequest
 
+from ..compare import picture
 from ..limits import WAIT_S
 from ..odd_formats import encoded
 from ..undecoded import image_calls_in, in_worker
@@ -142,7 +142,7 @@ def test_sound_samples_are_checked_only_in_the_first_epoch(
 
 @pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
 def test_a_different_file_at_a_passed_index_is_still_checked_for_errors_of_pillow(progressive: bool) -> None:
-    sound = encoded(photograph(1, size=(64, 48)), "JPEG", progressive=progressive)
+    sound = encoded(picture(1, (64, 48)), "JPEG", progressive=progressive)
     at = sound.find(b"\xff\xc4") + 5
     bad = sound[:at] + b"\xff" * 16 + sound[at + 16 :]  # counts of Huffman codes that cannot be
     passed = PassedSamples(1)
@@ -164,7 +164,7 @@ def test_custom_batches_replacements_and_images_outside_a_loader_are_checked(dam
     for passed in (PassedSamples(48), None):
         index, sample = Fetcher(damaged_folder, "replace", passed=passed).next_readable(4, 0, [])
         assert index == 5 and is_by_pillow(sample) is (passed is not None)
-    data = encoded(photograph(0, size=(290, 161)), "JPEG")
+    data = encoded(picture(0, (290, 161)), "JPEG")
     for content, by_pillow in ((data, False), (with_a_lost_block(data), True)):
         assert is_by_pillow((TRANSFORM(Image.open(io.BytesIO(content))), 0)) is by_pillow
 
@@ -206,11 +206,11 @@ def test_the_mode_of_checking_is_reset_after_the_dataset() -> None:
 
 
 @pytest.mark.parametrize("check_scans", [True, False])
-def test_zeros_are_searched_for_if_a_gpu_decodes(monkeypatch: pytest.MonkeyPatch, check_scans: bool) -> None:
+def test_zeros_are_searched_for_if_a_gpu_decodes(request: pytest.FixtureRequest, check_scans: bool) -> None:
     loader = DataLoader(list(range(8)), 4, check_scans=check_scans, device="cpu")
     iter(loader)
     assert loader._passed_samples is None
-    monkeypatch.setattr(type(loader._options), "on_gpu", True)
+    request.getfixturevalue("with_kernels")
     iter(loader)
     assert (loader._passed_samples is not None) is check_scans
     before = loader._passed_samples
