@@ -203,7 +203,7 @@ class Exact(ImageFolder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_class_of_errors_that_torchvisions_loader_raises_is_caught_by_its_name(
-    workers: int, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workers: int, photos: Path, tmp_path: Path, pillows_settings: None
 ) -> None:
     (tmp_path / "a").mkdir()
     for number, path in enumerate(sorted(photos.rglob("*.jpg"))[:6]):
@@ -215,7 +215,7 @@ def test_a_class_of_errors_that_torchvisions_loader_raises_is_caught_by_its_name
     empty.write_bytes(b"")
     Image.new("RGB", (2000, 500)).save(large)
     cut.write_bytes(cut.read_bytes()[:3000])
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 499_999)
+    Image.MAX_IMAGE_PIXELS = 499_999
     stock = [(images, reasons.tolist()) for images, reasons in StockLoader(dataset, 3, num_workers=workers)]
     assert [reasons for _, reasons in stock] == [[1, 2, 2], [3, 4, 0]]
     ours = proxyloader.DataLoader(dataset, 3, num_workers=workers)
@@ -323,9 +323,9 @@ def assert_same(ours: list[Any], stock: list[Any]) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_it_cannot_read_draws_nothing(
-    kind: str, workers: int, lenient: bool, damaged_folder: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, workers: int, lenient: bool, damaged_folder: Path, pillows_settings: None
 ) -> None:
-    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", lenient)
+    ImageFile.LOAD_TRUNCATED_IMAGES = lenient
     dataset = KINDS[kind](damaged_folder)
     for batch_size in (1, 3):
         how: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "num_workers": workers}

@@ -24,9 +24,9 @@ from torchvision.transforms import PILToTensor
 
 from proxyloader import DataLoader, ImageError
 from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.make_dataset import photograph
 from proxyloader.tools.verify import check_file
 
+from ..compare import picture
 from ..hostile_jpegs import (
     DAMAGES,
     DC_FIRST,
@@ -87,7 +87,7 @@ Pixels = torch.Tensor  # (3, H, W) uint8
 @functools.lru_cache(maxsize=8)
 def plain(subsampling: str = "4:2:0", **options: Any) -> bytes:
     file = io.BytesIO()
-    photograph(0, size=(67, 45)).save(file, "JPEG", quality=93, subsampling=subsampling, **options)
+    picture(0, (67, 45)).save(file, "JPEG", quality=93, subsampling=subsampling, **options)
     return file.getvalue()
 
 
@@ -287,7 +287,7 @@ def test_a_jpeg_damaged_at_random_is_pillows_or_an_error(tmp_path: Path, damage:
     assert 0 < refused < SEEDS
 
 
-ANY_FORMAT = {name: functools.partial(encode, photograph(0, size=(40, 30))) for name, encode in ODD_FORMATS.items()} | {
+ANY_FORMAT = {name: functools.partial(encode, picture(0, (40, 30))) for name, encode in ODD_FORMATS.items()} | {
     name: file.read_bytes for name, file in FILES.items()
 }
 
@@ -318,7 +318,7 @@ def test_the_files_are_small_and_all_explained() -> None:
 # --- changed segments ------------------------------------------------------------------------------------------------
 
 
-PHOTO = photograph(0, size=(48, 40))
+PHOTO = picture(0, (48, 40))
 
 
 def saved(image: Image.Image = PHOTO, **options: Any) -> bytes:

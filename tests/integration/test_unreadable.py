@@ -12,27 +12,25 @@ import shutil
 import socket
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import DistributedSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, read_image
 
 from proxyloader import DataLoader, ImageError, PipelineError, ProxyLoaderError, ProxyServer, World
-from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.jpeg import read_jpeg_header
-from proxyloader.data.lazy_image import create_lazy_image
 
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
+from ..undecoded import unchecked
 from .roads import Stream, picture_pipeline, read_bytes
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
@@ -192,15 +190,6 @@ class Numbered(ImageFolder):
     def __getitem__(self, index: int) -> Any:
         image, label = super().__getitem__(index)
         return image, label, index
-
-
-def unchecked(path: str) -> Any:
-    """An image of the dataset's own making, so that DALI is the first to decode the JPEG."""
-    data = Path(path).read_bytes()
-    header = read_jpeg_header(data)
-    if header is None:
-        return default_loader(path)
-    return create_lazy_image(EncodedImage(data, header.height, header.width, path, header))
 
 
 def stream_of(dataset: ImageFolder) -> Stream:
@@ -541,13 +530,21 @@ def test_a_sample_with_two_images_goes_when_one_of_them_is_lost(spelled: Numbere
     assert read_numbers(first, white=1.0) == [6, 7] and read_numbers(second, white=1.0) == [7, 8]
 
 
+@pytest.fixture
+def one_of_two_ranks() -> Iterator[None]:
+    """As where another process trains with this one. There is none, so nothing can be sent."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_of_two_ranks")
 @pytest.mark.parametrize("batch_size", [BATCH, None])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_which_has_no_next_sample_does_without_what_dali_cannot_decode(
-    spelled: Numbered, workers: int, batch_size: int | None, monkeypatch: pytest.MonkeyPatch
+    spelled: Numbered, workers: int, batch_size: int | None
 ) -> None:
     damage(spelled, FOUND_BY_DALI, 5, 8, 9, 10, 11)
-    monkeypatch.setattr("proxyloader.workers.pool.is_distributed", lambda sampler: True)
     loader = DataLoader(stream_of(spelled), batch_size, num_workers=workers, on_error="skip", device="cpu")
     found: list[int] = []
     for images, numbers in loader:
@@ -615,12 +612,12 @@ def bombs_of(kind: Any, dataset: Numbered, workers: int) -> tuple[list[Any], lis
 @pytest.mark.parametrize("kind", [Numbered, OpensItself])
 @pytest.mark.parametrize("limit", [None, 60_000, 59_999, 30_000, 29_999])
 def test_the_limit_of_pixels_is_pillows(
-    spelled: Numbered, kind: Any, format: str, limit: int | None, workers: int, monkeypatch: pytest.MonkeyPatch
+    spelled: Numbered, kind: Any, format: str, limit: int | None, workers: int, pillows_settings: None
 ) -> None:
     dataset = kind(spelled.root, TRANSFORM)
     dataset.samples = dataset.samples[:4]
     Image.new("RGB", (300, 200)).save(dataset.samples[2][0], format)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    Image.MAX_IMAGE_PIXELS = limit
     ours, theirs = (
         bombs_of(each, dataset, workers) for each in (functools.partial(DataLoader, device="cpu"), StockLoader)
     )
@@ -629,8 +626,8 @@ def test_the_limit_of_pixels_is_pillows(
     assert len(theirs[1]) == (not workers and limit in (59_999, 30_000))
 
 
-def test_a_warning_of_pillows_limit_may_be_made_an_error(spelled: Numbered, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+def test_a_warning_of_pillows_limit_may_be_made_an_error(spelled: Numbered, pillows_settings: None) -> None:
+    Image.MAX_IMAGE_PIXELS = 10
     for format in ("JPEG", "PNG"):
         Image.new("RGB", (3, 5)).save(spelled.samples[0][0], format)
         with warnings.catch_warnings():

@@ -19,11 +19,9 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, ImageError
-from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.jpeg import read_jpeg_header
-from proxyloader.data.lazy_image import create_lazy_image
 
 from ..kernels.emulation import emulated_gpu
+from ..undecoded import unchecked
 
 __all__ = ["emulated_gpu"]
 
@@ -173,16 +171,9 @@ class Clips(Dataset[Any]):
         return [compose([CROP, *END])(image) for image in self.images[: 2 - index]]
 
 
-def opened_late(path: str, end: int | None = None) -> Any:
-    data = Path(path).read_bytes()
-    header = read_jpeg_header(data)
-    assert header is not None
-    return create_lazy_image(EncodedImage(data[:end], header.height, header.width, path, header))
-
-
 def test_no_other_sample_is_named_for_an_image_that_does_not_decode(folder: ImageFolder) -> None:
     (good, _), (bad, _) = folder.samples[:2]
-    images = [opened_late(good), opened_late(bad, 900)]
+    images = [unchecked(good), unchecked(bad, 900)]
     with pytest.raises(ImageError, match=r"dataset indices \[0, 1\]") as raised:
         list(DataLoader(Clips(images), 2, collate_fn=list, check_scans=False))
     assert (raised.value.index, raised.value.path) == (None, bad)
@@ -190,6 +181,6 @@ def test_no_other_sample_is_named_for_an_image_that_does_not_decode(folder: Imag
 
 
 def test_samples_that_share_an_image_do_not_count_as_the_workers(folder: ImageFolder) -> None:
-    loader = DataLoader(Clips([opened_late(folder.samples[0][0])] * 2), 2, collate_fn=list)
+    loader = DataLoader(Clips([unchecked(folder.samples[0][0])] * 2), 2, collate_fn=list)
     assert len(list(loader)) == 1
     assert (loader.stats().images_by_dali, loader.stats().images_by_workers) == (1, 0)
