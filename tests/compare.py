@@ -69,12 +69,17 @@ def _all_images() -> Images:
     """Files that look like photographs, by what is special about them."""
     images = {name: jpeg_of(size, k) for k, (name, size) in enumerate(SHAPES.items())}
     for k, (name, encoder) in enumerate(FORMATS.items()):
-        images[name] = ODD_FORMATS[encoder](photograph(20 + k, size=(131 + k, 91 + k)))
+        images[name] = ODD_FORMATS[encoder](picture(20 + k, (131 + k, 91 + k)))
     return images
 
 
+def picture(index: int, size: tuple[int, int] = (500, 375)) -> Image.Image:
+    """An RGB image that looks like a photograph."""
+    return photograph(index, size=size)
+
+
 def jpeg_of(size: tuple[int, int], index: int = 0) -> bytes:
-    return jpeg(photograph(index, size=size))
+    return jpeg(picture(index, size))
 
 
 def images(*names: str, but: tuple[str, ...] = ()) -> Images:

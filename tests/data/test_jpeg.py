@@ -21,14 +21,14 @@ from proxyloader import ImageError
 from proxyloader.data import encoded_image
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import JpegHeader, find_damage, read_jpeg_header, read_scans
-from proxyloader.make_dataset import photograph
 from proxyloader.workers.fetch import checking
 
+from ..compare import picture
 from ..jpeg_writer import segment
 from ..odd_formats import ODD_FORMATS, encoded
 from ..outcomes import raises
 
-LARGE, PHOTO = (photograph(0, size=size) for size in ((290, 161), (90, 61)))
+LARGE, PHOTO = (picture(0, size) for size in ((290, 161), (90, 61)))
 JPEG = encoded(PHOTO, "JPEG")
 
 

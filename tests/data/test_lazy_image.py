@@ -22,8 +22,8 @@ from torchvision.transforms import functional as F
 
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import create_lazy_image, get_transformed
-from proxyloader.make_dataset import photograph
 
+from ..compare import picture
 from ..faults import in_thread
 from ..odd_formats import encoded
 from ..undecoded import get_encoded, opened_late
@@ -31,7 +31,7 @@ from ..undecoded import get_encoded, opened_late
 pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
 
-PHOTO = photograph(0, size=(61, 43))
+PHOTO = picture(0, (61, 43))
 
 
 def jpeg(mode: str = "RGB", **options: Any) -> bytes:
@@ -266,12 +266,12 @@ class TestFiles:
                 found = outcome(used)
             assert found == outcome(used)
 
-    def test_truncated_files_and_the_pixel_limit_follow_pillows_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_truncated_files_and_the_pixel_limit_follow_pillows_settings(self, pillows_settings: None) -> None:
         cut = jpeg()[:-200]
-        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+        ImageFile.LOAD_TRUNCATED_IMAGES = True
         image = late(cut).convert("RGB")
         assert get_encoded(image) is None and seen(image) == seen(Image.open(io.BytesIO(cut)).convert("RGB"))
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+        Image.MAX_IMAGE_PIXELS = 1000
         with pytest.raises(Image.DecompressionBombError):
             late(jpeg())
 

@@ -12,12 +12,9 @@ from timm.data import auto_augment as timm
 from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
-from proxyloader.data.encoded_image import EncodedImage
-from proxyloader.data.lazy_image import create_lazy_image
 from proxyloader.kernels.operations import build_programs, get_missing_kernel
-from proxyloader.make_dataset import photograph
 
-from ..compare import seed_all
+from ..compare import jpeg_of, opened, seed_all
 from ..undecoded import image_calls_in, opened_late
 from .emulation import run
 
@@ -101,12 +98,12 @@ def recorded(transforms: Iterable[Any]) -> tuple[list[Any], list[torch.Tensor]]:
     """Return the calls that transforms record, each of another image, and torchvision's tensors."""
     calls, theirs = [], []
     for seed, transform in enumerate(transforms):
-        image = photograph(seed, size=SIZES[seed % len(SIZES)])
+        data = jpeg_of(SIZES[seed % len(SIZES)], seed)
         seed_all(seed)
-        theirs.append(torch.as_tensor(transform(image)))
+        theirs.append(torch.as_tensor(transform(opened(data))))
         seed_all(seed)
         with opened_late():
-            (call,) = image_calls_in(transform(create_lazy_image(EncodedImage.from_pil(image))))
+            (call,) = image_calls_in(transform(opened(data)))
         assert get_missing_kernel(call.plan) == ""
         calls.append(call)
     return calls, theirs

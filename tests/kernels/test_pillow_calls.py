@@ -33,9 +33,8 @@ from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.lazy_image import get_transformed
 from proxyloader.data.lazy_tensor import LazyImageTensor, LazyTensor, find_transformed, is_materialized, materialize
 from proxyloader.data.transformed import pixel_uses
-from proxyloader.make_dataset import photograph
 
-from ..compare import generator_states, seed_all
+from ..compare import generator_states, picture, seed_all
 from ..odd_formats import encoded
 from ..undecoded import get_encoded, image_calls_in, opened_late
 from .test_operations import run_programs
@@ -53,7 +52,7 @@ COEFFICIENTS = (1, 0.1, -3, 0.05, 0.9, 2, 0.0004, 0.0007)
 def photo(mode: str) -> bytes:
     exif = Image.Exif()
     exif[Base.Orientation] = 6
-    return encoded(photograph(3, size=(161, 123)).convert(mode), "JPEG", quality=90, exif=exif, dpi=(72, 72))
+    return encoded(picture(3, (161, 123)).convert(mode), "JPEG", quality=90, exif=exif, dpi=(72, 72))
 
 
 FILES = {mode: photo(mode) for mode in ("RGB", "L")}

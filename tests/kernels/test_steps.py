@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxyloader.kernels.programs import FILTERS
-from proxyloader.make_dataset import photograph
 from proxyloader.transforms.resize import pillow_resizes_height_first
 
+from ..compare import picture
 from . import truth
 from .emulation import run
 from .truth import CLOSE, EXACT, Done, Pixels, Random, hard_images, program_of
@@ -103,7 +103,7 @@ def test_resize_is_pillows(seed: int) -> None:
 
 
 def test_resize_of_photographs_is_pillows() -> None:
-    rng, photo = random.Random(0), np.asarray(photograph(1))
+    rng, photo = random.Random(0), np.asarray(picture(1))
     done = [truth.resample(rng, photo, 240) for _ in range(30)]
     orders = {False, True} if pillow_resizes_height_first((300, 400), (30, 300)) else {False}
     assert {bool(step.numbers[11]) for step in done} == orders
@@ -136,7 +136,7 @@ def formatted(levels: Pixels, channels: int, layout: str, dtype: torch.dtype, sc
 def test_format(layout: str, dtype: torch.dtype) -> None:
     """Ragged and dense batches, with and without a resize before, of three channels and of one."""
     rng = random.Random(0)
-    images = [np.asarray(photograph(2, size=(61, 45))), np.asarray(photograph(3, size=(64, 32))), *hard_images()[:8]]
+    images = [np.asarray(picture(2, (61, 45))), np.asarray(picture(3, (64, 32))), *hard_images()[:8]]
     for channels, scaled, is_dense in [(3, True, False), (3, False, True), (1, True, False), (1, True, True)]:
         given = [images[1]] * 3 if is_dense else images
         resized = [truth.resample(rng, given[0]) if is_dense else truth.resample(rng, image) for image in given]

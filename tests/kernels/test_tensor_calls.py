@@ -33,9 +33,8 @@ from torchvision.transforms.v2.functional import horizontal_flip, horizontal_fli
 from proxyloader.data.lazy_image import get_transformed
 from proxyloader.data.lazy_tensor import LazyTensor, get_values, is_materialized, materialize
 from proxyloader.data.transformed import pixel_uses
-from proxyloader.make_dataset import photograph
 
-from ..compare import generator_states, seed_all
+from ..compare import generator_states, picture, seed_all
 from ..odd_formats import encoded
 from ..undecoded import image_calls_in, opened_late
 from .test_operations import run_programs
@@ -375,7 +374,7 @@ def test_missing_names_are_left_to_torchvision(monkeypatch: pytest.MonkeyPatch, 
 def photo_turned_by(orientation: int, mode: str = "RGB") -> bytes:
     exif = Image.Exif()
     exif[Base.Orientation] = orientation
-    return encoded(photograph(3, size=(161, 123)).convert(mode), "JPEG", quality=90, exif=exif)
+    return encoded(picture(3, (161, 123)).convert(mode), "JPEG", quality=90, exif=exif)
 
 
 @pytest.mark.parametrize("orientation", range(10))
@@ -403,7 +402,7 @@ def test_torchcodec_decodes_what_is_no_rgb() -> None:
         lambda: decoders.decode_image(photo_turned_by(1), mode="GRAY"),
         lambda: decoders.decode_image(photo_turned_by(1, "L"), mode="UNCHANGED"),
         lambda: decoders.decode_image(photo_turned_by(1), output_dtype=torch.uint16),
-        lambda: decoders.decode_image(encoded(photograph(3), "PNG")),
+        lambda: decoders.decode_image(encoded(picture(3), "PNG")),
         lambda: decoders.decode_jpeg([photo_turned_by(1)])[0],
     ]
     for call in calls:
@@ -464,7 +463,7 @@ READ_ARRAYS: dict[str, tuple[Callable[[Path], Any], bool]] = {
 def test_image_of_an_array_that_a_decoder_made(name: str, orientation: int, tmp_path: Path) -> None:
     exif, path = Image.Exif(), tmp_path / "a.jpg"
     exif[Base.Orientation] = orientation
-    path.write_bytes(encoded(photograph(3, size=(161, 123)), "JPEG", exif=exif))
+    path.write_bytes(encoded(picture(3, (161, 123)), "JPEG", exif=exif))
     read, is_recorded = READ_ARRAYS[name]
     if "OpenCV" in name:
         pytest.importorskip("cv2")

@@ -21,8 +21,9 @@ from torchvision.transforms.v2.functional import _geometry as GT
 
 from proxyloader.kernels.operations import torch_fuses_products
 from proxyloader.kernels.programs import CODE, FILTERS, Programs
-from proxyloader.make_dataset import photograph
 from proxyloader.transforms.resize import pillow_resizes_height_first
+
+from ..compare import picture
 
 Pixels = NDArray[np.uint8]
 Random = random.Random
@@ -375,7 +376,7 @@ def hard_images(small_only: bool = False) -> list[Pixels]:
     if not small_only:
         ramp = np.arange(256, dtype=np.uint8)
         made.append(np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], ramp[:, None] ^ ramp[None]), -1).copy())
-        made.append(np.asarray(photograph(5, size=(161, 223))))
+        made.append(np.asarray(picture(5, (161, 223))))
         made.append(np.minimum(rng.integers(0, 256, (50, 60, 3), np.uint8), rng.integers(0, 90, (50, 60, 3), np.uint8)))
     return made
 
