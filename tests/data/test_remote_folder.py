@@ -19,7 +19,6 @@ from torchvision.datasets import ImageFolder
 
 import proxyloader
 from proxyloader import ImageError, RemoteImageFolder
-from proxyloader.data import remote_folder
 
 from ..limits import WAIT_S
 
@@ -192,11 +191,12 @@ def test_files_are_fetched_by_obstore_at_the_same_time_but_not_in_forked_workers
         seen(proxyloader.DataLoader, dataset, 1, device=device, multiprocessing_context="fork")
 
 
-def test_a_request_that_fails_is_tried_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_folder, "FIRST_PAUSE_S", 0.01)
-    dataset = RemoteImageFolder("s3://bucket/train", TRAIN, storage_options=store.options, connections=1)
+def test_a_request_that_fails_is_tried_again(store: Store) -> None:
+    given: dict[str, Any] = {"storage_options": store.options, "connections": 1}
+    dataset = RemoteImageFolder("s3://bucket/train", TRAIN, **given)
     store.failing = 3
     assert dataset[0][0].shape == (3, 32, 32) and store.failing == 0
+    dataset = RemoteImageFolder("s3://bucket/train", TRAIN, **given, retries=1)
     store.failing = 100
     for on_error in ("raise", "skip", "replace"):
         loader = proxyloader.DataLoader(Subset(dataset, [1]), device="cpu", on_error=on_error)

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
+from nvidia.dali import Pipeline
 from nvidia.dali.backend import TensorCPU, TensorGPU
 
-from proxyloader.dali import api, run_queue
+from proxyloader.dali import run_queue
 
 from .. import scripts
 from ..faults import BATCH, all_numbers, loader_of, numbers_of
@@ -79,14 +80,14 @@ def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(
 def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
     spelled_root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_dali, calls = api.Pipeline.outputs, itertools.count()
+    of_dali, calls = Pipeline.outputs, itertools.count()
 
     def outputs(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
         if next(calls) == 5:
             raise Preempted("by a signal")
         return of_dali(pipeline, *args, **kwargs)
 
-    monkeypatch.setattr(api.Pipeline, "outputs", outputs)
+    monkeypatch.setattr(Pipeline, "outputs", outputs)
     loader = loader_of(spelled_root, workers=workers, device=device)
     found = outcomes(loader)
     batches = [each for each in found if not isinstance(each, Preempted)]

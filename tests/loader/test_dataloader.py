@@ -16,16 +16,16 @@ from typing import Any
 
 import pytest
 import torch
+from nvidia.dali import Pipeline
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader
-from proxyloader.dali.api import Pipeline
-from proxyloader.data.placeholders import Proxy
+from proxyloader import DataLoader, ProxyServer
 
 from .. import scripts
+from ..integration.roads import picture_pipeline
 from ..limits import WAIT_S
 
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
@@ -254,7 +254,8 @@ def test_who_starts_new_workers_for_short_epochs_is_told_once(
 
 
 def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
-    DataLoader(ImageFolder(str(photos), Proxy("server", ("images",), 1)))
+    with ProxyServer(picture_pipeline("cpu")) as server:
+        DataLoader(ImageFolder(str(photos), server.proxy))
     assert "ImageFolder, 48 samples: its .transform is the proxy of a server, but the loader has none" in caplog.text
 
 

@@ -67,6 +67,7 @@ class TestTransforms:
             (v1.ColorJitter(0.3), r"ColorJitter\(.*\): Brightness [\d.]+", NO_KERNELS.format("ColorJitter")),
             (v2.RandAugment(num_ops=1), r"RandAugment\(.*\): \w+.*", NO_KERNELS.format("RandAugment")),
             (v1.RandomApply([v1.CenterCrop(9)]), r"RandomApply\(.*\): Crop .*", NO_KERNELS.format("RandomApply")),
+            (v1.Resize(200, v1.InterpolationMode.NEAREST), r"Resize\(.*\): \w+.*", NO_KERNELS.format("Resize")),
             (models.ResNet50_Weights.IMAGENET1K_V2.transforms(), r".*: Resize 232, 309; Crop .*", "DALI"),
         ],
     )

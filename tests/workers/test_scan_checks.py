@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import shutil
 import threading
-from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,22 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader
-from proxyloader.data import encoded_image
+from proxyloader import DataLoader, wrap
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.jpeg import checks
 from proxyloader.workers.fetch import Fetcher, PassedSamples, checking
 from proxyloader.workers.request_sampler import BatchRequest
 
 from ..compare import picture
+from ..kernels.emulation import emulated_gpu
 from ..limits import WAIT_S
 from ..odd_formats import encoded
 from ..undecoded import image_calls_in, in_worker
+
+__all__ = ["emulated_gpu"]
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 DAMAGED = (5, 20)
@@ -42,20 +40,18 @@ def with_a_lost_block(data: bytes) -> bytes:
     return data[:middle] + bytes(size) + data[middle + size :]
 
 
+def lose_a_block(dataset: ImageFolder, index: int) -> None:
+    path = Path(dataset.samples[index][0])
+    path.write_bytes(with_a_lost_block(path.read_bytes()))
+
+
 @pytest.fixture
 def damaged_folder(photos: Path, tmp_path: Path) -> ImageFolder:
     """48 photographs, in two of which a block is lost."""
     dataset = ImageFolder(shutil.copytree(photos, tmp_path / "set"), TRANSFORM)
     for index in DAMAGED:
-        path = Path(dataset.samples[index][0])
-        path.write_bytes(with_a_lost_block(path.read_bytes()))
+        lose_a_block(dataset, index)
     return dataset
-
-
-@pytest.fixture
-def worker() -> Iterator[None]:
-    with in_worker():
-        yield
 
 
 def is_by_pillow(sample: Any) -> bool:
@@ -63,17 +59,11 @@ def is_by_pillow(sample: Any) -> bool:
     return bytes(call.inputs[0][:2]) == b"P6"
 
 
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file is checked."""
-    counts, is_sound = Counter[str](), encoded_image.is_sound
-
-    def count(data: bytes, *args: Any) -> bool:
-        counts[str(hash(bytes(data)))] += 1
-        return is_sound(data, *args)
-
-    monkeypatch.setattr(encoded_image, "is_sound", count)
-    return counts
+def by_pillow(loader: Any) -> int:
+    """How many images Pillow decodes in an epoch."""
+    before = loader.stats().images_by_pillow
+    list(loader)
+    return int(loader.stats().images_by_pillow - before)
 
 
 def test_passed_samples_are_kept_by_index(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +101,13 @@ def test_all_processes_know_what_a_worker_has_checked(method: Any) -> None:
     assert passed.has_all([1, 2]) and not passed.has_all([0])
 
 
+class Single(ImageFolder):
+    """Reads each sample by itself, and not a batch at once as one without code of a user's."""
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index)
+
+
 class Lists(ImageFolder):
     """Reads a batch at once."""
 
@@ -126,18 +123,16 @@ class Threads(Lists):
             return list(pool.map(self.__getitem__, indices))
 
 
-@pytest.mark.usefixtures("worker")
-@pytest.mark.parametrize("kind", [ImageFolder, Lists, Threads])
+@pytest.mark.usefixtures("emulated_gpu")
+@pytest.mark.parametrize(("kind", "checked_again"), [(Single, 2), (ImageFolder, 16), (Lists, 16), (Threads, 48)])
 def test_sound_samples_are_checked_only_in_the_first_epoch(
-    kind: type[ImageFolder], damaged_folder: ImageFolder, checked: Counter[str]
+    kind: type[ImageFolder], checked_again: int, damaged_folder: ImageFolder
 ) -> None:
-    fetcher = Fetcher(kind(damaged_folder.root, TRANSFORM), passed=PassedSamples(48))
-    for _ in range(3):
-        for request in BATCHES:
-            by_pillow = [index for index, each in zip(request.indices, fetcher(request).samples) if is_by_pillow(each)]
-            assert by_pillow == [i for i in request.indices if i in DAMAGED]
-    once = sum(count == 1 for count in checked.values())
-    assert (len(checked), once) == (48, {ImageFolder: 46, Lists: 32, Threads: 0}[kind])
+    loader: Any = DataLoader(kind(damaged_folder.root, TRANSFORM), 8, num_workers=1, device="cpu")
+    assert [by_pillow(loader) for _ in range(2)] == [len(DAMAGED)] * 2
+    for index in range(48):  # so a block is lost in all that are checked
+        lose_a_block(loader.dataset, index)
+    assert by_pillow(loader) == checked_again
 
 
 @pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
@@ -152,24 +147,21 @@ def test_a_different_file_at_a_passed_index_is_still_checked_for_errors_of_pillo
         assert EncodedImage.from_jpeg(bad) is None and EncodedImage.from_jpeg(sound[:-40]) is None
 
 
-@pytest.mark.usefixtures("worker")
+@pytest.mark.usefixtures("emulated_gpu")
 def test_custom_batches_replacements_and_images_outside_a_loader_are_checked(damaged_folder: ImageFolder) -> None:
     class Whole(Lists):
         def __getitems__(self, indices: list[int]) -> Any:
             return default_collate(super().__getitems__(indices))
 
-    fetcher = Fetcher(Whole(damaged_folder.root, TRANSFORM), passed=PassedSamples(48))
-    images, _ = fetcher(BATCHES[0]).samples
-    assert [bytes(call.inputs[0][:2]) == b"P6" for call in image_calls_in(images)] == [k in DAMAGED for k in range(8)]
-    for passed in (PassedSamples(48), None):
-        index, sample = Fetcher(damaged_folder, "replace", passed=passed).next_readable(4, 0, [])
-        assert index == 5 and is_by_pillow(sample) is (passed is not None)
-    data = encoded(picture(0, (290, 161)), "JPEG")
-    for content, by_pillow in ((data, False), (with_a_lost_block(data), True)):
-        assert is_by_pillow((TRANSFORM(Image.open(io.BytesIO(content))), 0)) is by_pillow
+    whole = DataLoader(Whole(damaged_folder.root, TRANSFORM), 8, collate_fn=lambda batch: batch, device="cpu")
+    assert by_pillow(whole) == 2
+    Path(damaged_folder.samples[4][0]).unlink()  # so number 5 also comes in its place
+    for check_scans, found in ((True, 3), (False, 0)):
+        loader = DataLoader(damaged_folder, 8, on_error="replace", check_scans=check_scans, device="cpu")
+        assert by_pillow(loader) == found
+    assert [wrap(damaged_folder)[index][0].encoded[:2] for index in (5, 6)] == [b"P6", b"\xff\xd8"]
 
 
-@pytest.mark.usefixtures("worker")
 def test_two_loading_threads_do_not_mix_up_their_images(damaged_folder: ImageFolder) -> None:
     at_once = threading.Barrier(2)
 
@@ -188,7 +180,7 @@ def test_two_loading_threads_do_not_mix_up_their_images(damaged_folder: ImageFol
         for passed in [table for table, each in zip(tables, unknown) if not each]:
             passed.add(request.indices)
         fetchers = [Fetcher(dataset, passed=passed) for passed in tables]
-        with ThreadPoolExecutor(2) as pool:
+        with in_worker(), ThreadPoolExecutor(2) as pool:
             found = list(pool.map(Fetcher.__call__, fetchers, [request] * 2))
         for fetched, each in zip(found, unknown):
             assert [is_by_pillow(sample) for sample in fetched.samples] == [k == 5 and each for k in request.indices]

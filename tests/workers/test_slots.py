@@ -22,11 +22,10 @@ from torch.utils.data import Subset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader
+from proxyloader import DataLoader, InputError
 from proxyloader.data.batch_memory import ALIGNMENT_BYTES, batch_memory
 from proxyloader.data.encoded_image import EncodedImage
 from proxyloader.data.placeholders import ProxyInputs, ProxySample
-from proxyloader.errors import InputError
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher
 from proxyloader.workers.packing import ContentUnpickler, Packer
