@@ -1,10 +1,9 @@
 """Read files directly into the memory in which their batch is sent. Worker.
 
 NOTE [ Reading into the slot ]
-A worker sends the files of a batch in a slot of shared memory. A file opened in the thread that fetches the batch is
-read directly into the slot, which saves a copy. The slot is reused for a later batch, so no object that outlives the
-batch, such as an image in the dataset's cache, may refer to it. When the batch is sent, ``end`` copies the data of
-every image that is still referenced. Only ``EncodedImage`` refers to the slot; its ``data`` is a copy.
+A worker sends the files of a batch in a slot of shared memory, into which the thread that fetches the batch reads them
+directly. A later batch reuses the slot, so when the batch is sent, ``end`` copies the data of every image that is still
+referenced, for example by the dataset's cache. Only ``EncodedImage`` refers to the slot; its ``data`` is a copy.
 
 A forked process shares the slot. So all images get their own copies before a fork, and the child reads files elsewhere.
 """
@@ -31,11 +30,7 @@ def aligned(offset_bytes: int) -> int:
 
 
 class BatchMemory:
-    """Memory of the current batch, for the thread that fetches it. A worker fetches one batch at a time.
-
-    Attributes:
-        used_bytes: number of bytes occupied by files.
-    """
+    """Memory of the current batch, for the thread that fetches it. ``used_bytes``: number of bytes of its files."""
 
     def __init__(self) -> None:
         self.used_bytes, self._address, self._thread = 0, 0, 0

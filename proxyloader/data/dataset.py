@@ -16,7 +16,7 @@ T = TypeVar("T", covariant=True)
 
 
 def get_length(dataset: Any) -> int | None:
-    """Return the length of a dataset, or None if it has none, such as a wrapper whose ``__len__`` raises an error."""
+    """Return the length of a dataset; None if it has none."""
     try:
         return len(dataset)
     except (TypeError, NotImplementedError):
@@ -66,8 +66,6 @@ def has_transform(dataset: Any) -> bool:
 
 
 class WrappedDataset(Dataset[T]):
-    """See ``wrap``."""
-
     def __init__(self, dataset: Dataset[T]) -> None:
         self.dataset = dataset
 

@@ -1,9 +1,8 @@
 """Deferral: whether images opened by a dataset stay undecoded, and when deferring stops.
 
 NOTE [ When deferral stops ]
-Leaving an image undecoded costs the worker some time, which pays off only if DALI decodes it. So after
-``MAX_UNUSED_SAMPLES`` consecutive samples without an image for DALI, a worker removes its hooks (``hooks.py``) and
-reads the dataset as torch's worker does. Without workers, the same applies to the thread that fetches batches.
+Leaving an image undecoded pays off only if DALI decodes it. So after ``MAX_UNUSED_SAMPLES`` consecutive samples without
+an image for DALI, a worker, or the thread that fetches batches, removes its hooks and reads the dataset as torch does.
 
 The next epoch starts in the state in which the last one ended, unless the dataset's transform has changed. If the
 dataset never returned an undecoded image, torch's own loader produces the batches, unless the workers persist or an
@@ -21,7 +20,6 @@ from ..transforms.chain import Chain
 from ..transforms.plan import ImageState, Plan
 
 MAX_UNUSED_SAMPLES = 64
-"""Number of consecutive samples without an image for DALI after which deferring stops."""
 
 MAX_CALLS = 1024
 """Maximum number of cached obstacles. A full cache is cleared, because colors may differ in every call."""
@@ -32,7 +30,6 @@ class Deferral:
     """Deferred decoding for the dataset of one loader, in one process.
 
     Attributes:
-        on_gpu: whether images arrive on a GPU.
         find_obstacle: returns why torchvision runs a plan; "" if kernels or DALI do.
         is_active: False once deferring has stopped.
         has_seen_images: whether the dataset has returned any undecoded image.
@@ -50,14 +47,12 @@ class Deferral:
         self._call_obstacles: dict[Chain, str] = {}
 
     def find_call_obstacle(self, chain: Chain) -> str:
-        """Return why torchvision runs the recorded call with which a chain ends; "" if kernels do.
-
-        The kernels of a call on a PIL image do not depend on the steps before it.
-        """
+        """Return why torchvision runs the recorded call with which a chain ends; "" if kernels do."""
         found = self._call_obstacles.get(chain)
         if found is None:
             if len(self._call_obstacles) >= MAX_CALLS:
                 self._call_obstacles.clear()
+            # The kernels of a call on a PIL image do not depend on the steps before it.
             plan = chain.partial_plan if chain.num_recorded < len(chain.steps) else Plan(chain.last.steps, ImageState())
             found = self._call_obstacles[chain] = self.find_obstacle(plan)
         return found
@@ -92,14 +87,13 @@ def active() -> Deferral | None:
 
 
 def defer_in_process(deferral: Deferral | None) -> None:
-    """Apply a deferral permanently to all threads of this process. Worker."""
+    """Apply a deferral permanently to all threads of this process, a worker."""
     global _process_deferral
     _process_deferral = deferral
 
 
 @contextlib.contextmanager
 def deferring(deferral: Deferral) -> Iterator[None]:
-    """Apply a deferral to this thread. Main process."""
     previous, _thread.deferral = _thread.deferral, deferral
     try:
         yield
@@ -118,5 +112,4 @@ def materializing() -> Iterator[None]:
 
 
 def is_materializing() -> bool:
-    """Return whether this thread is computing the pixels of an image."""
     return _thread.is_materializing

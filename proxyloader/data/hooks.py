@@ -1,10 +1,9 @@
 """Install and remove the hooks in Pillow, torchvision and timm. Runs where the dataset runs.
 
 NOTE [ Intercepted transform calls ]
-While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, ``torchvision.io`` returns a
-LazyTensor, and the ``__call__`` of translated transforms is replaced. Calling a transform on an undecoded image samples
-its parameters and returns an undecoded image or tensor, which the next transform extends. A transform that is not
-translated runs, and its calls are recorded: see NOTE [ Recorded calls ] in ``pillow_calls.py``.
+While images stay undecoded, ``Image.open`` returns an undecoded image for a JPEG, and ``torchvision.io`` a LazyTensor.
+Calling a transform with a rule on it samples its parameters and returns an undecoded image or tensor, which the next
+transform extends. Other transforms run, and their calls are recorded: NOTE [ Recorded calls ] in ``pillow_calls.py``.
 
 The hooks stay installed while a Deferral holds them: in a worker until deferring stops, and in the main process while a
 loader without workers defers. There, they affect only the thread that fetches batches.
@@ -51,7 +50,7 @@ def release(deferral: Deferral) -> None:
 
 @contextlib.contextmanager
 def deferred(deferral: Deferral) -> Iterator[None]:
-    """Defer decoding in this thread, outside of a loader's workers."""
+    """Defer decoding in this thread."""
     was_held = deferral in _holders
     hold(deferral)
     try:
@@ -91,7 +90,6 @@ def _undo_unless_held() -> None:
 
 
 def _reset_in_child() -> None:
-    """Remove the hooks in a forked child, which does not inherit the parent's deferrals."""
     _lock._at_fork_reinit()  # type: ignore[attr-defined]
     _holders.clear()
     _undo_unless_held()

@@ -1,7 +1,4 @@
-"""Placeholders for images before DALI runs: the inputs of a sample, and references to outputs.
-
-Workers only need these. They can be pickled, and do not depend on DALI.
-"""
+"""Placeholders for images before DALI runs: the inputs of a sample, and references to outputs."""
 
 from __future__ import annotations
 
@@ -47,11 +44,7 @@ class ProxyInputs:
 
 
 class ProxyInputBatch:
-    """Inputs of one batch, shared by all outputs of the batch, so that an image and its mask come from the same run.
-
-    Attributes:
-        done: outputs by row, until all servers have produced theirs.
-    """
+    """Inputs of one batch, shared by all of its outputs. ``done``: outputs by row, until all servers have run."""
 
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:
         self.calls = calls
@@ -68,7 +61,7 @@ def _unpickle_batch(data: torch.Tensor) -> ProxyInputBatch:
 
 
 class TensorPlaceholder:
-    """Placeholder for a tensor. Tensor operations on it raise an error with advice."""
+    """Placeholder for a tensor, whose operations raise an error with advice."""
 
     _advice: ClassVar[str]
 
@@ -202,9 +195,7 @@ def check_same_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
         )
 
 
-_LARGE = (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)
-"""Objects that contain no placeholders, and that a search should not copy."""
-
+_LARGE = (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)  # that a search should not copy
 _WITHOUT_PLACEHOLDERS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
 
 

@@ -21,7 +21,6 @@ MAX_DEPTH = 50
 """Maximum length of a chain of recorded operations. Longer ones are computed, because pickling is recursive."""
 
 MAX_CACHED = 512
-"""Maximum number of cached results of shape inference."""
 
 DEVICE_DEPENDENT = ("conv", "mm", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool", "nested")
 """Substrings of the names of operators that need values: their results or shapes differ on a GPU or the meta device."""
@@ -67,10 +66,7 @@ class Operation:
 
 
 class _Input:
-    """An output of DALI as an argument of an operation. It unpickles to the tensor in the dtype of the transform.
-
-    DALI produces it in the dtype of the loader, to which the final result is converted.
-    """
+    """An output of DALI as an argument. It unpickles to the tensor in the dtype of the transform, not of the loader."""
 
     __slots__ = ("output",)
 
@@ -121,7 +117,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
 
 
 def flatten(value: Any) -> list[Any]:
-    """Return everything inside lists, tuples and dicts, in order."""
+    """Return everything inside lists, tuples and dicts."""
     if not issubclass(type(value), (tuple, list, dict)):
         return [value]
     leaves: list[Any] = []
@@ -144,10 +140,7 @@ def execute(name: str, args: Any, kwargs: Any, overwrite: bool = False) -> Any:
 
 
 def _paint(base: Any, shape: Any, dtype: torch.dtype, places: Sequence[Any], values: Sequence[Any]) -> torch.Tensor:
-    """Return a copy of ``base``, or a tensor of that value, with parts set to tensors or numbers.
-
-    ``places``: size, stride and offset of each part in the memory of the result.
-    """
+    """Return a copy of ``base``, or a tensor of that value, with parts (size, stride, offset) set to values."""
     devices = [value.device for value in values if isinstance(value, torch.Tensor)]
     is_tensor = isinstance(base, torch.Tensor)
     painted: torch.Tensor = base.clone() if is_tensor else torch.full(shape, base, dtype=dtype, device=devices[0])
@@ -245,11 +238,7 @@ def to_meta(value: Any) -> Any:
 
 
 def infer_result(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the result of an operation on the meta device. Results are cached, because this is slow.
-
-    Raises:
-        Exception: the operator rejects the arguments, does not support the meta device, or has unhashable arguments.
-    """
+    """Return the result of an operation on the meta device, or raise its error. Results are cached: this is slow."""
     key = function, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
     result = _inferred.get(key)
     if result is None:

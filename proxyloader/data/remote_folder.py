@@ -20,12 +20,10 @@ from .bad_samples import MissingImageError
 from .encoded_image import SYSTEM_ADVICE, EncodedImage, make_error
 from .lazy_image import create_lazy_image
 
-FIRST_PAUSE_S = 0.1  # pause before the first retry. It doubles with each retry
-
+FIRST_PAUSE_S = 0.1  # before the first retry. It doubles with each retry
 PERMANENT_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError)
 
-# The process that used obstore, which has one runtime per process. Forked processes inherit the value.
-_obstore_process: int | None = None
+_obstore_process: int | None = None  # that used obstore, which has one runtime per process
 
 
 class RemoteImageFolder(DatasetFolder):  # type: ignore[misc]
@@ -119,10 +117,7 @@ class RemoteImageFolder(DatasetFolder):  # type: ignore[misc]
         return [self[index] for index in indices]
 
     def fetch_ahead(self, indices: Sequence[int]) -> None:
-        """Fetch the files of the next samples concurrently.
-
-        RuntimeError: the process was forked after obstore was used.
-        """
+        """Fetch the files of the next samples concurrently."""
         process = os.getpid()
         if self._threads is None or self._threads[0] != process:  # threads do not survive a fork
             self._threads = process, ThreadPoolExecutor(self._connections, "proxyloader-fetch")

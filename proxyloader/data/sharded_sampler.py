@@ -5,11 +5,10 @@ order. Here, that order is one permutation of all samples, the same in every pro
 at most one sample, and ``LastBatchPolicy`` determines how that is handled.
 
 NOTE [ Differences from DALI's shards ]
-DALI's file reader with ``pad_last_batch=True``, under DALI's iterators, returns the same samples in the same batches,
-with three differences. With PARTIAL, a shard that ends one batch early returns an empty batch in DALI, but none here.
-With DROP, DALI starts the next epoch with the remaining samples, but here every epoch starts at the beginning of its
-shard. DALI rejects fewer samples than shards. Here, empty shards return no batch with PARTIAL and DROP. With FILL, they
-repeat the sample at which they would start, so that all processes take the same number of steps.
+DALI's file reader with ``pad_last_batch=True`` returns the same samples in the same batches, with three differences.
+With PARTIAL, a shard that ends one batch early returns an empty batch in DALI, but none here. With DROP, DALI starts
+the next epoch with the remaining samples, but here every epoch starts at the beginning of its shard. DALI rejects fewer
+samples than shards. Here, empty shards return no batch with PARTIAL and DROP. With FILL, they repeat a sample.
 """
 
 from __future__ import annotations
@@ -61,17 +60,13 @@ class World:
         torchrun sets WORLD_SIZE and RANK. ``srun`` sets SLURM_STEP_NUM_TASKS and SLURM_PROCID for the processes of a
         job step.
 
-        Raises:
-            ValueError: only one of torchrun's variables is set, or the value of a variable is invalid.
+        ValueError: only one of torchrun's variables is set, or the value of a variable is invalid.
         """
         return cls.detect() or cls(1, 0)
 
     @classmethod
     def detect(cls, with_slurm: bool = True) -> World | None:
-        """Return the same as ``current``, but None if neither torch.distributed nor the environment defines it.
-
-        ``with_slurm=False`` ignores Slurm, as each task of a job step may itself start the processes of a training.
-        """
+        """Return the same as ``current``, or None. ``with_slurm=False`` ignores Slurm, whose tasks may start others."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return cls(torch.distributed.get_world_size(), torch.distributed.get_rank())
         size, rank = _read_environment("WORLD_SIZE", 1), _read_environment("RANK", 0)
@@ -272,10 +267,7 @@ def build_sampler(
     drop_last: bool,
     seed: int | None,
 ) -> ShardedSampler | None:
-    """Return the sampler for the arguments of a loader; None without ``num_shards``.
-
-    ValueError: the arguments contradict each other, or the number of running processes.
-    """
+    """Return the sampler for the arguments of a loader; None without ``num_shards``. ValueError: they contradict."""
     if num_shards is None:
         if last_batch_policy is not None:
             LastBatchPolicy.of(last_batch_policy)
@@ -326,10 +318,7 @@ def build_sampler(
 
 
 def check_shard_spec(saved: dict[str, Any] | None, current: dict[str, Any] | None) -> None:
-    """Raise ValueError if an epoch cannot be resumed, because the specs imply different orders of the samples.
-
-    None stands for a loader without a ShardedSampler.
-    """
+    """Raise ValueError if specs, None without a ShardedSampler, imply different orders of the samples."""
     specs = [{"num_shards": None} if spec is None else spec for spec in (saved, current)]
     orders = [[spec.get(name) for name in ("shuffle", "seed")] for spec in specs]
     if orders[0] != orders[1]:
