@@ -1,19 +1,13 @@
 """LazyTensor: a tensor whose values are computed on first use. Runs where the dataset runs.
 
 NOTE [ Lazy tensors ]
-A transform returns tensors without values, because DALI computes them later for the whole batch. Their shape and dtype
-are known. Torch operations on such a tensor are recorded and replayed on the loader's device. So a dataset
-may compute ``transform(image) * 2``, and a collate_fn may stack, mix and crop, and both draw random numbers in the same
-order as with the stock loader.
+A transform returns tensors without values, because DALI computes them later for the whole batch. Torch operations on
+such a tensor are recorded and replayed on the loader's device. The meta device infers shapes and dtypes.
 
-Code that needs values, such as ``float(x.mean())``, ``x.numpy()`` or ``if (x > 0).any()``, gets those of the stock
-loader: Pillow decodes the image, and torchvision transforms it with the random numbers already drawn. From then on, the
-tensor has values and is sent like any other. The same applies to operations that draw random numbers, whose output
-shape depends on values, or whose results differ noticeably on CUDA.
-
-``torch.Tag`` tells which operations these are, and the meta device infers shapes. The type of a LazyTensor compares
-equal to the type it stands for, so that lookups by type succeed: see ``_StockType``. Operations that involve gradients
-are computed immediately, because an autograd graph cannot be recorded.
+Code that needs values, such as ``float(x.mean())`` or ``x.numpy()``, gets those of the stock loader: Pillow decodes the
+image, and torchvision transforms it with the random numbers already drawn. From then on, the tensor has values and is
+sent like any other. The same applies to operations that draw random numbers, whose output shape depends on values, or
+whose results differ noticeably on CUDA (see ``requires_values``), and to gradients.
 
 An in-place operation is recorded only if no other tensor shares the memory. Otherwise, the values of all tensors that
 share it are computed first.
@@ -21,6 +15,7 @@ share it are computed first.
 
 from __future__ import annotations
 
+import contextlib
 import copyreg
 import functools
 import operator as operators
@@ -32,12 +27,11 @@ from typing import Any, ClassVar
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils._mode_utils import no_dispatch
-from torch.utils.data import get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn, default_collate_fn_map
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_SUBCLASS, _must_return_subclass
 
-from .deferral import active, current
+from .deferral import current
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
 from .recorded import (
     Node,
@@ -54,13 +48,11 @@ from .recorded import (
 from .transformed import TransformedImage
 
 CONVERT = 'Convert them to the same mode, for example with image.convert("RGB"), or add Grayscale(3) to the transform'
-"""Advice for images with different numbers of channels."""
 
 RESIZE = (
     "Add a Resize to (height, width) or a crop to the transform, or pass a collate_fn that accepts images of different "
     "sizes"
 )
-"""Advice for images of different sizes."""
 
 UNREACHABLE = (
     "the memory of an undecoded image, or of a tensor computed from one, is accessed in a way that proxyloader cannot "
@@ -69,8 +61,6 @@ UNREACHABLE = (
 """Error for C++ code that accesses the memory of a LazyTensor directly, because there is none."""
 
 SET_DATA = vars(torch._C.TensorBase)["data"].__set__
-"""Setter called by ``tensor.data = other``."""
-
 SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
 
 VALUE_METHODS = frozenset(
@@ -89,7 +79,7 @@ FACTORY_OPERATORS = frozenset({"empty_like", "zeros_like", "ones_like", "full_li
 """Operations that use only the shape, strides and dtype of a tensor."""
 
 recorders: dict[Any, Callable[..., Any]] = {}
-"""Functions that record an operator as a call on an undecoded image; NotImplemented: it is recorded as an operation."""
+"""Functions that record an operator as a call on an undecoded image."""
 
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
@@ -112,10 +102,7 @@ copyreg.pickle(_StockType, lambda cls: (operators.getitem, ((cls.stock,), 0)))
 
 
 class LazyTensor(torch.Tensor, metaclass=_StockType):
-    """A CPU tensor whose values may not be computed yet. To other code, it is a ``torch.Tensor``.
-
-    Every tensor computed from one is also one, so the loader knows which tensors belong on its device.
-    """
+    """A CPU tensor whose values may not be computed yet. A tensor computed from one is also one."""
 
     stock = torch.Tensor
 
@@ -123,9 +110,6 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
     any_created: ClassVar[bool] = False
     """Whether this process has created one. If not, batches are not searched for them."""
-
-    in_loader_worker: ClassVar[bool] = False
-    """Whether this process is a worker of a loader that supports tensors without values."""
 
     _node: Node | torch.Tensor
     """The source of its values; a tensor once they are computed."""
@@ -150,8 +134,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
         LazyTensor.any_created = True
         return tensor
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Also called by ``tv_tensors.Image(lazy)``, to which ``as_subclass`` returns an instance."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...  # called by ``tv_tensors.Image(lazy)``
 
     def __getattr__(self, name: str) -> Any:
         if name == "encoded" and isinstance(sample := self._node, ProxySample):
@@ -167,11 +150,7 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
     def compute(self) -> None:
         """Compute the values of all tensors that share its memory."""
-        root = self
-        while root._source is not None:
-            root = root._source[0]
-        _compute(root)
-        for each in _aliases(root):
+        for each in (self, *_aliases(self)):
             _compute(each)
 
     def as_subclass(self, cls: Any) -> Any:  # bypasses the functions below
@@ -222,13 +201,10 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
 
 class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
-    """A LazyTensor that is a ``torchvision.tv_tensors.Image`` to other code."""
-
     stock = tv_tensors.Image
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Return an image where torchvision does, and a plain tensor elsewhere."""
         if function is torch.Tensor.__repr__:
             materialize(args[0])
             return repr(get_values(args[0]))
@@ -237,9 +213,6 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
         if is_forced or _must_return_subclass():
             return map_leaves(as_image, result)
         return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        return memo.setdefault(id(self), as_image(self.detach().clone()))
 
 
 for _class in (LazyTensor, LazyImageTensor):
@@ -265,11 +238,7 @@ def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
     like = _empty_meta(state.channels, *transformed.size, getattr(torch, state.dtype), state.order == "HWC")
     kind = LazyTensor if state.pure else LazyImageTensor
     tensor = kind.__new__(kind, like, ProxySample(transformed))
-    if state.order is None:
-        tensor._has_known_strides = False
-    if not LazyTensor.in_loader_worker and get_worker_info() is not None and active() is None:
-        # A stock loader's worker pickles in another thread, which must not draw random numbers.
-        materialize(tensor)
+    tensor._has_known_strides = state.order is not None
     return tensor
 
 
@@ -287,16 +256,10 @@ def wrap_values(value: Any) -> Any:
 
 
 def as_image(value: Any) -> Any:
-    """Turn a tensor into a ``tv_tensors.Image``, a LazyTensor in place. Return other values unchanged."""
+    """Return a tensor as a ``tv_tensors.Image``; any other value unchanged."""
     if type(value) is LazyTensor:
         _set_class(value, LazyImageTensor)
     return value.as_subclass(tv_tensors.Image) if type(value) is torch.Tensor else value
-
-
-def to_pure_tensor(image: LazyImageTensor) -> LazyTensor:
-    """Return the same tensor as a plain tensor, like ``v2.ToPureTensor``."""
-    node = image._node
-    return LazyTensor(image, node.as_subclass(torch.Tensor) if isinstance(node, torch.Tensor) else node)
 
 
 def find_transformed(tensor: LazyTensor) -> TransformedImage | None:
@@ -307,7 +270,6 @@ def find_transformed(tensor: LazyTensor) -> TransformedImage | None:
 
 
 def is_materialized(tensor: LazyTensor) -> bool:
-    """Return whether the values of a tensor are computed."""
     return isinstance(tensor._node, torch.Tensor)
 
 
@@ -335,12 +297,8 @@ def materialize(value: Any) -> Any:
 def requires_gradient(*tensors: torch.Tensor) -> bool:
     """Return whether autograd must record operations on these tensors."""
     with torch._C.DisableTorchFunctionSubclass():
-        for each in tensors:
-            if each.requires_grad:
-                return True
-            if isinstance(each, LazyTensor) and isinstance(each._node, torch.Tensor) and each._node.requires_grad:
-                return True
-    return False
+        nodes = [each._node for each in tensors if isinstance(each, LazyTensor)]
+        return any(each.requires_grad for each in (*tensors, *nodes) if isinstance(each, torch.Tensor))
 
 
 def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
@@ -386,10 +344,9 @@ def _aliases(tensor: LazyTensor) -> Iterator[LazyTensor]:
 
 
 def to_node(value: Any) -> Any:
-    """Return the node or the copy that a recorded operation stores for an argument."""
-    if isinstance(value, LazyTensor):
-        return value._node if not isinstance(value._node, torch.Tensor) else value._node.clone()
-    return value.clone() if isinstance(value, torch.Tensor) else value  # it may change before the replay
+    """Return what a recorded operation stores for an argument."""
+    node = value._node if isinstance(value, LazyTensor) else value
+    return node.clone() if isinstance(node, torch.Tensor) else node  # it may change before the replay
 
 
 @functools.lru_cache(maxsize=256)
@@ -459,11 +416,8 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _is_for_worker(lazy: Sequence[LazyTensor], args: Any) -> bool:
-    """Return whether to compute an operation of one image now, because another operand is as large as the image.
-
-    Such operations are not merged for a batch, and without a GPU, the main process would do alone what workers share.
-    """
-    deferral = current()
+    """Return whether to compute an operation of one image now, because another operand is as large as the image."""
+    deferral = current()  # without a GPU, the main process would do alone what workers share
     if deferral is None or deferral.on_gpu or any(each.ndim > 3 for each in lazy):
         return False
     others = [each for each in flatten(args) if isinstance(each, torch.Tensor) and not isinstance(each, LazyTensor)]
@@ -485,7 +439,7 @@ def is_unshared(tensor: LazyTensor) -> bool:
 
 
 def share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor], torch.Tensor]) -> LazyTensor:
-    """Record that a tensor shares memory with its source. ``compute`` returns the shared part. Return the tensor."""
+    """Record that ``alias`` shares the part ``compute(source)`` of the memory of its source. Return it."""
     alias._source = source, compute
     references = source._alias_refs or [weakref.ref(source)]
     references.append(weakref.ref(alias))
@@ -496,56 +450,34 @@ def share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor
 BASIC_INDICES = frozenset({int, slice, type(None), type(...)})
 
 
-def _assign(tensor: torch.Tensor, index: Any, value: Any) -> None:
+def _assign(tensor: Any, index: Any, value: Any) -> None:
     """Execute or record ``tensor[index] = value``."""
-    alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and is_unshared(tensor)
+    is_alone = isinstance(tensor, LazyTensor) and can_record(tensor._node) and is_unshared(tensor)
     # torch may refuse to read what it writes, and checks other indices only on values.
     indices = index if isinstance(index, tuple) else (index,)
-    alone &= value is not tensor and all(type(each) in BASIC_INDICES for each in indices)
-    if alone:
-        try:
+    if is_alone and value is not tensor and all(type(each) in BASIC_INDICES for each in indices):
+        with contextlib.suppress(Exception):  # on values, it works or raises the proper error
             with no_dispatch():
                 to_meta(tensor)[index] = to_meta(value)
-        except Exception:
-            alone = False
-    if alone:
-        assert isinstance(tensor, LazyTensor)
-        tensor._node = Operation(
-            "set", (tensor._node, map_leaves(to_node, index), to_node(value)), {}, keeps_dtype=True
-        )
-    else:
-        materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
+            args = tensor._node, map_leaves(to_node, index), to_node(value)
+            tensor._node = Operation("set", args, {}, keeps_dtype=True)
+            return
+    materialize(tensor)[map_leaves(materialize, index)] = materialize(value)
 
 
 def stack_tensors(
     tensors: Sequence[torch.Tensor], stack: Callable[[list[torch.Tensor]], Any] = torch.stack
 ) -> torch.Tensor:
-    """Return ``torch.stack(tensors)``, without values if some tensors have none. ``stack`` stacks tensors with values.
-
-    An operation applied to each of the tensors is recorded once, on the stack.
-
-    Raises:
-        RuntimeError: the shapes differ.
-    """
+    """Return ``torch.stack(tensors)``, without values if some have none. ``stack`` stacks tensors with values."""
     is_lazy = any(isinstance(each, LazyTensor) and not is_materialized(each) for each in tensors)
     if not is_lazy or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_gradient(*tensors):
         return wrap_values(stack([materialize(each) for each in tensors]))  # type: ignore[no-any-return]
-    nodes = [to_node(each) for each in tensors]
-    if len(set(map(_get_kind, nodes))) == 1 and isinstance(nodes[0], ProxySample):  # the common case, handled faster
-        dtype = tensors[0].dtype
-    else:
+    with torch._C.DisableTorchFunctionSubclass():  # faster
         check_same_size(tensors, RESIZE)
         dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
-    like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
-    batch: torch.Tensor = LazyTensor(like, stack_nodes(nodes))
+        like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
+    batch: torch.Tensor = LazyTensor(like, stack_nodes(list(map(to_node, tensors))))
     return batch
-
-
-def _get_kind(node: Any) -> Any:
-    """Return a key that is equal only for outputs of the same plan and size."""
-    if not isinstance(node, ProxySample) or not isinstance(node.call, TransformedImage):
-        return id(node)
-    return node.call.server, node.output, node.call.size
 
 
 def check_same_size(images: Sequence[torch.Tensor], advice: str) -> None:

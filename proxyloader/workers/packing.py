@@ -28,7 +28,7 @@ from torchvision import tv_tensors
 from ..data.batch_memory import aligned, batch_memory
 from ..data.canvas import Canvas, Canvases
 from ..data.deferral import Deferral
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient, to_pure_tensor
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
 from ..data.transformed import TransformedImage, pixel_uses
@@ -252,7 +252,7 @@ class _ContentPickler(ForkingPickler):
             self.is_computed = True
             return computed, (get_values(obj),)
         if isinstance(obj, LazyImageTensor):
-            return torch.Tensor.as_subclass, (to_pure_tensor(obj), tv_tensors.Image)
+            return torch.Tensor.as_subclass, (obj.as_subclass(torch.Tensor), tv_tensors.Image)
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.is_computed = True
             return computed, (self._recipe(obj),)

@@ -19,7 +19,6 @@ from ..data import hooks
 from ..data.bad_samples import UnreadableSample
 from ..data.batch_memory import batch_memory
 from ..data.deferral import Deferral, defer_in_process
-from ..data.lazy_tensor import LazyTensor
 from ..errors import ImageError
 from .arena import Arena
 from .fetch import Fetcher
@@ -121,7 +120,6 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
     """
     info = get_worker_info()
     dataset = info.dataset if info is not None else None
-    LazyTensor.in_loader_worker = True
     if isinstance(dataset, (PackedDataset, StatefulStream)):
         # User code expects get_worker_info() to return the dataset passed to the loader.
         user_dataset = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset
