@@ -169,7 +169,7 @@ CUDA decodes large photographs where there are few cores, too
     dali/build.py:PipelineOptions.for_files_of | and cores >= MANY_CORES =>
     dali/test_build.py
 a missing file is an error of no class that torchvision's loader raises
-    data/encoded_image.py:_read_error | , kind=get_image_error_class(error) =>
+    data/encoded_image.py:_read_error | , kind=BY_CAUSE.get(type(error), ImageError) =>
     integration/test_caught_errors.py
 a translated transform that its dataset changes stays as it was
     transforms/chain.py:Chain.through | found[0].is_current() => True
@@ -194,7 +194,7 @@ another number of processes takes up what the first shard left, once for each
     data/sharded_sampler.py:ShardedSampler.indices | order[first:end] => order[ranges[0][0]:ranges[0][1]]
     data/test_sharded_sampler.py integration/test_sharded_loader.py
 a dataset that catches the errors of damaged files does not meet them
-    data/encoded_image.py:EncodedImage.from_jpeg | is_sound(jpeg, header, scans) => True
+    data/encoded_image.py:EncodedImage.from_jpeg | is_sound(data[:scans.end], header, scans) => True
     integration/test_caught_errors.py
 where processes train together, a skipped batch is missing in one of them
     workers/fetch.py:Fetcher.__call__ | and fetched.unreadable: => and ():

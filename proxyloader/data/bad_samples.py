@@ -41,27 +41,12 @@ class LargeImageError(ImageError, Image.DecompressionBombError):
     """The image has too many pixels."""
 
 
-class PermissionImageError(ImageError, PermissionError): ...
+for _cause in (PermissionError, IsADirectoryError, NotADirectoryError, TimeoutError, BlockingIOError):
+    _name = _cause.__name__.replace("Error", "ImageError")
+    globals()[_name] = type(_name, (ImageError, _cause), {"__module__": __name__})  # can be pickled by its name
 
-
-class DirectoryImageError(ImageError, IsADirectoryError): ...
-
-
-class PathImageError(ImageError, NotADirectoryError): ...
-
-
-class TimeoutImageError(ImageError, TimeoutError): ...
-
-
-class BusyImageError(ImageError, BlockingIOError): ...
-
-
-_BY_CAUSE: dict[type, type[ImageError]] = {each.__bases__[1]: each for each in ImageError.__subclasses__()}
-
-
-def get_image_error_class(error: OSError) -> type[ImageError]:
-    """Return an ImageError class that is also a subclass of the class of ``error``, such as PermissionError."""
-    return _BY_CAUSE.get(type(error), ImageError)
+BY_CAUSE: dict[type, type[ImageError]] = {each.__bases__[1]: each for each in ImageError.__subclasses__()}
+"""Classes of errors that are also subclasses of another one, such as PermissionError, by this one."""
 
 
 def is_sample_fault(error: BaseException) -> bool:

@@ -14,7 +14,8 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
-from .bad_samples import ForeignImageError, LargeImageError, get_image_error_class, is_system_fault
+from ..lifetime import cached_property
+from .bad_samples import BY_CAUSE, ForeignImageError, LargeImageError, is_system_fault
 from .batch_memory import batch_memory
 from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, read_jpeg_header, read_scans, still_passes
 
@@ -22,20 +23,14 @@ MIN_SIDE_PX = 8
 """Pillow decodes smaller images. In a 4:2:0 image one pixel wide, JPEG engines are off by up to 8 levels."""
 
 MAX_READ_BYTES = 64 << 20
-"""Maximum number of bytes read from a file. Pillow, which reads only what it needs, handles larger files."""
+"""Maximum size of a file. Pillow, which reads only what it needs, handles larger files."""
 
 MAX_PIXEL_BYTES = 2**31 - 1
 """Maximum size of an uncompressed image, which DALI stores in an int."""
 
-EMPTY = "the file is empty (0 bytes)"
 REPLACE_ADVICE = "Replace the file, or remove it from the dataset"
 LIMIT_ADVICE = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is supposed to be this large"
 SYSTEM_ADVICE = "The file may be intact; the cause may be the disk, the network or a process limit"
-
-PILLOW_LIMIT_PIXELS = 2 * 89_478_485
-MAX_PASSES = 20
-"""Maximum number of decoder passes over an image of the largest allowed size. Each scan of a JPEG takes one pass, even
-an empty one."""
 
 
 class EncodedImage:
@@ -48,7 +43,6 @@ class EncodedImage:
         header: header of a JPEG; None for a PPM.
     """
 
-    data: bytes
     _view: memoryview | None = None
     """The file in the memory of its batch; see NOTE [ Reading into the slot ]."""
 
@@ -62,6 +56,11 @@ class EncodedImage:
         else:
             self.data = data
 
+    @cached_property
+    def data(self) -> bytes:
+        view = self._view
+        return vars(self)["data"] if view is None else bytes(view)  # None: another thread has set it in the meantime
+
     def __repr__(self) -> str:
         return f"EncodedImage(height={self.height}, width={self.width}, path={self.path!r})"
 
@@ -72,11 +71,15 @@ class EncodedImage:
 
     def detach_data(self) -> None:
         """Copy the data out of the memory of the batch."""
-        vars(self).setdefault("data", b"" if self._view is None else bytes(self._view))
-        vars(self).pop("_view", None)
+        _ = self.data
+        self._view = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"data": self.data, **{name: value for name, value in dict(vars(self)).items() if name != "_view"}}
+        return {**vars(self), "data": self.data, "_view": None}
+
+    @property
+    def is_gray(self) -> bool:
+        return self.header is not None and len(self.header.component_ids) == 1
 
     @property
     def size(self) -> tuple[int, int]:
@@ -89,19 +92,11 @@ class EncodedImage:
         opener = JpegImageFile if self.data[: len(JPEG_START)] == JPEG_START else PpmImageFile
         return _decode(self.data, self.path, opener)
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "data" and (view := self._view) is not None:
-            return vars(self).setdefault("data", bytes(view))
-        if name in vars(self):  # set by another thread in the meantime
-            return vars(self)[name]
-        raise AttributeError(name)
-
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> EncodedImage:
-        """Read an image file without decoding it. Pillow decodes files that DALI might decode differently.
+        """Read an image file. Pillow decodes files that DALI might decode differently.
 
-        ``PIL.Image.MAX_IMAGE_PIXELS`` limits the number of pixels, as for ``PIL.Image.open``. Raises ImageError if
-        the file is missing, empty, too large, or not an image that Pillow can decode.
+        Raises ImageError if the file is missing, empty, too large, or not an image that Pillow can decode.
         """
         path = os.fspath(path)
         try:
@@ -112,13 +107,9 @@ class EncodedImage:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview | None, path: str = "") -> EncodedImage:
-        """Create an image from the content of a file; None: Pillow reads the file.
-
-        Pillow decodes other formats, for which DALI is no faster. Raises ImageError if Pillow cannot decode
-        the image, or it is too large.
-        """
+        """Create an image from the content of a file; None: Pillow reads the file. Raises ImageError like ``open``."""
         if data is not None and not data:
-            raise make_error(path, EMPTY, kind=ForeignImageError)
+            raise make_error(path, "the file is empty (0 bytes)", kind=ForeignImageError)
         jpeg = None if data is None else cls.from_jpeg(data, path)
         if jpeg is None:
             return cls.from_pil(_decode(data, path), path)
@@ -129,24 +120,21 @@ class EncodedImage:
     def from_jpeg(cls, data: bytes | memoryview, path: str = "") -> EncodedImage | None:
         """Create an image from the content of a JPEG file; None if DALI might decode it differently from Pillow.
 
-        Pillow then decodes damaged and oversized files when the dataset opens them, and raises its own errors. A
-        memoryview refers to the memory of the current batch.
+        A memoryview refers to the memory of the current batch.
         """
         if data[: len(JPEG_START)] != JPEG_START or len(data) > MAX_READ_BYTES:
             return None
         header = read_jpeg_header(data)
         if header is None or not header.matches_pillow or min(header.height, header.width) < MIN_SIDE_PX:
             return None
-        if _is_too_large(header.height, header.width):
+        if Image.MAX_IMAGE_PIXELS is not None and header.height * header.width > 2 * Image.MAX_IMAGE_PIXELS:
             return None
         ends_as_jpeg = data[-len(JPEG_END) :] == JPEG_END
         if checks.already_passed and ends_as_jpeg and not header.is_progressive and still_passes(header):
             return cls(data, header.height, header.width, path, header)
         scans = read_scans(data, header)
-        if scans is not None and not _is_too_large(header.height, header.width, scans.number):
-            jpeg = data[: scans.end]
-            if is_sound(jpeg, header, scans):
-                return cls(jpeg, header.height, header.width, path, header)
+        if scans is not None and is_sound(data[: scans.end], header, scans):
+            return cls(data[: scans.end], header.height, header.width, path, header)
         type(checks).damaged += 1
         return None
 
@@ -160,21 +148,13 @@ class EncodedImage:
         return cls(b"P6\n%d %d\n255\n" % image.size + image.tobytes(), image.height, image.width, path)
 
 
-def _is_too_large(height: int, width: int, scans: int = 1) -> bool:
-    """Return whether Pillow rejects an image of this size, or decoding its scans would take minutes."""
-    if Image.MAX_IMAGE_PIXELS is None:
-        return False
-    limit, pixels = 2 * Image.MAX_IMAGE_PIXELS, height * width
-    return pixels > limit or pixels * scans > MAX_PASSES * max(limit, PILLOW_LIMIT_PIXELS)
-
-
 def _read(path: str) -> bytes | memoryview | None:
-    """Return the content of a file, in the memory of the batch if it fits.
+    """Return the content of a file, in the memory of the batch if it fits. Raises OSError.
 
     Return None for devices, files without a size, such as in /proc, and large files: Pillow reads what it needs.
-    This takes four system calls, three fewer than Python's ``open`` and ``read``. Raises OSError.
+    This takes four system calls, three fewer than Python's ``open`` and ``read``.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         status = os.fstat(descriptor)
         if stat.S_ISDIR(status.st_mode):
@@ -193,10 +173,8 @@ def _read(path: str) -> bytes | memoryview | None:
             return data
         if len(data) == limit:  # it has grown, or has no size
             return None
-        parts = [data]  # pipes and some file systems return less than they could
-        while parts[-1]:
-            parts.append(os.read(descriptor, limit))
-        return b"".join(parts)
+        with open(descriptor, "rb", closefd=False) as file:
+            return bytes(data) + file.read()  # pipes and some file systems return less than they could
     finally:
         os.close(descriptor)
 
@@ -204,10 +182,7 @@ def _read(path: str) -> bytes | memoryview | None:
 def _decode(
     data: bytes | memoryview | None, path: str, opener: Callable[[IO[bytes]], Image.Image] | None = None
 ) -> Image.Image:
-    """Return the image in mode RGB, from a file's entire content, or if that is None, from ``path``.
-
-    Raises ImageError if Pillow cannot decode the image, or it is too large.
-    """
+    """Return the RGB image of a file, given its content or path. Raises ImageError if Pillow cannot decode it."""
     try:
         file: IO[bytes]
         with open(path, "rb") if data is None else io.BytesIO(data) as file, (opener or Image.open)(file) as image:
@@ -231,7 +206,7 @@ def _decode(
 def _read_error(path: str, error: OSError) -> ImageError:
     reason = f"cannot be read: {error.strerror or error}"
     code, advice = ("machine", SYSTEM_ADVICE) if is_system_fault(error) else ("unreadable", REPLACE_ADVICE)
-    return make_error(path, reason, code, advice, error.errno, kind=get_image_error_class(error))
+    return make_error(path, reason, code, advice, error.errno, kind=BY_CAUSE.get(type(error), ImageError))
 
 
 def make_error(

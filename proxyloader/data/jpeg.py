@@ -1,24 +1,22 @@
 """JPEG files: header, kind, size and integrity. Runs where the dataset runs.
 
 NOTE [ Damaged scans ]
-If the scan of a JPEG ends early but is followed by an end marker, libjpeg fills the remaining pixels with gray, and so
-do Pillow and DALI on the CPU. GPU decoders leave the previous contents of their memory there, such as parts of another
-image, and report nothing. Therefore a JPEG is checked on the CPU before it is sent to a GPU, and Pillow decodes damaged
-ones.
+If the scan of a JPEG ends early but is followed by an end marker, libjpeg fills the remaining pixels with gray. GPU
+decoders leave the previous contents of their memory there, such as parts of another image, and report nothing. So a
+JPEG is checked on the CPU before it is sent to a GPU, and Pillow decodes damaged ones.
 
 The check parses the markers between and after the scans, which detects every truncated file without a new end marker.
 For a GPU, it also searches the scans for a run of zeros, as left by a lost disk block. Uniform image areas may contain
-such runs as well, so libjpeg then decodes the scan to decide. This detects nearly all files with blocks of zeros or of
-unrelated data. No check detects all damage, because many changes result in a valid scan of a different image. For
-figures, see ``benchmarks/results/scan_checks.jsonl``.
+such runs as well, so libjpeg then decodes the scan to decide. No check detects all damage, because many changes result
+in a valid scan of a different image. For figures, see ``benchmarks/results/scan_checks.jsonl``.
 
 NOTE [ When errors are raised ]
-With the stock loader, the error of a damaged file is raised by ``Image.open``, or by the call that decodes the image,
-such as ``convert``. The dataset may catch it and return something else, before any transform has drawn random numbers.
-So whether Pillow raises an error must be known before an undecoded image is returned. Entropy-coded data only causes
-warnings in libjpeg; all errors come from marker segments. Therefore Pillow decodes the skeleton of a file: all segments
-that Pillow or libjpeg parses, for an image of 8 x 8 pixels without entropy-coded data. This takes about 40 µs. Most
-baseline files of a dataset have the same skeleton, and results are cached.
+With the stock loader, ``Image.open`` or a call such as ``convert`` raises the error of a damaged file. The dataset may
+catch it and return something else, before any transform has drawn random numbers. So whether Pillow raises an error
+must be known before an undecoded image is returned. Entropy-coded data only causes warnings in libjpeg; all errors come
+from marker segments. So Pillow decodes the skeleton of a file: all segments that Pillow or libjpeg parses, for an image
+of 8 x 8 pixels without entropy-coded data. This takes about 40 µs. Most baseline files of a dataset have the same
+skeleton, and results are cached.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ JPEG_START = b"\xff\xd8\xff"
 JPEG_END = b"\xff\xd9"
 
 ZERO_RUN = bytes(64)
-"""Run of zeros left by a lost block."""
 
 # Baseline, extended and progressive Huffman frames, for which libjpeg and GPU decoders agree. Lossless, hierarchical
 # and arithmetic frames are left to Pillow, which decodes some of them and raises an error for others.
@@ -50,9 +47,7 @@ _BETWEEN_SCANS = frozenset({0xC4, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _TABLES = frozenset({0xC4, 0xCC, 0xDA, 0xDB, 0xDD})
 _ALL_COEFFICIENTS = (1 << 64) - 1
 _NO_DC_SCAN = 1 << 256  # above all bits that a byte can address
-_MAX_SIDE_PX = 65_500
-"""Maximum side of an image in libjpeg."""
-
+_MAX_SIDE_PX = 65_500  # of libjpeg
 _SKELETON_SIZE = b"\0\x08\0\x08"
 
 _MAX_CACHED_BYTES = 2048
@@ -65,9 +60,7 @@ class JpegHeader(NamedTuple):
     Attributes:
         height, width: in pixels, as stored. The EXIF orientation is not applied, as in torchvision.
         matches_pillow: whether DALI and Pillow decode the file to the same RGB values, according to its header.
-        is_progressive: whether later scans refine earlier ones.
         first_scan: offset of the first scan, in bytes.
-        component_ids: one byte per component.
         skeleton: the segments up to the header of the first scan; see NOTE [ When errors are raised ].
     """
 
@@ -79,15 +72,10 @@ class JpegHeader(NamedTuple):
     component_ids: bytes
     skeleton: bytes
 
-    @property
-    def is_gray(self) -> bool:
-        return len(self.component_ids) == 1
-
 
 class Scans(NamedTuple):
-    """The scans of a JPEG: their number, the end of the JPEG in bytes, and the tables and headers between scans."""
+    """The end of a JPEG in bytes, and the tables and headers between its scans."""
 
-    number: int
     end: int
     skeleton: bytes
 
@@ -96,7 +84,7 @@ class _Checks(threading.local):
     """How this thread checks JPEGs.
 
     Attributes:
-        damaged: number of damaged JPEGs found by all threads of this process, because a dataset may start threads.
+        damaged: number of damaged JPEGs found by all threads of this process.
         already_passed: whether the samples passed the checks in an earlier epoch, so that costly ones are skipped.
         find_zeros: whether to search for lost blocks, which only GPUs decode differently from Pillow.
     """
@@ -173,7 +161,7 @@ def _is_parsed(marker: int, content: bytes) -> bool:
 
 
 def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
-    """Parse all scans of a JPEG, which takes longer than parsing the header. Other data may follow the JPEG.
+    """Parse all scans of a JPEG, which other data may follow.
 
     Return None if decoders may differ, because a marker is misplaced, coefficients are repeated or missing, or the file
     is truncated. libjpeg interpolates missing coefficients.
@@ -182,7 +170,7 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
     is_marker = array[:-1] == 0xFF
     np.logical_and(is_marker, array[1:], out=is_marker)  # 0: a stuffed byte
     missing = dict.fromkeys(header.component_ids, _ALL_COEFFICIENTS | _NO_DC_SCAN)
-    scans, restarts, pos = 0, 0, header.first_scan
+    restarts, pos = 0, header.first_scan
     skeleton = []
     while pos < len(is_marker):
         pos += int(is_marker[pos:].argmax())
@@ -196,14 +184,14 @@ def read_scans(data: bytes | memoryview, header: JpegHeader) -> Scans | None:
             if marker == 0xDA:
                 if not _remove_coefficients(data[pos + 4 : end], missing, header.is_progressive):
                     break
-                scans, restarts = scans + 1, 0
+                restarts = 0
             if end < pos + 4:
                 break
             if marker in _TABLES and pos > header.first_scan:
                 skeleton.append(bytes(data[pos:end]))
             pos = end
         elif marker == 0xD9 and not any(missing.values()):
-            return Scans(scans, pos + 2, b"".join(skeleton))
+            return Scans(pos + 2, b"".join(skeleton))
         else:
             break
     return None
@@ -233,10 +221,7 @@ def _remove_coefficients(header: bytes | memoryview, missing: dict[int, int], pr
 
 
 def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool:
-    """Return whether Pillow decodes a JPEG without an error, and a GPU decodes it like Pillow.
-
-    See NOTE [ When errors are raised ] and NOTE [ Damaged scans ].
-    """
+    """Return whether Pillow decodes a JPEG without an error, and a GPU decodes it like Pillow."""
     skeleton = header.skeleton + scans.skeleton + JPEG_END
     is_cached = not scans.skeleton and len(skeleton) <= _MAX_CACHED_BYTES
     accepted = _accepts(skeleton) if is_cached else _accepts.__wrapped__(skeleton)
@@ -249,10 +234,7 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
 
 
 def still_passes(header: JpegHeader) -> bool:
-    """Return whether a baseline JPEG still passes the checks that its sample passed before.
-
-    The file may have been replaced since, so its segments are checked again, mostly from the cache.
-    """
+    """Return whether a baseline JPEG, which may have been replaced, passes the checks that its sample passed before."""
     skeleton = header.skeleton + JPEG_END
     return len(skeleton) > _MAX_CACHED_BYTES or _accepts(skeleton)
 

@@ -1,17 +1,16 @@
 """Defer decoding in libraries other than Pillow. Runs where the dataset runs.
 
-``pil_loader``, which ``ImageFolder`` uses by default, is replaced by a function that reads the file without Pillow,
-which is faster, and names the file in errors.
+``pil_loader`` of ``ImageFolder`` reads the file without Pillow, which is faster, and names it in errors.
 
 ``read_image``, ``decode_image`` and ``decode_jpeg`` of torchvision look up operators of ``torch.ops.image`` by name.
 While decoding is deferred, these return a LazyTensor: see NOTE [ Lazy tensors ]. It has values immediately if the file
 is not a JPEG or not decoded to RGB, so that all images of a batch arrive on the same device. The same applies to
-``decode_jpeg`` of torchcodec, which ``decode_image`` calls, and which applies the EXIF orientation.
+``decode_jpeg`` of torchcodec, which ``decode_image`` calls, if the EXIF orientation, which it applies, is upright.
 
 simplejpeg and OpenCV decode to an array, which is memory that any code may read, so decoding cannot be deferred. But
 ``Image.fromarray`` of an unchanged array returns an undecoded image, and ``to_tensor`` an undecoded tensor
 (``pillow_calls.py``), so that calls on them are recorded. A copy of the pixels shows whether the array has been changed
-in the meantime. It is used if pixels are needed.
+in the meantime.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from torchvision.datasets import folder
 from torchvision.io import ImageReadMode
 
 from ..transforms.chain import START_AS_TENSOR
-from ..transforms.geometry import Transpose, transposed
 from .deferral import active
 from .encoded_image import EncodedImage
 from .lazy_image import APP1_MARKER, create_lazy_image
@@ -56,7 +54,8 @@ def decoder_patches() -> Iterator[tuple[Any, str, Any]]:
     if "torchcodec.decoders" in sys.modules:
         names = "torchcodec.decoders._image_decoders:decode_jpeg", "torchcodec.decoders._image_decoders:decode_image"
         for name, function in find(*names).items():
-            yield from replacements(function, _patch_torchcodec(original(function), name.endswith("jpeg")))
+            decode = functools.partial(_decode_torchcodec, name.endswith("jpeg"))
+            yield from replacements(function, unless_handled(original(function), decode))
     simplejpeg, opencv = sys.modules.get("simplejpeg"), sys.modules.get("cv2")
     decoders = (simplejpeg, "decode_jpeg", _remember_rgb), (opencv, "imdecode", _remember_bgr)
     for module, name, remember in (*decoders, (opencv, "imread", _remember_file), (opencv, "cvtColor", _follow)):
@@ -97,75 +96,47 @@ def _encode(data: Any, mode: int) -> EncodedImage | None:
     """Return the JPEG; None if the mode is not RGB, or DALI might decode it differently."""
     if not isinstance(data, torch.Tensor) or mode not in (ImageReadMode.UNCHANGED.value, ImageReadMode.RGB.value):
         return None
-    try:
-        image = EncodedImage.from_jpeg(data.numpy().tobytes())
-    except (RuntimeError, TypeError):
-        return None
-    if image is None or image.header is None or (mode == 0 and image.header.is_gray):
+    image = EncodedImage.from_jpeg(data.numpy().tobytes())
+    if image is None or image.header is None or (mode == 0 and image.is_gray):
         return None
     return image
 
 
-def _patch_torchcodec(decode: Callable[..., Any], is_for_jpeg: bool) -> Callable[..., Any]:
-    @functools.wraps(decode)
-    def hooked(source: Any, **options: Any) -> Any:
-        if active() is None:
-            return decode(source, **options)
-        transformed = _defer_torchcodec(decode, source, **options) if is_for_jpeg else None
-        if transformed is None:
-            return map_leaves(wrap_values, decode(source, **options))
-        return create_lazy_output(transformed)
-
-    return hooked
+def _decode_torchcodec(is_for_jpeg: bool, decode: Callable[..., Any], source: Any, **options: Any) -> Any:
+    transformed = _defer_torchcodec(decode, source, **options) if is_for_jpeg else None
+    if transformed is None:
+        return map_leaves(wrap_values, decode(source, **options))
+    return create_lazy_output(transformed)
 
 
 def _defer_torchcodec(
     decode: Callable[..., Any], source: Any, *, mode: Any = "RGB", output_dtype: Any = torch.uint8, device: Any = "cpu"
 ) -> TransformedImage | None:
-    number = {"UNCHANGED": ImageReadMode.UNCHANGED, "RGB": ImageReadMode.RGB}.get(
-        str(getattr(mode, "name", mode)).upper()
-    )
-    if number is None or output_dtype not in (torch.uint8, "auto") or torch.device(device).type != "cpu":
+    number = ImageReadMode[str(getattr(mode, "name", mode)).upper()].value
+    if output_dtype not in (torch.uint8, "auto") or torch.device(device).type != "cpu":
         return None
     if isinstance(source, (str, Path)):
         source = Path(source).read_bytes()
     if isinstance(source, (bytes, bytearray)):
         source = torch.frombuffer(bytearray(source), dtype=torch.uint8)
-    image = _encode(source, number.value)
-    turn = None if image is None else find_orientation(image)
-    if image is None or turn is None:
+    image = _encode(source, number)
+    if image is None or not is_upright(image):
         return None
-    transformed = TransformedImage(image, functools.partial(decode, source.clone(), mode=mode), START_AS_TENSOR)
-    if not turn:
-        return transformed
-    # ``decode`` has already applied the orientation.
-    turned = transformed.note(turn, (), transposed(transformed.size, turn[0].method), lambda values: values)
-    deferral = active()
-    return None if deferral is None or deferral.find_call_obstacle(turned.chain) else turned
+    return TransformedImage(image, functools.partial(decode, source.clone(), mode=mode), START_AS_TENSOR)
 
 
-def find_orientation(image: EncodedImage) -> tuple[()] | tuple[Transpose] | None:
-    """Return the step that applies the EXIF orientation, if any; None if decoders might read it differently."""
+def is_upright(image: EncodedImage) -> bool:
+    """Return whether decoders that apply the EXIF orientation leave an image as it is."""
     assert image.header is not None
     head = image.data[: image.header.first_scan]
     if APP1_MARKER not in head:
-        return ()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            exif = Image.Exif()
-            exif.load(JpegImageFile(io.BytesIO(image.data)).info.get("exif", b""))
-            orientation = exif.get(ExifTags.Base.Orientation, 1)
-            return ORIENTATIONS[orientation] if head.count(b"Exif\0\0") <= 1 else None
-    except Exception:
-        return None
-
-
-ORIENTATIONS: dict[int, tuple[()] | tuple[Transpose]] = {
-    1: (),
-    **{k: (Transpose(Image.Transpose(method)),) for k, method in enumerate((0, 3, 1, 5, 4, 6, 2), 2)},
-}
-"""Steps that apply an EXIF orientation, as ``ImageOps.exif_transpose`` does."""
+        return True
+    with contextlib.suppress(Exception), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        exif = Image.Exif()
+        exif.load(JpegImageFile(io.BytesIO(image.data)).info.get("exif", b""))
+        return bool(exif.get(ExifTags.Base.Orientation, 1) == 1) and head.count(b"Exif\0\0") <= 1
+    return False
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -181,56 +152,50 @@ class Decoded(NamedTuple):
 
 
 _recent: collections.deque[Decoded] = collections.deque(maxlen=4)
-"""The arrays that were decoded last."""
 
 _fromarray = original(Image.fromarray)
 
-BGR2RGB = 4
-"""``cv2.COLOR_BGR2RGB``."""
+BGR2RGB = 4  # ``cv2.COLOR_BGR2RGB``
 
 COLOR_FLAGS = {1: (True, True), 1 | 128: (True, False), 256: (False, True), 256 | 128: (False, False)}
 """IMREAD_COLOR and IMREAD_COLOR_RGB of OpenCV, each also with IMREAD_IGNORE_ORIENTATION: ``is_bgr``, ``is_turned``."""
-
-KEYWORDS = frozenset({"colorspace", "min_height", "min_width", "flags", "code"})
-"""Arguments that may be passed by name. An array that they scale down is not remembered, because its size differs."""
 
 
 def _remembering(function: Callable[..., Any], remember: Callable[..., None]) -> Callable[..., Any]:
     @functools.wraps(function)
     def hooked(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        is_known = len(args) in (1, 2) and kwargs.keys() <= KEYWORDS
-        if type(result) is np.ndarray and result.ndim == 3 and is_known and _redecodes_faster():
-            remember(result, *args, **kwargs)
+        if type(result) is np.ndarray and result.ndim == 3 and _redecodes_faster():
+            with contextlib.suppress(Exception):  # TypeError: arguments that change the pixels
+                remember(result, *args, **kwargs)
         return result
 
     return hooked
 
 
 def _redecodes_faster() -> bool:
-    """Return whether decoding an image a second time is faster than sending its pixels."""
+    """Return whether decoding an image again is faster than sending the pixels of its array."""
     return (deferral := active()) is not None and deferral.on_gpu
 
 
-def _remember_rgb(array: Any, data: Any, colorspace: Any = "RGB", min_height: int = 0, min_width: int = 0) -> None:
-    if str(colorspace).upper() == "RGB":
+def _remember_rgb(array: Any, data: Any, colorspace: Any = "RGB", *, min_height: int = 0, min_width: int = 0) -> None:
+    if str(colorspace).upper() == "RGB":  # an array that is scaled down has another size
         _remember(array, EncodedImage.from_jpeg(bytes(data)), False)
 
 
-def _remember_bgr(array: Any, data: Any, flags: Any = 1, path: str = "") -> None:
+def _remember_bgr(array: Any, data: Any, flags: Any = 1, *, path: str = "") -> None:
     if flags in COLOR_FLAGS:
         is_bgr, is_turned = COLOR_FLAGS[flags]
         image = EncodedImage.from_jpeg(bytes(data), path)
-        if image is not None and (not is_turned or find_orientation(image) == ()):
+        if image is not None and (not is_turned or is_upright(image)):
             _remember(array, image, is_bgr)
 
 
 def _remember_file(array: Any, path: Any, flags: Any = 1) -> None:
-    _remember_bgr(array, Path(path).read_bytes(), flags, str(path))
+    _remember_bgr(array, Path(path).read_bytes(), flags, path=str(path))
 
 
 def _follow(result: Any, array: Any, code: Any) -> None:
-    """Remember the result of a conversion of a remembered array."""
     for known in tuple(_recent) if code == BGR2RGB else ():
         if (source := known.array()) is not None and source is array and np.array_equal(source, known.pixels):
             _remember(result, known.image, not known.is_bgr)

@@ -222,7 +222,7 @@ def hook_pillow() -> None:
 
 def can_read_as(encoded: Undecoded, mode: str) -> bool:
     """Return whether reading the file in this mode is equivalent to converting the image."""
-    return isinstance(encoded, EncodedImage) and (mode == "L" or (mode == "RGB" and _get_mode(encoded) == "L"))
+    return isinstance(encoded, EncodedImage) and (mode == "L" or (mode == "RGB" and encoded.is_gray))
 
 
 class _Pixels:
@@ -302,12 +302,7 @@ def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
         return None
     hook_pillow()
     image = JpegImageFile.__new__(JpegImageFile)
-    attributes = {"_mode": _get_mode(encoded), "_size": encoded.size, _HEADER: header, _FILE: encoded}
+    attributes = {"_mode": "L" if encoded.is_gray else "RGB", "_size": encoded.size, _HEADER: header, _FILE: encoded}
     image.__dict__ = {**_ATTRIBUTES, **attributes, "fp": file, "filename": filename or "", "_exclusive_fp": False}
     image.readonly = 1  # like Pillow before decoding
     return image
-
-
-def _get_mode(encoded: EncodedImage) -> str:
-    """Return the mode in which Pillow opens the image."""
-    return "L" if encoded.header is not None and encoded.header.is_gray else "RGB"

@@ -387,7 +387,7 @@ def test_torchcodec_is_deferred(orientation: int, tmp_path: Path) -> None:
             stock = F2.hflip(decode(source))
             with opened_late():
                 late = F2.hflip(decode(source))
-                if orientation in (0, 9):
+                if orientation != 1:
                     assert is_materialized(late) and torch.equal(materialize(late), stock)
                 else:
                     assert_recorded(late, stock)
