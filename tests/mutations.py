@@ -129,8 +129,8 @@ a list that changes after a recorded call changes what is repeated
 an image pasted through a mask is recorded as a whole
     data/pillow_calls.py:_paste | mask is not None => False
     kernels/test_pillow_calls.py
-a blend with another image is taken for that of an enhancer
-    data/pillow_calls.py:blend | find_undecoded(im2) is not of => False
+an image that changes behind its enhancer is enhanced as it was
+    data/pillow_calls.py:_enhance | find_undecoded(made.image) is not find_undecoded(before) => False
     kernels/test_pillow_calls.py
 channels of two images are merged as those of one
     data/pillow_calls.py:_merge | call.of.image is not of.image or => False and
@@ -145,7 +145,7 @@ an array that was changed is handed on as its file
     data/lazy_decoding.py:find_decoded | np.array_equal(decoded, known.pixels) => True
     kernels/test_tensor_calls.py
 values that are asked for are drawn anew
-    data/transformed.py:TransformedImage.materialize | states is None => True
+    data/transformed.py:_run | states is None => True
     integration/test_random_programs.py
 an assignment to a recorded tensor changes those that were recorded before
     data/recorded.py:execute | args[0] if overwrite else args[0].clone() => args[0]

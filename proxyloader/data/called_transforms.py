@@ -1,8 +1,7 @@
 """Intercept transform calls on images, wherever the dataset stores or creates the transforms.
 
-See NOTE [ Intercepted transform calls ] in ``hooks.py``. If all transforms of a Compose have rules, the Compose is
-intercepted as a whole, which is faster. It then also accepts a decoded image, such as that of a PNG or an array, whose
-pixels are sent instead of a file.
+See NOTE [ Intercepted transform calls ] in ``hooks.py``. A Compose of transforms with rules is intercepted as a whole,
+which is faster. It also accepts a decoded image, such as that of a PNG or an array, whose pixels are sent.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import ImageError
-from ..transforms.chain import START, Chain
+from ..transforms.chain import START
 from ..transforms.plan import Untranslatable
 from ..transforms.random_numbers import resized_crop_box
 from ..transforms.registry import COMPOSES, RULES, is_changed, load_timm_rules
 from .deferral import Deferral, active
 from .encoded_image import EncodedImage
-from .lazy_image import create_lazy_image, get_image_path, get_transformed, is_lazy
+from .lazy_image import create_lazy_image, get_transformed, is_lazy
 from .lazy_tensor import (
     LazyTensor,
     create_lazy_output,
@@ -52,7 +51,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:
-    """Draw the same numbers as ``RandomResizedCrop.get_params``, faster."""
+    """Draw the same numbers faster."""
     if not is_lazy(img) or torch.get_default_dtype() is not torch.float32:
         return NotImplemented
     return resized_crop_box(tuple(scale), tuple(ratio))[0](img.height, img.width)
@@ -91,17 +90,17 @@ def wrap_result(image: Any, result: Any) -> Any:
 
 
 def apply_undecoded(deferral: Deferral, transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
-    """Apply a transform to an undecoded image. Return None if it needs pixels, or for a Compose, if a part of it does.
-
-    Other inputs, such as a label, must be returned unchanged by the transform.
-    """
-    transformed = _find_transformed(image)
+    """Apply a transform to an undecoded image. Return None if it, or for a Compose, a part of it, needs pixels."""
+    if isinstance(image, LazyTensor):
+        transformed = find_transformed(image) if is_unshared(image) else None
+    else:
+        transformed = get_transformed(image)
     # On a CPU, sending decoded images does not pay off if the dataset has used the pixels.
     sends_pixels = deferral.on_gpu or pixel_uses.why is None
     if transformed is None and not (is_compose and image.mode == "RGB" and sends_pixels):
         return None
     if others and not (_is_v2(transform) and all(type(each) in _LABELS for each in others)):
-        return None
+        return None  # it may change them
     if torch.get_default_dtype() is not torch.float32:  # may change at any time
         pixel_uses.explain(f"torch's default dtype is {torch.get_default_dtype()}, but images are float32")
         return None
@@ -122,23 +121,18 @@ def apply_undecoded(deferral: Deferral, transform: Any, is_compose: bool, image:
             # Decode now, so that the transforms it calls are not intercepted either.
             _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
-    result = _apply(transformed, chain, image)
-    return (result, *others) if others and result is not None else result
-
-
-def _apply(transformed: TransformedImage | None, chain: Chain, image: Any) -> Any:
-    """Return an image with the last transforms of a chain; None if they reject it, and torchvision raises the error."""
+    result = image  # without steps, torchvision preserves the class and attributes
     try:
         if transformed is None:  # decoded
-            transformed = TransformedImage.start(EncodedImage.from_pil(image, get_image_path(image)))
+            transformed = TransformedImage.start(EncodedImage.from_pil(image, str(getattr(image, "filename", ""))))
         if chain.state.kind != "pil":
-            return create_lazy_output(transformed.apply(chain))
-        if chain.last.steps or not isinstance(image, Image.Image):
+            result = create_lazy_output(transformed.apply(chain))
+        elif chain.last.steps or not isinstance(image, Image.Image):
             like = image if isinstance(image, Image.Image) else None
-            return create_lazy_image(transformed.apply(chain), like, may_lose_info=like is not None)
-    except (ImageError, Untranslatable):  # too many pixels or too few
+            result = create_lazy_image(transformed.apply(chain), like, may_lose_info=True)
+    except (ImageError, Untranslatable):  # too many pixels or too few; torchvision raises the error
         return None
-    return image  # preserves the class and attributes, like torchvision
+    return (result, *others) if others else result
 
 
 def _is_v2(transform: Any) -> bool:
@@ -147,10 +141,3 @@ def _is_v2(transform: Any) -> bool:
 
 
 _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
-
-
-def _find_transformed(image: Any) -> TransformedImage | None:
-    """Return an undecoded image with the transforms called on it; None for a decoded one."""
-    if not isinstance(image, LazyTensor):
-        return get_transformed(image)
-    return find_transformed(image) if is_unshared(image) else None

@@ -1,9 +1,7 @@
 """PIL images of JPEGs that are decoded when their pixels are first accessed. Runs where the dataset runs.
 
 NOTE [ Deferred decoding ]
-``Image.open`` looks up the opener of a format in Pillow's registry. The replacement reads the whole JPEG, but defers
-decoding until a pixel is accessed.
-
+Pillow's opener of JPEGs is replaced by one that reads the whole file, but defers decoding until a pixel is accessed.
 DALI decodes an image in mode L to RGB and converts it to grayscale like Pillow (``START_AS_GREY`` in
 ``transforms/chain.py``), which preserves the levels of a grayscale JPEG.
 
@@ -28,7 +26,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
 from .batch_memory import batch_memory
-from .deferral import active, materializing
+from .deferral import active
 from .encoded_image import MAX_READ_BYTES, EncodedImage
 from .transformed import TransformedImage, pixel_uses
 
@@ -45,29 +43,19 @@ Image.preinit()  # importing Pillow's formats in a worker could wait for the imp
 _IMAGE = "_proxyloader_image"
 """The undecoded image: an EncodedImage, a TransformedImage or DeferredPixels."""
 
-_FILE = "_proxyloader_file"
-"""The EncodedImage of a file before ``load``."""
-
 _HEADER = "_proxyloader_header"
 """The header of the source file up to its first scan, until Pillow has parsed it."""
 
-
 _INFO = "_proxyloader_info"
-"""What ``info`` depends on until it is accessed: a TransformedImage, and the undecoded image before its last call."""
+"""What ``info`` depends on until it is accessed: a TransformedImage, and the image before its last call."""
 
 
 class DeferredPixels(NamedTuple):
-    """The pixels of an image that does not come from a file, such as a single color, computed on first use.
-
-    Attributes:
-        size: (width, height) in pixels.
-        compute: returns an image with the pixels.
-        meaning: the levels, if they are all of one color; or a Degenerate of ``pillow_calls.py``.
-    """
+    """The pixels of an image of one color. ``size``: (width, height)."""
 
     size: tuple[int, int]
     compute: Callable[[], Image.Image]
-    meaning: Any
+    levels: tuple[float, ...]
 
 
 Undecoded = EncodedImage | TransformedImage | DeferredPixels
@@ -84,36 +72,28 @@ def create_lazy_image(
     image, size = Image.Image.__new__(Image.Image), encoded.size
     if isinstance(encoded, TransformedImage):
         mode, size = encoded.mode, size[::-1]
-    info: dict[str, Any] = {"info": {}} if like is None else _info_state(like)
-    if may_lose_info and like is not None:
-        before = Image.Image.__new__(Image.Image)
-        before.__dict__ = {**info, "_mode": like.mode, "_size": like.size}
-        info = {_INFO: (encoded, before)}
+    info = {_INFO: (encoded, like.copy())} if may_lose_info and like is not None else _copy_info(like)
     image.__dict__ = {**_ATTRIBUTES, "_mode": mode, "_size": size, _IMAGE: encoded, **info}
     return image
 
 
-def _info_state(image: Image.Image) -> dict[str, Any]:
-    """Return a copy of the key that ``info`` depends on."""
-    state = image.__dict__
-    if (info := state.get("info")) is not None:
-        return {"info": info.copy()}
+def _copy_info(like: Image.Image | None) -> dict[str, Any]:
+    """Return a copy of the attribute on which ``info`` depends."""
+    state: dict[str, Any] = {"info": {}} if like is None else like.__dict__
+    if "info" in state:
+        return {"info": state["info"].copy()}
     return {_HEADER: state[_HEADER]} if _HEADER in state else {_INFO: state[_INFO]}
 
 
 def find_undecoded(image: Image.Image) -> Undecoded | None:
     """Return the undecoded image behind a PIL image, or None if it is decoded. Afterwards, a file counts as loaded."""
     state: dict[str, Any] = image.__dict__
-    if _FILE in state:
-        encoded = state.pop(_FILE)
-        if image.fp is not None:  # type: ignore[attr-defined]  # not closed
-            # The state of a file that Pillow has decoded.
-            state.update(_proxyloader_image=encoded, tile=[])
-            image.readonly = 0
-            if image._exclusive_fp:  # type: ignore[attr-defined]
-                image.fp.close()  # type: ignore[attr-defined]
-            image.fp = None  # type: ignore[attr-defined]
-    return state.get(_IMAGE)
+    if (encoded := state.get(_IMAGE)) is not None and (file := state.get("fp")) is not None:
+        if image._exclusive_fp:  # type: ignore[attr-defined]
+            file.close()
+        state.update(fp=None, tile=[])
+        image.readonly = 0
+    return encoded
 
 
 def _decode(image: Image.Image, encoded: Undecoded) -> None:
@@ -126,23 +106,19 @@ def _decode(image: Image.Image, encoded: Undecoded) -> None:
     elif isinstance(encoded, TransformedImage):
         image.im = encoded.materialize().copy().im
     else:
-        with materializing():
-            image.im = encoded.compute().copy().im
+        image.im = encoded.compute().im
 
 
 @functools.cache
 def hook_pillow() -> None:
-    """Extend Pillow's own classes with decoding on access, permanently for this process.
-
-    This way, ``type(image) is Image.Image`` still holds. Other images behave as before.
-    """
+    """Extend Pillow's own classes with decoding on access, permanently, so that ``type(image) is Image.Image``."""
     cls = Image.Image
     fget, fset = vars(cls)["im"].fget, vars(cls)["im"].fset
     copy, convert, close, getexif, draft = cls.copy, cls.convert, cls.close, cls.getexif, JpegImageFile.draft
 
     def get_im(self: Image.Image) -> Any:
-        if _IMAGE in self.__dict__:
-            _decode(self, self.__dict__[_IMAGE])
+        if _IMAGE in self.__dict__ and (encoded := find_undecoded(self)) is not None:
+            _decode(self, encoded)
         return fget(self)
 
     def set_im(self: Image.Image, pixels: Any) -> None:
@@ -167,9 +143,7 @@ def hook_pillow() -> None:
     def hook_load(load: Any) -> Any:
         @functools.wraps(load)
         def hooked(self: Image.Image) -> Any:
-            state = self.__dict__
-            is_undecoded = (_IMAGE in state or _FILE in state) and find_undecoded(self) is not None
-            return _Pixels(self) if is_undecoded else load(self)
+            return load(self) if find_undecoded(self) is None else _Pixels(self)
 
         return hooked
 
@@ -188,7 +162,6 @@ def hook_pillow() -> None:
     @functools.wraps(close)
     def hooked_close(self: Image.Image) -> None:
         close(self)
-        vars(self).pop(_FILE, None)
         vars(self).pop(_IMAGE, None)
 
     @functools.wraps(getexif)
@@ -201,7 +174,7 @@ def hook_pillow() -> None:
     def hooked_draft(self: JpegImageFile, mode: str | None, size: Any) -> Any:
         before = self.mode, self.size
         result = draft(self, mode, size)
-        if (self.mode, self.size) != before and vars(self).pop(_FILE, None) is not None:  # it is decoded differently
+        if (self.mode, self.size) != before and vars(self).pop(_IMAGE, None) is not None:  # it is decoded differently
             pixel_uses.explain()
         return result
 
@@ -226,7 +199,7 @@ def can_read_as(encoded: Undecoded, mode: str) -> bool:
 
 
 class _Pixels:
-    """Pixel access object that decodes the image on first use."""
+    """Pixel access that decodes the image on first use."""
 
     def __init__(self, image: Image.Image) -> None:
         self._image = image
@@ -241,14 +214,8 @@ class _Pixels:
         return self._image.im.pixel_access(self._image.readonly)
 
 
-def get_image_path(image: Image.Image) -> str:
-    """Return the path of the file of an image, even after a conversion if the image is undecoded."""
-    encoded = vars(image).get(_IMAGE)
-    return encoded.path if isinstance(encoded, EncodedImage) else str(getattr(image, "filename", ""))
-
-
 def get_transformed(image: Image.Image) -> TransformedImage | None:
-    """Return an undecoded image of a file with the transforms called on it; None for any other image."""
+    """Return the undecoded image of a file with the transforms called on it; None for any other image."""
     encoded = find_undecoded(image)
     if isinstance(encoded, TransformedImage):
         return encoded
@@ -256,13 +223,11 @@ def get_transformed(image: Image.Image) -> TransformedImage | None:
 
 
 def is_lazy(value: Any) -> bool:
-    """Return whether a value is an image that may be undecoded. This is fast."""
-    return isinstance(value, Image.Image) and (_IMAGE in value.__dict__ or _FILE in value.__dict__)
+    """Return whether a value is an undecoded image."""
+    return isinstance(value, Image.Image) and _IMAGE in value.__dict__
 
 
 def replace_undecoded(image: Image.Image, encoded: TransformedImage) -> None:
-    """Set the content of an undecoded image in place."""
-    find_undecoded(image)
     vars(image).update(_proxyloader_image=encoded, _mode=encoded.mode, _size=encoded.size[::-1])
 
 
@@ -283,10 +248,7 @@ def _open(file: Any, filename: Any = None) -> JpegImageFile:
 
 
 def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
-    """Return a lazy image of a JPEG file, which is read into memory; None if Pillow must open the file.
-
-    Pillow parses the header only when an attribute is accessed that decoding does not need.
-    """
+    """Return a lazy image of a JPEG file, which is read into memory; None if Pillow must open the file."""
     size_bytes = file.seek(0, os.SEEK_END)
     if size_bytes > MAX_READ_BYTES:  # Pillow reads only what it needs
         return None
@@ -302,7 +264,7 @@ def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
         return None
     hook_pillow()
     image = JpegImageFile.__new__(JpegImageFile)
-    attributes = {"_mode": "L" if encoded.is_gray else "RGB", "_size": encoded.size, _HEADER: header, _FILE: encoded}
+    attributes = {"_mode": "L" if encoded.is_gray else "RGB", "_size": encoded.size, _HEADER: header, _IMAGE: encoded}
     image.__dict__ = {**_ATTRIBUTES, **attributes, "fp": file, "filename": filename or "", "_exclusive_fp": False}
     image.readonly = 1  # like Pillow before decoding
     return image

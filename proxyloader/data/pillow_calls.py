@@ -9,10 +9,8 @@ recorded as steps with the numbers of the call, and the result is an undecoded i
 A function returns a Note for a call, or None if the call needs pixels: it has no kernel, reads a second image, or is
 invalid. Pillow then decodes the image, and returns its own result or raises its own error.
 
-The code of functions is replaced, as other modules may have imported them by their names (``replaced_code.py``).
-
-``ImageEnhance`` blends the image with another one that it computes first, and padding pastes it into a new one. These
-other images are DeferredPixels, which know what a blend or the first ``paste`` means.
+Padding pastes the image into a new one, which is DeferredPixels until then. ``ImageEnhance`` blends it with an image
+that is computed only if other code asks for it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from numbers import Real
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,13 +30,13 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..transforms import augment, color
-from ..transforms.geometry import Crop, Flip, IndexSelect, Transpose, as_ltrb, transposed
+from ..transforms.geometry import TURNS, Crop, Flip, IndexSelect, Transpose, as_ltrb, transposed
 from ..transforms.plan import Branch, Size, Step
 from ..transforms.resize import Line, ResizeBox
 from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine, Perspective
-from .called_transforms import apply_undecoded, wrap_result
-from .deferral import Deferral, active
+from .called_transforms import apply_undecoded
+from .deferral import active, materializing
 from .lazy_decoding import find_decoded
 from .lazy_image import (
     DeferredPixels,
@@ -50,7 +48,7 @@ from .lazy_image import (
     is_lazy,
     replace_undecoded,
 )
-from .lazy_tensor import create_lazy_output
+from .lazy_tensor import create_lazy_output, wrap_values
 from .replaced_code import find, original, replacements, unless_handled
 from .transformed import TransformedImage
 
@@ -61,15 +59,8 @@ MAX_RADIUS = 64
 """Maximum radius of a recorded blur, in pixels."""
 
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
-"""Filters of ``Image.resize``, by Pillow's number."""
-
-FLIPS: dict[Image.Transpose, Literal["horizontal", "vertical"]] = {
-    Image.Transpose.FLIP_LEFT_RIGHT: "horizontal",
-    Image.Transpose.FLIP_TOP_BOTTOM: "vertical",
-}
-
 WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
-"""Filters of ``Image.transform``, by Pillow's number."""
+"""Filters of ``Image.resize`` and ``Image.transform``, by Pillow's number."""
 
 
 class Note(NamedTuple):
@@ -78,7 +69,6 @@ class Note(NamedTuple):
     Attributes:
         steps, numbers, size: see ``TransformedImage.note``. No steps: the result is a copy.
         replay: repeats the call on a decoded image; None: call the function with the same arguments.
-        image: the image that is changed; None: the first argument.
         is_view, in_place: whether torchvision's result shares the memory of a tensor, or is the tensor.
     """
 
@@ -86,7 +76,6 @@ class Note(NamedTuple):
     numbers: Sequence[Any]
     size: Size
     replay: Callable[[Any], Any] | None = None
-    image: Image.Image | None = None
     is_view: bool = False
     in_place: bool = False
 
@@ -103,40 +92,34 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     yield Image.Image, "split", unless_handled(Image.Image.split, _split)
     for enhancer in ENHANCERS:
         yield enhancer, "__init__", unless_handled(enhancer.__init__, functools.partial(_defer_degenerate, enhancer))
+    yield ImageEnhance._Enhance, "enhance", unless_handled(ImageEnhance._Enhance.enhance, _enhance)
+    yield ImageEnhance._Enhance, "__getattr__", _compute_degenerate
     yield from replacements(Image.new, unless_handled(original(Image.new), _defer_new))
     yield from replacements(Image.merge, unless_handled(original(Image.merge), _merge))
     for name, function in find(*FUNCTIONS).items():
         yield from replacements(function, _record(original(function), *FUNCTIONS[name]))
     for name, function in find(*CONVERSIONS).items():
-        yield from replacements(function, _convert(original(function), *CONVERSIONS[name]))
+        handle = functools.partial(_convert, *CONVERSIONS[name])
+        yield from replacements(function, unless_handled(original(function), handle))
 
 
 def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Callable[..., Any]:
     """Return a function that records calls. ``has_info``: whether Pillow's result has the info of the argument."""
-
-    @functools.wraps(call)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        if args and is_lazy(args[0]) and (deferral := active()) is not None:
-            image, *others = args
-            others = [each if type(each) in _CONSTANTS else frozen(each) for each in others]
-            named = {name: frozen(each) for name, each in kwargs.items()} if kwargs else kwargs
-            try:
-                found = note(image, *others, **named)
-            except Exception:  # Pillow raises its own error
-                found = None
-            if found is not None:
-                changed = image if found.image is None else found.image
-                if not found.steps:
-                    return changed.copy()
-                replay = found.replay or (lambda image: call(image, *others, **named))
-                if (transformed := _extend(deferral, changed, found, replay)) is not None:
-                    return create_lazy_image(transformed, image if has_info else None)
-        return call(*args, **kwargs)
-
-    return hooked
+    return unless_handled(call, functools.partial(_apply, note, has_info))
 
 
-_CONSTANTS = frozenset({int, float, bool, str, tuple, type(None), Image.Resampling, Image.Transpose})
+def _apply(note: Noter, has_info: bool, call: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
+    if not is_lazy(image):
+        return NotImplemented
+    args, kwargs = tuple(map(frozen, args)), {name: frozen(each) for name, each in kwargs.items()}
+    found = note(image, *args, **kwargs)
+    if found is None:
+        return NotImplemented
+    if not found.steps:
+        return image.copy()
+    replay = found.replay or (lambda image: call(image, *args, **kwargs))
+    after = extend(get_transformed(image), found, replay)
+    return NotImplemented if after is None else create_lazy_image(after, image if has_info else None)
 
 
 def frozen(value: Any) -> Any:
@@ -148,10 +131,10 @@ def frozen(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def _extend(deferral: Deferral, image: Image.Image, note: Note, call: Callable[[Any], Any]) -> TransformedImage | None:
+def extend(transformed: TransformedImage | None, note: Note, call: Callable[[Any], Any]) -> TransformedImage | None:
     """Return the undecoded image after a call; None if the call needs pixels."""
-    transformed, (height, width) = get_transformed(image), note.size
-    if transformed is None or height < 1 or width < 1 or height * width > MAX_PIXELS:
+    deferral, (height, width) = active(), note.size
+    if transformed is None or deferral is None or height < 1 or width < 1 or height * width > MAX_PIXELS:
         return None
     after = transformed.note(note.steps, note.numbers, note.size, call)
     return None if deferral.find_call_obstacle(after.chain) else after
@@ -206,7 +189,8 @@ def resize(
 
 def transpose(image: Image.Image, method: Any) -> Note | None:
     method = Image.Transpose(method)
-    if axis := FLIPS.get(method):  # which DALI also does without kernels
+    turns, axis = TURNS[method]
+    if axis and not turns:  # which DALI also does without kernels
         return _one(Flip(axis), image, 1.0)
     return Note((Transpose(method),), (), transposed(image.size[::-1], method))
 
@@ -281,8 +265,6 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
 
 
 class Band(NamedTuple):
-    """A call that returns a channel of an image."""
-
     of: TransformedImage
     channel: int
 
@@ -343,10 +325,8 @@ def _defer_new(new: Callable[..., Image.Image], mode: Any, size: Any, color: Any
 
 
 def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any = None) -> Any:
-    canvas: Any = find_undecoded(image)
-    deferral = active()
-    is_new = isinstance(canvas, DeferredPixels) and not isinstance(canvas.meaning, Degenerate)
-    if not is_new or not is_lazy(im) or mask is not None or deferral is None:
+    canvas = find_undecoded(image)
+    if not isinstance(canvas, DeferredPixels) or not is_lazy(im) or mask is not None:
         return NotImplemented
     left, top, *others = box = tuple(map(operator.index, (0, 0) if box is None else box))
     if others and others != [left + im.width, top + im.height]:
@@ -357,9 +337,9 @@ def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any =
         made.paste(image, box)
         return made
 
-    note = _crop(-left, -top, *image.size, canvas.meaning)
-    transformed = _extend(deferral, im.convert(image.mode), note, replay)
-    return NotImplemented if transformed is None else replace_undecoded(image, transformed)
+    note = _crop(-left, -top, *image.size, canvas.levels)
+    after = extend(get_transformed(im.convert(image.mode)), note, replay)
+    return NotImplemented if after is None else replace_undecoded(image, after)
 
 
 # --- ImageEnhance -----------------------------------------------------------------------------------------------------
@@ -371,64 +351,45 @@ ENHANCERS: dict[Any, tuple[str, bool]] = {
     ImageEnhance.Color: ("saturation", True),
     ImageEnhance.Sharpness: ("sharpness", True),
 }
-"""Classes of ``ImageEnhance``, their adjustments, and whether their degenerate image has the info of the image."""
-
-
-class Degenerate(NamedTuple):
-    """What the degenerate image of an enhancer stands for.
-
-    Attributes:
-        step: equivalent to a blend with ``of``.
-        of: what ``find_undecoded`` returned for the image.
-        enhance: does the same to a decoded image.
-    """
-
-    step: Step
-    of: Any
-    enhance: Callable[[Any, float], Any]
+"""Classes of ``ImageEnhance``, their adjustments, and whether the result has the info of the image."""
 
 
 def _defer_degenerate(enhancer: Any, init: Any, made: Any, image: Any) -> Any:
-    name, has_info = ENHANCERS[enhancer]
     is_itself = enhancer is ImageEnhance.Color and image.mode == "L"  # the degenerate image is the image
     if is_itself or get_transformed(image) is None:
         return NotImplemented
-    before = image.copy()  # the image may change later
-
-    def compute() -> Any:
-        other = enhancer.__new__(enhancer)
-        init(other, before)
-        return other.degenerate
-
-    def enhance(image: Image.Image, factor: float) -> Any:
-        return enhancer(image).enhance(factor)
-
     made.image = image
     if enhancer is ImageEnhance.Color:
         made.intermediate_mode = "L"
-    pixels = DeferredPixels(image.size, compute, Degenerate(color.Adjustment(name), find_undecoded(image), enhance))
-    made.degenerate = create_lazy_image(pixels, image if has_info else None, image.mode)
+    made._proxyloader_before = enhancer, image.copy()  # the image may change later
     return None
 
 
-def blend(im1: Image.Image, im2: Any, alpha: Any) -> Note | None:
-    factor = number(alpha)
-    if im1 is im2:
-        return Note((), (), im1.size[::-1])
-    degenerate = find_undecoded(im1)
-    if not isinstance(degenerate, DeferredPixels) or not isinstance(degenerate.meaning, Degenerate):
-        return None
-    step, of, enhance = degenerate.meaning
-    if find_undecoded(im2) is not of or im1.mode != im2.mode:
-        return None
-    return Note((step,), (factor,), im2.size[::-1], lambda image: enhance(image, alpha), im2)
+def _compute_degenerate(made: Any, name: str) -> Any:
+    """Return the image that an enhancer blends with, which code outside of Pillow hardly ever uses."""
+    if name != "degenerate" or "_proxyloader_before" not in vars(made):
+        raise AttributeError(f"{type(made).__name__!r} object has no attribute {name!r}")
+    enhancer, before = made._proxyloader_before
+    with materializing():
+        made.degenerate = enhancer(before).degenerate
+    return made.degenerate
+
+
+def _enhance(enhance: Any, made: Any, factor: Any) -> Any:
+    factor, degenerate = number(factor), vars(made).get("degenerate")
+    if degenerate is made.image:
+        return made.image.copy()
+    enhancer, before = vars(made).get("_proxyloader_before", (None, None))
+    if before is None or degenerate is not None or find_undecoded(made.image) is not find_undecoded(before):
+        return NotImplemented
+    name, has_info = ENHANCERS[enhancer]
+    note = _one(color.Adjustment(name), before, factor)
+    after = extend(get_transformed(before), note, lambda image: enhancer(image).enhance(factor))
+    return NotImplemented if after is None else create_lazy_image(after, before if has_info else None)
 
 
 def pad_by_pixels(size: Size, padding: Sequence[int], mode: str) -> Note | None:
-    """Return the note of a padding whose border has pixels of the image; None if it also crops.
-
-    ``padding``: left, top, right and bottom, in pixels.
-    """
+    """Return the note of a padding (left, top, right, bottom) with pixels of the image; None if it also crops."""
     left, top, right, bottom = padding
     lines = [np.arange(count, dtype=np.float32) for count in size]
     sides = (top, bottom), (left, right)
@@ -449,21 +410,6 @@ def select(rows: Line, columns: Line) -> Note:
 # --- functions that read pixels ---------------------------------------------------------------------------------------
 
 
-def autocontrast(
-    image: Image.Image, cutoff: Any = 0, ignore: Any = None, mask: Any = None, preserve_tone: Any = False
-) -> Note | None:
-    is_plain = not cutoff and ignore is None and mask is None and not preserve_tone
-    return _one(color.Adjustment("autocontrast"), image) if is_plain else None
-
-
-def equalize(image: Image.Image, mask: Any = None) -> Note | None:
-    return _one(color.Adjustment("equalize"), image) if mask is None else None
-
-
-def invert(image: Image.Image) -> Note | None:
-    return _one(color.Adjustment("invert"), image)
-
-
 def adjust_hue(img: Image.Image, hue_factor: Any) -> Note | None:
     if img.mode != "RGB" or not -0.5 <= hue_factor <= 0.5:
         return None
@@ -482,10 +428,9 @@ def permute_channels(image: Image.Image, permutation: Any) -> Note | None:
 TORCHVISION = "torchvision.transforms"
 
 FUNCTIONS: dict[str, tuple[Noter, bool]] = {
-    "PIL.ImageOps:autocontrast": (autocontrast, True),
-    "PIL.ImageOps:equalize": (equalize, True),
-    "PIL.ImageChops:invert": (invert, True),
-    "PIL.Image:blend": (blend, True),
+    "PIL.ImageOps:autocontrast": (lambda image: _one(color.Adjustment("autocontrast"), image), True),
+    "PIL.ImageOps:equalize": (lambda image: _one(color.Adjustment("equalize"), image), True),
+    "PIL.ImageChops:invert": (lambda image: _one(color.Adjustment("invert"), image), True),
     f"{TORCHVISION}._functional_pil:pad": (pad, False),
     f"{TORCHVISION}._functional_pil:adjust_hue": (adjust_hue, False),
     f"{TORCHVISION}._functional_pil:to_grayscale": (to_grayscale, False),
@@ -501,20 +446,15 @@ CONVERSIONS: dict[str, tuple[Any, Branch]] = {
 """Functions that convert an image to a tensor, the equivalent transforms, and the steps for an array."""
 
 
-def _convert(call: Callable[..., Any], conversion: Any, array_steps: Branch) -> Callable[..., Any]:
-    @functools.wraps(call)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        if (deferral := active()) is None or not args or not isinstance(args[0], Image.Image):
-            is_array = len(args) == 1 and type(args[0]) is np.ndarray and args[0].flags.c_contiguous
-            of = find_decoded(args[0]) if is_array and array_steps else None
-            if of is None or torch.get_default_dtype() is not torch.float32:
-                return call(*args, **kwargs)
-            return create_lazy_output(of.note(array_steps, (), of.size, lambda image: call(np.array(image))))
-        result = apply_undecoded(deferral, conversion, False, args[0]) if len(args) == 1 and not kwargs else None
-        if result is None:
-            result = call(*args, **kwargs)
-            if args[0].mode == "RGB":  # other images may be masks, which stay on the CPU as with torch
-                result = wrap_result(args[0], result)
-        return result
-
-    return hooked
+def _convert(transform: Any, array_steps: Branch, convert: Any, image: Any) -> Any:
+    deferral = active()
+    if isinstance(image, Image.Image) and deferral is not None:
+        result = apply_undecoded(deferral, transform, False, image)
+        if result is None and image.mode == "RGB":  # other images may be masks, which stay on the CPU as with torch
+            result = wrap_values(convert(image))
+        return NotImplemented if result is None else result
+    is_array = type(image) is np.ndarray and image.flags.c_contiguous
+    of = find_decoded(image) if is_array and array_steps else None
+    if of is None or torch.get_default_dtype() is not torch.float32:
+        return NotImplemented
+    return create_lazy_output(of.note(array_steps, (), of.size, lambda image: convert(np.array(image))))

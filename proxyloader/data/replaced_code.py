@@ -1,7 +1,4 @@
-"""Replace the code of functions of other packages. Runs where the dataset runs.
-
-Other modules may have imported a function by its name. So its code is replaced, and it stays the same object.
-"""
+"""Replace the code of functions of other packages, because other modules may have imported these by their names."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from .deferral import active
 log = logging.getLogger(__name__)
 
 PACKAGES = frozenset({"PIL", "torchvision", "torchcodec"})
-"""Packages whose functions are replaced."""
 
 
 def find(*names: str) -> dict[str, Any]:
@@ -27,20 +23,12 @@ def find(*names: str) -> dict[str, Any]:
         try:
             found[name] = pkgutil.resolve_name(name)
         except (ImportError, AttributeError):
-            _log_missing(name)
+            log.info("the installed packages have no %s, so images that need it are decoded in the workers", name)
     return found
 
 
-@functools.cache
-def _log_missing(name: str) -> None:
-    log.info("the installed packages have no %s, so images that need it are decoded in the workers", name)
-
-
 def unless_handled(call: Callable[..., Any], handle: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that, while calls are recorded, first calls ``handle`` with ``call`` and the same arguments.
-
-    If this raises an error or returns NotImplemented, ``call`` returns its own result or raises its own error.
-    """
+    """Return a function that calls ``handle(call, ...)`` while calls are recorded. If this fails, it calls ``call``."""
 
     @functools.wraps(call)
     def hooked(*args: Any, **kwargs: Any) -> Any:
@@ -59,7 +47,7 @@ def unless_handled(call: Callable[..., Any], handle: Callable[..., Any]) -> Call
 def replacements(function: Any, hook: Callable[..., Any]) -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each attribute with which a function calls ``hook``.
 
-    ``hook`` wraps what ``original`` returns for the function, which ``torch.jit.script`` compiles in its place.
+    ``torch.jit.script`` compiles the function that ``hook`` wraps.
     """
     if is_plain(function):
         yield function, "__code__", _code_of(hook)

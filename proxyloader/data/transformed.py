@@ -33,13 +33,10 @@ CALLS = ("__call__", "forward")
 
 
 class _PixelUses(threading.local):
-    """Counts the deferred images that this thread had to decode, and records why.
-
-    The count is per thread, because loaders without workers may run in several threads of one process.
+    """Number of deferred images that this thread had to decode.
 
     Attributes:
-        why: why the first image of this batch was decoded, with "file:line" of the code outside ``LIBRARIES`` that
-            accessed its pixels. "" if unknown, None if no image has been decoded yet.
+        why: why the first one of this batch was decoded; "" if unknown, None if there is none.
     """
 
     count: int = 0
@@ -50,7 +47,7 @@ class _PixelUses(threading.local):
         self.explain()
 
     def explain(self, why: str | None = None) -> None:
-        """Record the reason, by default the line that accesses the pixels, unless this batch already has one."""
+        """Record the reason, by default the line that accesses the pixels."""
         if self.why is None:  # walking the stack is slow, so it happens once per batch
             caller = find_caller(sys._getframe(1)) if why is None else ""
             self.why = why or (f"pixels are used {caller}" if caller else "")
@@ -60,10 +57,7 @@ pixel_uses = _PixelUses()
 
 
 def find_caller(frame: FrameType | None) -> str:
-    """Return what called a function, given its frame, such as "by ElasticTransform at train.py:12"; "" if unknown.
-
-    This is a transform of torchvision, and the innermost code outside ``LIBRARIES``, unless there is none.
-    """
+    """Return what called a function, given its frame, such as "by ElasticTransform at train.py:12"; "" if unknown."""
     transform = ""
     for each, _ in traceback.walk_stack(frame):
         name = str(each.f_globals.get("__name__", ""))
@@ -84,9 +78,6 @@ def _decode(image: EncodedImage) -> Image.Image:
 
 class TransformedImage(ProxyInputs):
     """An undecoded image, the transforms called on it, and the parameters they sampled.
-
-    These are the inputs of DALI's pipeline. ``materialize`` applies the same transforms with torchvision and the same
-    random numbers.
 
     Attributes:
         image: the image before all transforms.
@@ -139,7 +130,6 @@ class TransformedImage(ProxyInputs):
 
     @property
     def file(self) -> NDArray[np.uint8]:
-        """The bytes of the image before all transforms."""
         return np.frombuffer(self.image.buffer, np.uint8)
 
     @property
@@ -158,7 +148,6 @@ class TransformedImage(ProxyInputs):
 
     @property
     def is_materialized(self) -> bool:
-        """Whether torchvision has computed the image."""
         return self._materialized is not None
 
     @classmethod
@@ -186,12 +175,9 @@ class TransformedImage(ProxyInputs):
         return TransformedImage(self.image, self.decode, chain, (*self.calls, (chain.transforms, states)), row, size)
 
     def note(self, steps: Branch, numbers: Sequence[Any], size: Size, again: Callable[[Any], Any]) -> TransformedImage:
-        """Append a call as steps with given parameters.
+        """Append a call as steps with given parameters; an array, which may be the last one, stands for its position.
 
-        Args:
-            numbers: the parameters; an array, which may be the last one, stands for its position.
-            size: (height, width) after the call.
-            again: makes the same call on a decoded image. It must not refer to objects that may change.
+        ``size``: (height, width) after the call. ``again`` makes the same call on a decoded image.
         """
         row = self.row.copy()
         if numbers and isinstance(array := numbers[-1], np.ndarray):
@@ -200,16 +186,6 @@ class TransformedImage(ProxyInputs):
         calls = *self.calls, ((again,), None)
         return TransformedImage(self.image, self.decode, self.chain.then_steps(steps), calls, row, size)
 
-    def keeps_info(self, mode: str, size: tuple[int, int]) -> bool:
-        """Return whether the last call preserves the ``info`` of a PIL image of this mode and (width, height)."""
-        transforms, states = self.calls[-1]
-        with materializing(), contextlib.nullcontext() if states is None else use_rng_states(states):
-            image = Image.new(mode, size)
-            image.info["key"] = "value"
-            for transform in transforms:
-                image = transform(image)
-        return bool(image.info)
-
     def materialize(self) -> Any:
         """Return torchvision's result for the image that Pillow decodes. ImageError: Pillow cannot decode it."""
         if self._materialized is None:
@@ -217,10 +193,20 @@ class TransformedImage(ProxyInputs):
             pixel_uses.add()
             count, image = pixel_uses.count, self.decode()
             pixel_uses.count = count  # decoding a PIL image also counts
-            with materializing():
-                for transforms, states in self.calls:
-                    with contextlib.nullcontext() if states is None else use_rng_states(states):
-                        for transform in transforms:
-                            image = transform(image)
-            self._materialized = image
+            self._materialized = _run(self.calls, image)
         return self._materialized
+
+    def keeps_info(self, mode: str, size: tuple[int, int]) -> bool:
+        """Return whether the last call preserves the ``info`` of a PIL image of this mode and (width, height)."""
+        image = Image.new(mode, size)
+        image.info["key"] = "value"
+        return bool(_run(self.calls[-1:], image).info)
+
+
+def _run(calls: tuple[Calls, ...], image: Any) -> Any:
+    with materializing():
+        for transforms, states in calls:
+            with contextlib.nullcontext() if states is None else use_rng_states(states):
+                for transform in transforms:
+                    image = transform(image)
+    return image

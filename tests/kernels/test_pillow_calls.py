@@ -527,11 +527,11 @@ def test_a_copy_has_its_own_info(change: Any) -> None:
 
 def test_hooks_are_undone() -> None:
     kernels = F2._utils._KERNEL_REGISTRY[F2.horizontal_flip]  # type: ignore[attr-defined]
-    of_pillow = [Image.new, Image.blend, ImageChops.invert, equalize, autocontrast]
+    of_pillow = [Image.new, Image.merge, ImageChops.invert, equalize, autocontrast]
     functions = [*of_pillow, to_tensor, pil_to_tensor, to_image, TF.to_pil_image, horizontal_flip_image]
 
     def hooked() -> list[Any]:
-        methods = [Image.Image.crop, Image.Image.paste, ImageEnhance.Color.__init__, ImageEnhance.Contrast.__init__]
+        methods = [Image.Image.crop, Image.Image.paste, ImageEnhance.Color.__init__, ImageEnhance.Color.enhance]
         return [*(each.__code__ for each in functions), *methods, kernels[tv_tensors.Image]]
 
     with opened_late():
