@@ -1,12 +1,11 @@
 """Record calls of torchvision's functions on the tensors of undecoded images. Runs where the dataset runs.
 
-As NOTE [ Recorded calls ] in ``pillow_calls.py`` describes for Pillow, a call is recorded as steps with its numbers if
-there are kernels for them. Otherwise, torchvision's function runs, and its torch operations are recorded or get values:
-see NOTE [ Lazy tensors ].
+See NOTE [ Recorded calls ] in ``pillow_calls.py``. Without a kernel, torchvision's function runs, and its torch
+operations are recorded or get values: see NOTE [ Lazy tensors ].
 
-The functions of v1 and v2, and the transforms without rules, end in a few kernels: those of v1 are in
-``_functional_tensor``; those of v2 are named ``*_image``. Their code is replaced. v2's registry has wrappers of them
-for ``tv_tensors.Image``, which are replaced, too, because what they return would share memory with another tensor.
+The functions of v1 and v2 end in those of ``_functional_tensor`` and in those that are named ``*_image``, whose code is
+replaced. v2's registry has wrappers of the latter for ``tv_tensors.Image``, which are replaced, too, because what they
+return would share memory with another tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator
 from numbers import Real
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms import augment, color, resize, warp
 from ..transforms.geometry import Box, Crop, Flip, Transpose, as_fill, as_ltrb, as_pair, center_box, transposed
-from ..transforms.plan import Branch, ImageState, Size, Step
+from ..transforms.plan import Branch, ImageState, Size, Step, Version
 from ..transforms.type_conversion import Normalize, ToFloat, ToPIL, ToTensor, normalization
 from .deferral import active
 from .lazy_image import create_lazy_image
@@ -40,20 +39,13 @@ from .lazy_tensor import (
     requires_gradient,
     share,
 )
-from .pillow_calls import MAX_PIXELS, TORCHVISION, Note, Noter, frozen, number, pad_by_pixels, select
+from .pillow_calls import TORCHVISION, Note, Noter, extend, frozen, number, pad_by_pixels, select
 from .placeholders import ProxySample
 from .replaced_code import find, original, replacements, unless_handled
 
-Version = Literal["v1", "v2"]
-
 
 class Input(NamedTuple):
-    """The tensor that a function is called with.
-
-    Attributes:
-        state, size: the image, and its (height, width).
-        version: version of the function.
-    """
+    """The tensor that a function of a version is called with: its state and (height, width)."""
 
     state: ImageState
     size: Size
@@ -62,15 +54,13 @@ class Input(NamedTuple):
 
 def tensor_patches() -> Iterator[tuple[Any, Any, Any]]:
     """Yield the owner, name and replacement of each function to record."""
-    tables = ("v1", f"{TORCHVISION}._functional_tensor:{{}}", V1), ("v2", f"{TORCHVISION}.v2.functional:{{}}_image", V2)
+    named: dict[str, tuple[Noter, Version]] = {f"{TORCHVISION}.functional:to_pil_image": (to_pil_image, "v1")}
+    named |= {f"{TORCHVISION}._functional_tensor:{name}": (note, "v1") for name, note in V1.items()}
+    named |= {f"{TORCHVISION}.v2.functional:{name}_image": (note, "v2") for name, note in V2.items()}
     notes: dict[Any, Noter] = {}
-    for version, place, table in tables:
-        named = {place.format(name): note for name, note in table.items()}
-        for name, function in find(*named).items():
-            notes[function] = named[name]
-            yield from replacements(function, _record(original(function), named[name], cast("Version", version)))
-    for to_pil in find(f"{TORCHVISION}.functional:to_pil_image").values():
-        yield from replacements(to_pil, _record(original(to_pil), to_pil_image, "v1"))
+    for name, function in find(*named).items():
+        notes[function], _ = named[name]
+        yield from replacements(function, _record(original(function), *named[name]))
     for registry in find(f"{TORCHVISION}.v2.functional._utils:_KERNEL_REGISTRY").values():
         for kernels in registry.values():
             wrapper = kernels.get(tv_tensors.Image)
@@ -86,15 +76,15 @@ def _record(call: Callable[..., Any], note: Noter, version: Version, is_pure: bo
 
 def _apply(note: Noter, version: Version, is_pure: bool, call: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the result of a call without values; NotImplemented if it needs values or has no kernel."""
-    transformed, deferral = find_transformed(image) if isinstance(image, LazyTensor) else None, active()
-    if transformed is None or deferral is None or torch.get_default_dtype() is not torch.float32:
+    transformed = find_transformed(image) if isinstance(image, LazyTensor) else None
+    if transformed is None or active() is None or torch.get_default_dtype() is not torch.float32:
         return NotImplemented
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
     if tensors and (requires_gradient(*tensors) or any(isinstance(each, LazyTensor) for each in tensors)):
         return NotImplemented
     state = transformed.chain.state
     found = note(Input(state, transformed.size, version), *args, **kwargs)
-    if found is None or min(found.size) < 1 or math.prod(found.size) > MAX_PIXELS:
+    if found is None:
         return NotImplemented
     if is_pure and type(image) is not LazyTensor and (found.in_place or _returns_image(found.steps)):
         return NotImplemented
@@ -107,8 +97,8 @@ def _apply(note: Noter, version: Version, is_pure: bool, call: Any, image: Any, 
     def again(values: torch.Tensor) -> Any:
         return call(values.as_subclass(stock), *args, **kwargs)
 
-    after = transformed.note(steps, found.numbers, found.size, again) if steps else transformed
-    if (steps and deferral.find_call_obstacle(after.chain)) or (found.in_place and not is_unshared(image)):
+    after = extend(transformed, found._replace(steps=steps), again) if steps else transformed
+    if after is None or (found.in_place and not is_unshared(image)):
         return NotImplemented
     if after.chain.state.kind == "pil":
         return create_lazy_image(after)
@@ -135,14 +125,6 @@ def _one(step: Step, image: Input, *numbers: Any) -> Note:
 # --- geometry ---------------------------------------------------------------------------------------------------------
 
 
-def horizontal_flip(image: Input) -> Note:
-    return _one(Flip("horizontal"), image, 1.0)
-
-
-def vertical_flip(image: Input) -> Note:
-    return _one(Flip("vertical"), image, 1.0)
-
-
 def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | None:
     top, left, height, width = map(operator.index, (top, left, height, width))
     touches = top < image.size[0] and left < image.size[1] and top + height > 0 and left + width > 0
@@ -154,10 +136,6 @@ def _crop(image: Input, box: Box, fill: tuple[float, ...] = ()) -> Note:
     inside = top >= 0 and left >= 0 and top + height <= image.size[0] and left + width <= image.size[1]
     step = Crop(fill or (0.0,) * image.state.channels, inside)
     return Note((step,), box, box[2:], is_view=inside and not fill)
-
-
-def center_crop(image: Input, output_size: Any) -> Note:
-    return _crop(image, center_box(as_pair(output_size), *image.size))
 
 
 def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
@@ -174,19 +152,10 @@ def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant
     return _crop(image, (-top, -left, height + top + bottom, width + left + right), levels)
 
 
-def resize_v1(image: Input, size: Any, interpolation: Any = "bilinear", antialias: Any = True) -> Note | None:
-    height, width = map(operator.index, size)
-    return _resize(image, (height, width), interpolation, antialias)
-
-
-def resize_v2(
+def resized(
     image: Input, size: Any, interpolation: Any = "bilinear", max_size: Any = None, antialias: Any = True
 ) -> Note | None:
     new_size = resize.parse_size(size, max_size).resolve(image.size)
-    return _resize(image, new_size, interpolation, antialias)
-
-
-def _resize(image: Input, new_size: Size, interpolation: Any, antialias: Any) -> Note | None:
     if new_size == image.size or min(new_size) < 1:
         return None  # torchvision returns the same tensor, or raises
     step = resize.resize_step(interpolation, antialias, image.state, image.version)
@@ -195,51 +164,22 @@ def _resize(image: Input, new_size: Size, interpolation: Any, antialias: Any) ->
     return Note((step,), new_size, new_size)
 
 
-def resized_crop(
-    image: Input,
-    top: Any,
-    left: Any,
-    height: Any,
-    width: Any,
-    size: Any,
-    interpolation: Any = "bilinear",
-    antialias: Any = True,
-) -> Note | None:
-    first = crop(image, top, left, height, width)
-    if first is None:
-        return None
-    second = resize_v2(image._replace(size=first.size), size, interpolation, None, antialias)
-    if second is None:
-        return None
-    return Note(first.steps + second.steps, (*first.numbers, *second.numbers), second.size)
-
-
 # --- warps ------------------------------------------------------------------------------------------------------------
-
-
-QUARTERS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
 
 
 def _warp(cls: type[warp.W], image: Input, interpolation: Any, fill: Any) -> warp.W:
     return warp.make_warp(cls, interpolation, fill, image.state, "tensor", image.version)
 
 
-def rotate_v1(
-    image: Input, matrix: Any, interpolation: Any = "nearest", expand: Any = False, fill: Any = None
+def affine_v1(
+    image: Input, matrix: Any, interpolation: Any = "nearest", *, expand: Any = False, fill: Any = None
 ) -> Note | None:
     height, width = image.size
     if expand:
         width, height = warp.OUTPUT_SIZE["v1"](matrix, width, height)
-    return _affine(image, (height, width), matrix, interpolation, fill)
-
-
-def affine_v1(image: Input, matrix: Any, interpolation: Any = "nearest", fill: Any = None) -> Note | None:
-    return _affine(image, image.size, matrix, interpolation, fill)
-
-
-def _affine(image: Input, size: Size, matrix: Any, interpolation: Any, fill: Any) -> Note | None:
     step = _warp(warp.Affine, image, interpolation, fill)
-    return Note((step,), (*size, *map(number, matrix)), size) if len(matrix) == 6 else None
+    numbers = (height, width, *map(number, matrix))
+    return Note((step,), numbers, (height, width)) if len(matrix) == 6 else None
 
 
 def rotate_v2(
@@ -248,8 +188,8 @@ def rotate_v2(
     angle = number(angle) % 360
     if center is None and angle == 0:
         return Note((), (), image.size)
-    if center is None and angle in QUARTERS and (angle == 180 or expand or image.size[0] == image.size[1]):
-        method = QUARTERS[int(angle)]
+    if center is None and angle % 90 == 0 and (angle == 180 or expand or image.size[0] == image.size[1]):
+        method = Image.Transpose[f"ROTATE_{angle:.0f}"]
         return Note((Transpose(method),), (), transposed(image.size, method))
     step = _warp(warp.Affine, image, interpolation, fill)
     height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center, "v2")
@@ -301,28 +241,38 @@ def perspective_v2(
 # --- colors -----------------------------------------------------------------------------------------------------------
 
 
-def _adjust(name: str, keeps_grey: bool = False) -> Noter:
-    """Return the function for adjustments by a factor. ``keeps_grey``: whether torchvision returns a grey tensor."""
+def _adjust(name: str, accepts: Callable[..., bool], convert: Callable[[float], float] = float) -> Noter:
+    """Return the function for an adjustment. ``convert`` returns the parameter of its step for an argument."""
 
     def note(image: Input, *args: Any, **kwargs: Any) -> Note | None:
-        (factor,) = map(number, (*args, *kwargs.values()))
-        if factor < 0 or (keeps_grey and image.state.channels == 1):
-            return None
-        return _one(color.Adjustment(name, "tensor", image.version), image, factor)
+        numbers = [*map(number, (*args, *kwargs.values()))]
+        step = color.Adjustment(name, "tensor", image.version)
+        return _one(step, image, *map(convert, numbers)) if accepts(image, *numbers) else None
 
     return note
 
 
-def adjust_hue(image: Input, hue_factor: Any) -> Note | None:
-    if image.state.channels == 1 or not -0.5 <= number(hue_factor) <= 0.5:
-        return None
-    return _one(color.Adjustment("hue", "tensor", image.version), image, color.hue_shift(float(hue_factor), "tensor"))
-
-
-def adjust_sharpness(image: Input, sharpness_factor: Any) -> Note | None:
-    if min(image.size) <= 2 or number(sharpness_factor) < 0:
-        return None
-    return _one(color.Adjustment("sharpness", "tensor", image.version), image, float(sharpness_factor))
+ADJUSTMENTS: dict[str, Noter] = {
+    "adjust_brightness": _adjust("brightness", lambda image, factor: factor >= 0),
+    "adjust_contrast": _adjust("contrast", lambda image, factor: factor >= 0),
+    "adjust_saturation": _adjust("saturation", lambda image, factor: factor >= 0 and image.state.channels == 3),
+    "adjust_hue": _adjust(
+        "hue",
+        lambda image, factor: -0.5 <= factor <= 0.5 and image.state.channels == 3,
+        lambda factor: color.hue_shift(factor, "tensor"),
+    ),
+    "adjust_sharpness": _adjust("sharpness", lambda image, factor: factor >= 0 and min(image.size) > 2),
+    "posterize": _adjust("posterize", lambda image, bits: bits in range(1, 9)),
+    "solarize": _adjust(
+        "solarize",
+        lambda image, threshold: threshold <= 255,
+        lambda threshold: color.solarize_threshold(threshold, "tensor"),
+    ),
+    "autocontrast": _adjust("autocontrast", lambda image: True),
+    "equalize": _adjust("equalize", lambda image: True),
+    "invert": _adjust("invert", lambda image: True),
+}
+"""Functions with at most one argument, a number."""
 
 
 def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
@@ -333,31 +283,6 @@ def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
     if image.state.channels not in (1, 3) or gain < 0 or (abs(exact - exact.round())[exact > 0] < 1e-4).any():
         return None
     return _one(color.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
-
-
-def posterize(image: Input, bits: Any) -> Note | None:
-    if image.state.dtype != "uint8" or not 1 <= operator.index(bits) <= 8:
-        return None
-    return _one(color.Adjustment("posterize", "tensor", image.version), image, float(bits))
-
-
-def solarize(image: Input, threshold: Any) -> Note | None:
-    if number(threshold) > (255 if image.state.dtype == "uint8" else 1):
-        return None
-    step = color.Adjustment("solarize", "tensor", image.version)
-    return _one(step, image, color.solarize_threshold(float(threshold), "tensor"))
-
-
-def autocontrast(image: Input) -> Note:
-    return _one(color.Adjustment("autocontrast", "tensor", image.version), image)
-
-
-def equalize(image: Input) -> Note | None:
-    return _one(color.Adjustment("equalize", "tensor", image.version), image) if image.state.dtype == "uint8" else None
-
-
-def invert(image: Input) -> Note:
-    return _one(color.Adjustment("invert"), image)
 
 
 def permute_channels(image: Input, permutation: Any) -> Note | None:
@@ -379,10 +304,6 @@ def rgb_to_grayscale(image: Input, num_output_channels: Any = 1) -> Note | None:
     if image.state.channels == 1 and (num_output_channels == 1 or image.version == "v1"):
         return Note((), (), image.size)
     return _one(color.Grayscale(int(num_output_channels), "tensor", image.version), image)
-
-
-def grayscale_to_rgb(image: Input) -> Note | None:
-    return rgb_to_grayscale(image, 3) if image.state.channels == 1 else None
 
 
 # --- blur and erasing -------------------------------------------------------------------------------------------------
@@ -425,10 +346,6 @@ def to_dtype(image: Input, dtype: Any = torch.float, scale: Any = False) -> Note
     return _one(ToFloat(bool(scale), image.version), image)
 
 
-def convert_image_dtype(image: Input, dtype: Any = torch.float) -> Note | None:
-    return to_dtype(image, dtype, True)
-
-
 def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note | None:
     if image.state.dtype != "float32":
         return None
@@ -440,46 +357,34 @@ def to_pil_image(image: Input, mode: Any = None) -> Note | None:
     return _one(ToPIL(), image) if mode in (None, "RGB" if image.state.channels == 3 else "L") else None
 
 
-OF_BOTH: tuple[Noter, ...] = (
-    adjust_gamma, adjust_hue, adjust_sharpness, autocontrast, crop, equalize, erase, gaussian_blur, invert, normalize,
-    pad, posterize, rgb_to_grayscale, solarize,
-)  # fmt: skip
-ADJUSTMENTS = {
-    "adjust_brightness": _adjust("brightness"),
-    "adjust_contrast": _adjust("contrast"),
-    "adjust_saturation": _adjust("saturation", keeps_grey=True),
-}
+OF_BOTH: tuple[Noter, ...] = adjust_gamma, crop, erase, gaussian_blur, normalize, pad, rgb_to_grayscale
 
 V1: dict[str, Noter] = {
     **{note.__name__: note for note in OF_BOTH},
     **ADJUSTMENTS,
-    "hflip": horizontal_flip,
-    "vflip": vertical_flip,
-    "resize": resize_v1,
-    "rotate": rotate_v1,
+    "hflip": lambda image: _one(Flip("horizontal"), image, 1.0),
+    "vflip": lambda image: _one(Flip("vertical"), image, 1.0),
+    "resize": resized,
+    "rotate": affine_v1,
     "affine": affine_v1,
     "perspective": perspective_v1,
-    "convert_image_dtype": convert_image_dtype,
+    "convert_image_dtype": functools.partial(to_dtype, scale=True),
 }
 """Functions of ``_functional_tensor``, in which the functions and classes of v1 end."""
 
-OF_V2: tuple[Noter, ...] = (
-    center_crop,
-    grayscale_to_rgb,
-    horizontal_flip,
-    permute_channels,
-    resized_crop,
-    to_dtype,
-    vertical_flip,
-)
-
 V2: dict[str, Noter] = {
-    **{note.__name__: note for note in (*OF_BOTH, *OF_V2)},
+    **{note.__name__: note for note in OF_BOTH},
     **ADJUSTMENTS,
-    "resize": resize_v2,
+    "permute_channels": permute_channels,
+    "to_dtype": to_dtype,
+    "horizontal_flip": V1["hflip"],
+    "vertical_flip": V1["vflip"],
+    "center_crop": lambda image, output_size: _crop(image, center_box(as_pair(output_size), *image.size)),
+    "resize": resized,
     "rotate": rotate_v2,
     "affine": affine_v2,
     "perspective": perspective_v2,
+    "grayscale_to_rgb": lambda image: rgb_to_grayscale(image, 3) if image.state.channels == 1 else None,
 }
 """Kernels of ``v2.functional``, without their suffix "_image"."""
 
