@@ -189,9 +189,8 @@ def resize(
 
 def transpose(image: Image.Image, method: Any) -> Note | None:
     method = Image.Transpose(method)
-    turns, axis = TURNS[method]
-    if axis and not turns:  # which DALI also does without kernels
-        return _one(Flip(axis), image, 1.0)
+    if not TURNS[method].swaps and method != Image.Transpose.ROTATE_180:  # a flip, which DALI also does without kernels
+        return _one(Flip("horizontal" if TURNS[method].reverses_x else "vertical"), image, 1.0)
     return Note((Transpose(method),), (), transposed(image.size[::-1], method))
 
 
