@@ -13,6 +13,7 @@ import signal
 import subprocess
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -210,5 +211,5 @@ def nothing_survives() -> object:
 
 
 def _arenas() -> int:
-    links = [os.path.join("/proc/self/fd", fd) for fd in os.listdir("/proc/self/fd")]
-    return sum("memfd:proxyloader" in os.readlink(link) for link in links if os.path.islink(link))
+    """How many have not closed their file. DALI's old executor keeps the memory of its last batch."""
+    return sum(each.func is os.close for each in weakref.finalize._registry.values())  # type: ignore[attr-defined]

@@ -488,7 +488,7 @@ class DataLoader(TorchDataLoader[T]):
     def _states_at_end(self, previous: LoaderState) -> dict[int, dict[str, Any]]:
         states = dict(previous.worker_states)
         if self._pool is not None and self._pool.board is not None:
-            states |= self._pool.board.read()
+            states |= self._pool.board.states()
         return {worker: carry_over(state) for worker, state in states.items()}
 
     @property

@@ -12,23 +12,18 @@ answered. The slot is free once DALI and the GPU have read it. ``acquire`` check
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import os
-import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-PAGE_BYTES = mmap.PAGESIZE
-
-SLOT_STRIDE_BYTES = 1 << 40
-"""Distance between two slots in the file. Only written pages use memory, and only mapped pages use address space, so a
-slot can grow to any size."""
+SLOT_BYTES = 1 << 35
+"""Size of a slot. The memory is sparse: only pages that were written exist, so a slot is larger than any batch."""
 
 FAULT_AROUND_BYTES = 1 << 16
 """Bytes that Linux maps on the first read from a file in memory. On a first write, it maps a single page."""
@@ -39,32 +34,27 @@ Memory = NDArray[np.uint8]
 class Arena:
     """Shared memory in slots, one for each batch in progress. Workers receive it as a file descriptor.
 
-    The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter.
-    Initially ``slot_bytes`` of a slot are mapped. OSError: the file cannot be created, for example if too many files
-    are open.
+    The memory is an anonymous file created with ``memfd_create``, so the size of ``/dev/shm`` does not matter. OSError:
+    it cannot be created or mapped, for example because of a limit on open files or on address space.
     """
 
-    _fd = -1
-
-    def __init__(self, slots: int, slot_bytes: int, sent: Any = None) -> None:  # ``sent``: see ``__reduce__``
+    def __init__(self, slots: int, sent: Any = None) -> None:  # ``sent``: see ``__reduce__``
         self._fd = os.memfd_create("proxyloader") if sent is None else sent.detach()
-        os.ftruncate(self._fd, (1 + slots) * SLOT_STRIDE_BYTES)
-        self.slots, self.slot_bytes = slots, slot_bytes
+        weakref.finalize(self, os.close, self._fd).atexit = False  # NOTE [ Shutdown order ]
+        os.ftruncate(self._fd, (1 + slots) * SLOT_BYTES)
+        self.slots = slots
+        mapped = mmap.mmap(self._fd, (1 + slots) * SLOT_BYTES)
+        self._slots: list[Memory] = list(np.frombuffer(mapped, np.uint8).reshape(1 + slots, SLOT_BYTES))
+        self._ready = self._slots[slots]  # of each slot, whether its batch is complete
         self._free = deque(range(slots))
         self._releasing: deque[tuple[int, Sequence[Any]]] = deque()  # slots that these runs may still read
-        self._ready = _map_file(self._fd, 0, slots)
-        self._mapped: dict[int, Memory] = {}
-        self._read_bytes: dict[int, int] = {}  # bytes of a slot that this process has mapped by reading
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # NOTE [ Shutdown order ]
-        if self._fd >= 0 and not is_finalizing():
-            os.close(self._fd)
+        self._read_bytes = [0] * slots  # bytes of each slot that this process has mapped by reading
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only called while spawn or forkserver starts a worker. DupFd passes the descriptor on.
         from multiprocessing.reduction import DupFd  # not on Windows
 
-        return Arena, (self.slots, self.slot_bytes, DupFd(self._fd))
+        return Arena, (self.slots, DupFd(self._fd))
 
     def acquire(self) -> int | None:
         """Return a free slot, or None if there is none. Main process."""
@@ -91,19 +81,13 @@ class Arena:
         for _ in range(len(self._releasing)):
             self.release(*self._releasing.popleft())
 
-    def memory(self, slot: int, size_bytes: int) -> Memory:
-        """Return the beginning of a slot, at least ``size_bytes`` long, (bytes,) uint8. Its contents are preserved."""
-        mapped = self._mapped.get(slot)
-        if mapped is None or len(mapped) < size_bytes:
-            # Map 1.5 times as much, so that a slot that grows in small steps is not remapped in each of them.
-            length = max(self.slot_bytes, size_bytes if mapped is None else size_bytes * 3 // 2)
-            mapped = self._mapped[slot] = _map_file(self._fd, (1 + slot) * SLOT_STRIDE_BYTES, length)
-            self._read_bytes[slot] = 0
-        return mapped
+    def memory(self, slot: int) -> Memory:
+        """Return the memory of a slot, (SLOT_BYTES,) uint8."""
+        return self._slots[slot]
 
     def memory_to_write(self, slot: int, size_bytes: int) -> Memory:
         """Return ``memory``, with all pages mapped that another process wrote. Writing would map them one by one."""
-        memory = self.memory(slot, size_bytes)
+        memory = self.memory(slot)
         if size_bytes > self._read_bytes[slot]:
             memory[self._read_bytes[slot] : size_bytes : FAULT_AROUND_BYTES].max()
             self._read_bytes[slot] = size_bytes
@@ -116,22 +100,3 @@ class Arena:
     def is_ready(self, slot: int) -> bool:
         """Return whether the batch of a slot is complete, so that torch can return it soon. Main process."""
         return bool(self._ready[slot])
-
-
-def _map_file(fd: int, offset_bytes: int, size_bytes: int) -> Memory:
-    """Map part of a file, (bytes,) uint8, in whole pages. It is unmapped when nothing references it.
-
-    This calls libc's ``mmap``, as Python's duplicates the descriptor for each mapping, and descriptors are limited.
-    """
-    length = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    address = libc.mmap(None, length, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, fd, offset_bytes)
-    if address == ctypes.c_void_p(-1).value:
-        error = ctypes.get_errno()
-        raise OSError(error, f"cannot map a slot of {length} bytes: {os.strerror(error)}")
-    buffer = (ctypes.c_ubyte * length).from_address(address)
-    weakref.finalize(buffer, libc.munmap, address, length).atexit = False
-    return np.ctypeslib.as_array(buffer)

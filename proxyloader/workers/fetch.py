@@ -63,11 +63,11 @@ class PassedSamples:
         self._size = size
         self._arena: Arena | None = None
         with contextlib.suppress(OSError):  # without shared memory, all files are checked in each epoch
-            self._arena = Arena(1, size) if size else None
+            self._arena = Arena(1) if size else None
 
     @property
     def _passed(self) -> Any:
-        return b"" if self._arena is None else self._arena.memory(0, self._size)[: self._size].data
+        return b"" if self._arena is None else self._arena.memory(0)[: self._size].data
 
     def has_all(self, indices: Sequence[Any]) -> bool:
         passed = self._passed

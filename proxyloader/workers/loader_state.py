@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from .._random_state import seed_generators
@@ -24,9 +23,6 @@ from .arena import Arena
 STATE_VERSION = 4
 
 RESTART = "restart the epoch: loader.set_epoch(state['epoch'])"
-
-SLOT_BYTES = 1 << 12
-HEADER_BYTES = 8
 
 WorkerStates = Mapping[int, dict[str, Any]]
 """States by worker number, which is 0 without workers. The keys of a state are "dataset" and "iterator", for those that
@@ -181,35 +177,30 @@ class StateBoard:
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers, self._arena = workers, Arena(workers + 1, SLOT_BYTES)
+        self._arena = Arena(workers + 1)  # the last slot holds the epoch
 
     def begin(self, epoch: int) -> None:
         """Publish the number of the next epoch, and discard all states. Main process."""
-        self._header(self._workers)[0] = epoch
-        for worker in range(self._workers):
-            self._arena.mark_ready(worker, False)
+        for slot in range(self._arena.slots):
+            self._arena.mark_ready(slot, False)
+        self.write(self._arena.slots - 1, epoch)
 
     def epoch(self) -> int:
         """Return the number of the epoch. Worker."""
-        return int(self._header(self._workers)[0])
+        return int(self._read(self._arena.slots - 1))
 
-    def _header(self, slot: int) -> NDArray[np.int64]:
-        """Return the number at the start of a slot, (1,) int64."""
-        return self._arena.memory(slot, HEADER_BYTES)[:HEADER_BYTES].view(np.int64)
+    def write(self, slot: int, value: Any) -> None:
+        """Write the epoch, or the state of a worker at its end."""
+        data = pickle.dumps(value)
+        self._arena.memory(slot)[: len(data)] = np.frombuffer(data, np.uint8)
+        self._arena.mark_ready(slot)
 
-    def write(self, worker: int, state: dict[str, Any]) -> None:
-        """Write the state at the end of an epoch. Worker."""
-        data = np.frombuffer(pickle.dumps(state), np.uint8)
-        size = HEADER_BYTES + len(data)
-        self._arena.memory(worker, size)[HEADER_BYTES:size] = data
-        self._header(worker)[0] = size
-        self._arena.mark_ready(worker)
+    def _read(self, slot: int) -> Any:
+        return pickle.loads(self._arena.memory(slot).data)
 
-    def read(self) -> dict[int, dict[str, Any]]:
+    def states(self) -> dict[int, dict[str, Any]]:
         """Return the states of the workers that have finished the epoch, by worker number. Main process."""
-        ready = filter(self._arena.is_ready, range(self._workers))
-        memory = {worker: self._arena.memory(worker, int(self._header(worker)[0])) for worker in ready}
-        return {worker: pickle.loads(state[HEADER_BYTES:].data) for worker, state in memory.items()}
+        return {slot: self._read(slot) for slot in range(self._arena.slots - 1) if self._arena.is_ready(slot)}
 
 
 class StatefulStream(IterableDataset[Any]):

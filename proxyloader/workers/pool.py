@@ -5,6 +5,7 @@ Its iterator shuts down faster than torch's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -30,9 +31,6 @@ from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
 from .request_sampler import RequestSampler, draw_seed, is_distributed, sampler_generator
 from .worker import PackedDataset, PackStream, set_up_worker
-
-BYTES_PER_IMAGE = 1 << 18
-"""Bytes per image that are initially mapped in a slot. More are mapped when needed."""
 
 DEFAULT_RUN_SIZE = 256
 
@@ -221,8 +219,9 @@ class WorkerPool:
             find_obstacle=loader._options.find_obstacle,
         )
         if is_iterable:
-            if loader.num_workers and hasattr(os, "memfd_create"):
-                self.board = StateBoard(loader.num_workers)
+            if loader.num_workers:
+                with contextlib.suppress(AttributeError, OSError):  # without Linux, or without shared memory
+                    self.board = StateBoard(loader.num_workers)
             self.worker_dataset = StatefulStream(dataset, states, self.board, loader.seed)
             # torch handles data pipes by their class, so it must see the data pipe itself.
             stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
@@ -303,8 +302,8 @@ def _create_arena(loader: Any) -> Arena | None:
     # that the GPU may still be reading.
     slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
     try:
-        return Arena(slots, run_size(loader) * BYTES_PER_IMAGE)
-    except OSError as error:  # a limit on file sizes or open files
+        return Arena(slots)
+    except OSError as error:  # a limit on file sizes, open files or address space
         loader._warn(f"cannot allocate shared memory for batches ({error}); falling back to torch's, which is slower")
         return None
 

@@ -44,7 +44,7 @@ def through_a_checkpoint(progress: LoaderState, seed: int | None) -> LoaderState
 
 
 def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
-    arena = Arena(2, 1)
+    arena = Arena(2)
     requests = RequestSampler([[1], [2], [3]], True, arena)
     first = next(iter(requests))
     requests.pop_request(first.number)

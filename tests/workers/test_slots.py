@@ -49,40 +49,32 @@ class Reads:
         self.finished = not self.is_abandoned
 
 
-def test_every_slot_is_lent_once_is_whole_pages_and_has_a_byte() -> None:
-    arena = Arena(3, 100)
+def test_every_slot_is_lent_once_and_has_a_byte() -> None:
+    arena = Arena(3)
     assert sorted(filter(lambda slot: slot is not None, (arena.acquire() for _ in range(3)))) == [0, 1, 2]
     assert arena.acquire() is None
     arena.release(1)
     assert (arena.acquire(), arena.acquire()) == (1, None)
-    arena = Arena(2, 5000)
-    assert len(arena.memory(0, 1)) == len(arena.memory(1, 5000)) == 8192
-    arena.memory(0, 1)[:] = 1
-    arena.memory(1, 1)[:] = 2
-    assert set(arena.memory(0, 1)) == {1} and set(arena.memory(1, 1)) == {2}
-    arena = Arena(10_000, 1)
-    arena.mark_ready(9_999)
-    assert arena.is_ready(9_999) and not arena.is_ready(9_998)
+    arena = Arena(1_000)
+    arena.mark_ready(999)
+    assert arena.is_ready(999) and not arena.is_ready(998)
 
 
-def test_a_slot_grows_to_what_a_batch_needs_and_keeps_what_was_written() -> None:
-    arena = Arena(2, 1)
-    small = arena.memory(0, 10)
-    small[:10] = 7
-    large = arena.memory(0, 50_000_000)
-    assert len(large) >= 50_000_000 and set(large[:10]) == {7}
-    large[-1] = small[11] = 9
-    assert large[11] == 9 and arena.memory(0, 10)[-1] == 9
+def test_slots_share_no_bytes_and_keep_what_was_written() -> None:
+    arena = Arena(2)
+    arena.memory(0)[[0, -1]] = 1
+    arena.memory(1)[[0, -1]] = 2
+    assert [arena.memory(slot)[[0, -1]].tolist() for slot in range(2)] == [[1, 1], [2, 2]]
     for size_bytes in (10, 70_000, 300_000, 5_000_000, 20):
-        before = bytes(arena.memory(1, 1)[:10])
+        before = bytes(arena.memory(1)[:10])
         memory = arena.memory_to_write(1, size_bytes)
         assert len(memory) >= size_bytes and bytes(memory[:10]) == before
         memory[:size_bytes] = size_bytes % 251
-        assert (arena.memory(1, size_bytes)[:size_bytes] == size_bytes % 251).all()
+        assert (arena.memory(1)[:size_bytes] == size_bytes % 251).all()
 
 
 def test_a_slot_that_is_still_read_is_lent_when_no_other_is_free_and_its_reader_was_waited_for() -> None:
-    arena, readers = Arena(2, 1), [Reads(), Reads()]
+    arena, readers = Arena(2), [Reads(), Reads()]
     arena.release(arena.acquire(), readers[:1])
     assert arena.acquire() == 1 and not readers[0].finished
     arena.release(1, readers[1:])
@@ -90,13 +82,13 @@ def test_a_slot_that_is_still_read_is_lent_when_no_other_is_free_and_its_reader_
     assert [reader.finished for reader in readers] == [True, False]
     readers[1].finished = True
     assert arena.acquire() == 1
-    arena = Arena(1, 1)
+    arena = Arena(1)
     arena.release(arena.acquire(), [Reads(is_abandoned=True)])
     assert arena.acquire() is None
 
 
 def test_ready_is_per_loan() -> None:
-    arena = Arena(2, 1)
+    arena = Arena(2)
     slot = arena.acquire()
     assert slot is not None and not arena.is_ready(slot)
     arena.mark_ready(slot)
@@ -117,13 +109,11 @@ arrays = st.lists(
 )
 
 
-@given(arrays=arrays, slot_bytes=st.sampled_from([None, 1, 4096, 1 << 20]))
+@given(arrays=arrays, has_slot=st.booleans())
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_arrays_are_preserved_in_a_slot_without_one_and_if_it_is_too_small(
-    arrays: list[Any], slot_bytes: int | None
-) -> None:
+def test_arrays_are_preserved_in_a_slot_and_without_one(arrays: list[Any], has_slot: bool) -> None:
     arrays = [array for array in arrays if array.dtype == arrays[0].dtype]
-    arena = Arena(1, slot_bytes) if slot_bytes else None
+    arena = Arena(1) if has_slot else None
     rows = [np.float32([k, -k]) for k in range(len(arrays))]
     calls = [ProxyInputs("s", (np.ascontiguousarray(array), row)) for array, row in zip(arrays, rows)]
     samples = [(ProxySample(call, 0), k) for k, call in enumerate(calls)]
@@ -248,12 +238,11 @@ def with_comment(data: bytes, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("one_size", [True, False])
-@pytest.mark.parametrize("slot_bytes", [4096, SLOT_BYTES])
-def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool, slot_bytes: int) -> None:
+def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool) -> None:
     files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
     if one_size:
         files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
-    arena = Arena(2, slot_bytes)
+    arena = Arena(2)
     dataset = folder_of(tmp_path, files)
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {}, False)
     for slot in (0, 1, 0, 1):
@@ -266,7 +255,7 @@ def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool,
 
 def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_path: Path) -> None:
     files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
-    arena, dataset = Arena(1, SLOT_BYTES), folder_of(tmp_path, files)
+    arena, dataset = Arena(1), folder_of(tmp_path, files)
     reads = dataset.loader
     dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {}, False)
