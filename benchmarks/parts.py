@@ -143,7 +143,7 @@ class Worker:
         plans, passed = find_plans(dataset, deferral.find_obstacle)[0], PassedSamples(size)
         known = plans if reads_first else ()
         fetcher = Fetcher(dataset, passed=passed, has_workers=True, deferral=deferral, plans=known)
-        self.arena = Arena(1, size << 20)
+        self.arena = Arena(1)
         output = (None, False) if on_gpu else None
         packer = Packer(default_collate, self.arena, size, plans=plans, deferral=deferral, kernel_output=output)
         self._dataset = PackedDataset(fetcher, packer, self.arena)
@@ -151,8 +151,8 @@ class Worker:
 
     def pack(self) -> PackedBatch:
         batch: PackedBatch = self._dataset.__getitems__(self._request).open(self._request, self.arena)
-        if batch.failure is not None:
-            raise batch.failure.exception()
+        if isinstance(batch.failure, Exception):
+            raise batch.failure
         assert batch.image_counts == (batch.num_samples, 0, 0), f"{batch.decode_reason}: {batch.image_counts}"
         return batch
 

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..dali.device import cuda_ordinal
@@ -25,7 +25,7 @@ from ..data.deferral import deferring
 from ..errors import InputError
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
-from ..workers.messages import BatchMessage, PackedBatch
+from ..workers.messages import BatchMessage, PackedBatch, WorkerError
 from ..workers.packing import KERNELS, MAX_NEW_PLANS
 from ..workers.pool import WorkerPool
 from .options import LoaderOptions
@@ -217,8 +217,9 @@ class Feed:
             in_flight.batch = PackedBatch(request)  # releases its slot even if the next lines fail
             try:
                 batch = in_flight.batch = message.open(request, self.pool.arena)
-                if batch.failure is not None:
-                    in_flight.error = batch.failure.exception()
+                if (failure := batch.failure) is not None:
+                    in_flight.error = failure.exception() if isinstance(failure, WorkerError) else failure
+                    in_flight.batch = replace(batch, failure=None)  # the frames of the error reference the batch
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
                 self.pool.plans.update({plan.key: plan for plan in batch.plans})
                 self._plan_servers.discover(batch.plans, self._options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import math
 import pickle
@@ -76,46 +75,30 @@ class PackedRun:
         return int(self.files[sum(count for count, _ in self.schedule[0].outputs[:output]) + row])
 
 
-@dataclass(frozen=True)
-class WorkerError:
-    """An exception to be raised in the main process.
+class WorkerError(ExceptionWrapper):
+    """An exception of a worker to be raised in the main process.
 
-    torch's wrapper re-raises exceptions of user code with their type. A ``ProxyLoaderError`` is raised with the
-    traceback of the worker as its cause. Without workers, ``error`` is the exception itself.
+    A ``ProxyLoaderError`` is raised with the traceback of the worker as its cause, others as by torch.
     """
 
-    wrapper: ExceptionWrapper | None
-    error: Exception | None
-
-    @classmethod
-    def capture(cls, error: Exception, where: str | None) -> WorkerError:
-        """Capture the exception being handled. ``where`` is the name of the worker, or None without workers."""
-        if where is None:
-            return cls(None, error)
-        wrapper: Any = ExceptionWrapper(where=where)  # type: ignore[no-untyped-call]
+    def __init__(self, error: Exception, where: str) -> None:
+        """Capture the exception being handled."""
+        super().__init__(where=where)  # type: ignore[no-untyped-call]
+        self.error = error if isinstance(error, ProxyLoaderError) else None
         if isinstance(error, MemoryError):
-            wrapper.exc_type = MemoryError  # NumPy's subclass cannot be created from a message
-        failure = cls(wrapper, error if isinstance(error, ProxyLoaderError) else None)
+            self.exc_type: Any = MemoryError  # NumPy's subclass cannot be created from a message
         try:
-            ForkingPickler.dumps(failure)
-            return failure
+            ForkingPickler.dumps(self)
         except Exception:  # its class cannot be pickled
-            wrapper.exc_type = RuntimeError
-            return cls(wrapper, None)
+            self.exc_type, self.error = RuntimeError, None
 
     def exception(self) -> Exception:
-        """Return the exception to raise. A worker's has no traceback, because its frames would keep it alive."""
-        if self.wrapper is None:
-            error = self.error
-            object.__setattr__(self, "error", None)  # its frames reference this object
-            assert error is not None
-            return error
+        """Return the exception to raise, without a traceback, because its frames would keep it alive."""
         if self.error is not None:
-            error = copy.copy(self.error).with_traceback(None)
-            error.__cause__ = RuntimeError(f"{self.wrapper.where}:\n{self.wrapper.exc_msg}")
-            return error
+            self.error.__cause__ = RuntimeError(f"{self.where}:\n{self.exc_msg}")
+            return self.error
         try:
-            self.wrapper.reraise()  # type: ignore[no-untyped-call]
+            self.reraise()  # type: ignore[no-untyped-call]
         except Exception as error:
             return error.with_traceback(None)
         raise AssertionError("unreachable")
@@ -143,7 +126,7 @@ class PackedBatch:
     indices: Sequence[Any] | None = None  # indices of the samples, if they differ from the request's
     unreadable: tuple[UnreadableSample, ...] = ()  # missing samples
     plans: tuple[Plan, ...] = ()  # plans of the runs, unless the loader knows them
-    failure: WorkerError | None = None
+    failure: WorkerError | Exception | None = None  # without workers, the exception itself
     worker: int = 0
     worker_state: dict[str, Any] | None = None  # state of the worker's dataset after this batch
 
@@ -152,7 +135,7 @@ class PackedBatch:
         if self.blob is not None:
             return self.blob.numpy()
         assert arena is not None and self.request is not None and self.request.slot is not None
-        return arena.memory(self.request.slot, self.size_bytes)
+        return arena.memory(self.request.slot)
 
     def read(self, run: PackedRun, arena: Arena | None) -> tuple[list[Any], Schedule | None]:
         """Return the arguments of ``RunQueue.submit`` for a run: its inputs, and the schedule of its kernels."""
@@ -208,12 +191,12 @@ class BatchMessage:
         try:
             data = ForkingPickler.dumps(batch)
         except Exception as error:
-            failure = WorkerError.capture(error, "while sending a batch to the main process")
+            failure = WorkerError(error, "while sending a batch to the main process")
             data = ForkingPickler.dumps(PackedBatch(None, failure=failure))
         if arena is None or request is None or request.slot is None:
             return cls(number, bytes(data))
         start = aligned(batch.size_bytes)
-        arena.memory(request.slot, start + len(data))[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        arena.memory(request.slot)[start : start + len(data)] = np.frombuffer(data, np.uint8)
         return cls(number, None, start, start + len(data))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,7 +206,7 @@ class BatchMessage:
         batch = self.batch
         if batch is None:
             assert arena is not None and request is not None and request.slot is not None
-            batch = pickle.loads(arena.memory(request.slot, self.end)[self.start : self.end].data)
+            batch = pickle.loads(arena.memory(request.slot)[self.start : self.end].data)
         return dataclasses.replace(batch, request=request)
 
     def pin_memory(self, device: Any = None) -> BatchMessage:

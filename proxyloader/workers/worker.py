@@ -74,13 +74,14 @@ class PackedDataset(Dataset[Any]):
             self._batch_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
         except Exception as error:  # sent in a batch, so that the main process releases its slot
             unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
-            where = f"in DataLoader worker process {info.id}" if info is not None else None
-            packed = PackedBatch(request, unreadable=unreadable, failure=WorkerError.capture(error, where))
+            failure = error if info is None else WorkerError(error, f"in DataLoader worker process {info.id}")
+            packed = PackedBatch(request, unreadable=unreadable, failure=failure)
         if arena is not None:
             batch_memory.end()  # the message may overwrite files that are not sent
         try:
             return BatchMessage.create(packed, info, self.state, self._arena)
         finally:
+            del packed  # its error references this frame
             if arena is not None:
                 arena.mark_ready(request.slot)
 
