@@ -38,7 +38,7 @@ from tqdm import tqdm
 from proxyloader._cores import usable_cores
 from proxyloader.dali.api import decoder_arguments, fn, pipeline_def
 from proxyloader.dali.executor import run, tensor_list
-from proxyloader.dali.run_queue import take_outputs, to_torch
+from proxyloader.dali.run_queue import to_torch
 from proxyloader.make_dataset import photograph
 from proxyloader.tools.bench.config import machine
 
@@ -98,7 +98,7 @@ def decode(pipeline: Any, batches: Iterable[Any]) -> Iterator[Any]:
             pipeline.feed_input("images", batch)
             run(pipeline)
         if number >= IN_FLIGHT:
-            (images,) = to_torch(take_outputs(pipeline, stream), stream, exec_dynamic=True)
+            (images,) = to_torch(pipeline.outputs(cuda_stream=stream), exec_dynamic=True)
             if stream:
                 stream.synchronize()
             yield images

@@ -34,8 +34,7 @@ with defer_interrupts():  # an interrupted import of DALI cannot be repeated in 
         from nvidia.dali.plugin.pytorch.experimental.proxy import (
             _external_source_node_names as _external_source_node_names,
         )
-        from nvidia.dali.plugin.pytorch.torch_utils import feed_ndarray as feed_ndarray
-        from nvidia.dali.plugin.pytorch.torch_utils import to_torch_type as to_torch_type
+        from nvidia.dali.plugin.pytorch.torch_utils import to_torch_tensor as to_torch_tensor
     except ImportError as error:
         raise MissingDaliError(
             f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120. "

@@ -9,7 +9,6 @@ when it is submitted, in DALI's own threads. The training thread waits only for 
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import uuid
@@ -19,13 +18,13 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.utils.dlpack
+from torch.utils.dlpack import from_dlpack
 
 from .. import lifetime
 from ..errors import InputError, PipelineError
 from ..lifetime import before_exit, leak_in_child
 from . import executor, jpeg_engines
-from .api import Pipeline, feed_ndarray, to_torch_type
+from .api import Pipeline, to_torch_tensor
 from .device import current_stream
 from .interrupts import avoid_busy_cores
 from .output_format import Outputs
@@ -57,12 +56,11 @@ class PipelineRun:
 
     Args:
         size: number of samples.
-        kinds: those of the inputs.
         schedule: the launches of kernels that transform what the pipeline decodes; None: there are none.
     """
 
-    def __init__(self, size: int, kinds: Kinds = (), schedule: Any = None) -> None:
-        self.size, self.kinds, self.schedule = size, kinds, schedule
+    def __init__(self, size: int, schedule: Any = None) -> None:
+        self.size, self.schedule = size, schedule
         self.outputs: Outputs | None = None
         self.error: Exception | None = None
         self.finished: torch.cuda.Event | None = None
@@ -136,8 +134,8 @@ class RunQueue:
         executor.drop_runs(pipeline)
         jpeg_engines.build(pipeline)
         self._declared = [executor.get_declared_kind(pipeline, source) for source in sources]
-        self._accepted_kinds: Kinds | None = None  # of runs that succeeded
-        self._failed_kinds: Kinds | None = None  # of the last run, if it failed
+        self._kinds: Kinds | None = None  # of earlier runs
+        self._has_succeeded = self._has_failed = False  # any run, the last run
         lifetime.watch(self)
 
     @property
@@ -171,12 +169,13 @@ class RunQueue:
             if not self.pipeline.exec_async:
                 self.drain()  # a full output queue would block this thread forever
             # After a failure, DALI's old executor fails all later runs.
-            has_failed = self._failed_kinds is not None and not self.pipeline.exec_dynamic
-            if has_failed or jpeg_engines.must_rebuild(self.pipeline):
+            is_useless = self._has_failed and not self.pipeline.exec_dynamic
+            if is_useless or jpeg_engines.must_rebuild(self.pipeline):
                 self.drain()
                 self._rebuild()
-            pipeline_run = PipelineRun(len(inputs[0]), self._check_inputs(inputs), schedule)
+            self._check_inputs(inputs)
             self._prepare(inputs)
+            pipeline_run = PipelineRun(len(inputs[0]), schedule)
             batches = [executor.tensor_list(samples) for samples in inputs]
             self._in_sync = False
             with before_exit():
@@ -189,8 +188,8 @@ class RunQueue:
             self.runs_started += 1
             return pipeline_run
 
-    def _check_inputs(self, inputs: Sequence[Any]) -> Kinds:
-        """Check and return the kinds of inputs, because DALI would leave a rejected batch in its queue."""
+    def _check_inputs(self, inputs: Sequence[Any]) -> None:
+        """Check the kinds of inputs, because DALI would leave a rejected batch in its queue."""
         if len(inputs[0]) > self.pipeline.max_batch_size:
             raise InputError(
                 f"a batch of {len(inputs[0])} is larger than batch_size={self.pipeline.max_batch_size} of the pipeline",
@@ -198,12 +197,12 @@ class RunQueue:
             )
         kinds = tuple((samples[0].dtype.str, samples[0].ndim) for samples in inputs)
         self._check_kinds(kinds, self._declared)
-        if self._runs and self._runs[-1].kinds != kinds:
-            self.drain()  # determine whether runs of the earlier kinds succeed
-        if self._accepted_kinds is None and self._failed_kinds not in (None, kinds):
+        if self._kinds is not None and self._kinds != kinds:
+            self.drain()  # determine whether a run of the earlier kinds succeeds
+            if self._has_succeeded:
+                self._check_kinds(kinds, self._kinds, " as in earlier batches")
             self._rebuild()  # DALI keeps the kinds of its first batch, which failed
-        self._check_kinds(kinds, self._accepted_kinds or kinds, " as in earlier batches")
-        return kinds
+        self._kinds = kinds
 
     def _check_kinds(self, kinds: Kinds, expected: Sequence[tuple[str | None, int | None]], when: str = "") -> None:
         for name, kind, wanted in zip(self.names, kinds, expected):
@@ -245,7 +244,9 @@ class RunQueue:
         outputs: Outputs = []
         try:
             with before_exit():
-                pipeline_run.dali_outputs = take_outputs(self.pipeline, stream)
+                # On the CPU, this waits for the run. With ``exec_dynamic``, ``stream`` waits for it instead.
+                bound = stream if self.pipeline.exec_dynamic else None
+                pipeline_run.dali_outputs = self.pipeline.outputs(cuda_stream=bound)
                 if not pipeline_run.cancelled:
                     outputs = self._convert(pipeline_run, stream)
         except (torch.OutOfMemoryError, PipelineError) as error:  # of the kernels
@@ -254,11 +255,11 @@ class RunQueue:
             pipeline_run.error = executor.convert_run_error(error, self.pipeline.device_id, pipeline_run.size)
             if pipeline_run.error is None:
                 raise  # DALI may still have the run, so the next call rebuilds the pipeline
-            self._failed_kinds = pipeline_run.kinds
+            self._has_failed = True
         self._runs.popleft()
         pipeline_run.ended = self._in_sync = True
         if pipeline_run.error is None:
-            self._accepted_kinds, self._failed_kinds = self._accepted_kinds or pipeline_run.kinds, None
+            self._has_succeeded, self._has_failed = True, False
             if stream is not None:
                 pipeline_run.stream, pipeline_run.finished = stream, stream.record_event()
                 self._unread.append(pipeline_run)
@@ -277,7 +278,7 @@ class RunQueue:
 
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         """Return the outputs of a run as torch tensors."""
-        return to_torch(pipeline_run.dali_outputs, stream, self.pipeline.exec_dynamic)
+        return to_torch(pipeline_run.dali_outputs, self.pipeline.exec_dynamic)
 
     def _release_read(self, most: int = MAX_UNREAD) -> None:
         """Return outputs that the GPU has read to DALI. Wait if there are more others: NOTE [ DALI's GPU memory ]."""
@@ -291,7 +292,7 @@ class RunQueue:
         self._in_sync = False  # if memory is short, the next run retries
         executor.discard_executor(self.pipeline)
         jpeg_engines.build(self.pipeline)
-        self._failed_kinds, self._in_sync = None, True
+        self._has_failed, self._in_sync = False, True
 
     def cancel_all(self) -> None:
         """Cancel all runs, without waiting. Their outputs cannot appear in a later batch."""
@@ -348,35 +349,17 @@ class RunQueue:
         self._unread.clear()
 
 
-def take_outputs(pipeline: Any, stream: torch.cuda.Stream | None) -> Sequence[Any]:
-    """Return the outputs of the oldest run as DALI has them.
-
-    On the CPU this waits for the run. On a GPU ``stream`` waits for it, if the pipeline has ``exec_dynamic``.
-    """
-    asynchronous = stream is not None and pipeline.exec_dynamic
-    outputs: Sequence[Any] = pipeline.outputs(cuda_stream=stream) if asynchronous else pipeline.outputs()
-    return outputs
-
-
-def to_torch(outputs: Sequence[Any], stream: torch.cuda.Stream | None, exec_dynamic: bool) -> Outputs:
+def to_torch(outputs: Sequence[Any], exec_dynamic: bool) -> Outputs:
     """Return outputs as torch tensors: one for each, or a list if the shapes of its samples differ."""
-    convert = functools.partial(_to_torch, stream=stream, exec_dynamic=exec_dynamic)
+
+    def convert(tensor: Any) -> Any:
+        if exec_dynamic and "CPU" in type(tensor).__name__:
+            # Pass a capsule: for other objects torch calls DALI's code for the device, in which a Ctrl-C is lost.
+            return from_dlpack(tensor.__dlpack__())
+        # On a GPU, torch allocates the copy, so its rules for streams, ``record_stream`` and memory statistics apply.
+        return to_torch_tensor(tensor, copy=True)
+
     return [convert(each.as_tensor()) if each.is_dense_tensor() else list(map(convert, each)) for each in outputs]
-
-
-def _to_torch(tensor: Any, stream: torch.cuda.Stream | None, exec_dynamic: bool) -> torch.Tensor:
-    """Return a tensor of DALI as one of torch.
-
-    Those on a GPU are allocated by torch, so torch's rules for streams, ``record_stream`` and memory statistics apply.
-    """
-    on_gpu = "GPU" in type(tensor).__name__
-    if not on_gpu and exec_dynamic:
-        # Pass a capsule: for other objects torch calls DALI's code for the device, in which a Ctrl-C is lost.
-        return torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
-    device = torch.device("cuda", tensor.device_id()) if on_gpu else torch.device("cpu")
-    copied = torch.empty(tensor.shape(), dtype=to_torch_type[tensor.dtype], device=device)
-    feed_ndarray(tensor, copied, cuda_stream=stream if on_gpu else None)
-    return copied
 
 
 def _describe(dtype: str | None, ndim: int | None) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali import Pipeline
-from nvidia.dali.backend import TensorCPU, TensorGPU
+from nvidia.dali.backend import TensorListCPU, TensorListGPU
 
 from proxyloader.dali import run_queue
 
@@ -158,8 +158,7 @@ def test_after_an_interrupt_in_iter_an_older_iterator_does_not_end_as_if_it_were
 
 def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) -> None:
     numbers = torch.arange(4.0, device=device)
-    output = TensorCPU(numbers.numpy(), "", False) if device == "cpu" else TensorGPU(numbers, "")
-    stream = None if device == "cpu" else torch.cuda.current_stream()
+    output = TensorListCPU(numbers.numpy(), "", False) if device == "cpu" else TensorListGPU(numbers, "")
     is_inside, raised, caught = False, 0, 0
 
     def interrupt(*_: Any) -> None:
@@ -176,7 +175,7 @@ def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) ->
             try:
                 is_inside = True
                 for _ in range(1000):
-                    run_queue._to_torch(output, stream, exec_dynamic=True)
+                    run_queue.to_torch([output], exec_dynamic=True)
                 is_inside = False
             except KeyboardInterrupt:
                 caught += 1
