@@ -23,7 +23,6 @@ import os
 import re
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -162,25 +161,8 @@ def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
         return backend.TensorListCPU(tensors, "")
 
 
-@dataclass
-class PipelineNotes:
-    """State that this package stores on a pipeline.
-
-    Attributes:
-        owner: weak reference to the only queue that may run it.
-        engines_verified: whether a trial has shown that the JPEG engines decode for it.
-        next_check_s: ``time.monotonic()`` of the next check for a crowded GPU.
-    """
-
-    owner: Callable[[], Any] = lambda: None
-    engines_verified: bool = False
-    next_check_s: float = 0.0
-
-
-def get_notes(pipeline: Any) -> PipelineNotes:
-    """Return the notes of a pipeline, which are stored in an attribute of it."""
-    notes: PipelineNotes = vars(pipeline).setdefault("_proxyloader_notes", PipelineNotes())
-    return notes
+_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The only queue that may run a pipeline, by pipeline."""
 
 
 def claim(pipeline: Any, owner: Any) -> None:
@@ -194,11 +176,10 @@ def claim(pipeline: Any, owner: Any) -> None:
             "the pipeline belongs to the parent of this forked process. Create a new pipeline in this process",
             code="forked",
         )
-    notes = get_notes(pipeline)
-    previous = notes.owner()
-    if previous is not None and previous is not owner:
+    previous = _owners.get(pipeline, lambda: None)()
+    if previous is not None:
         previous.release_pipeline()
-    notes.owner = weakref.ref(owner)
+    _owners[pipeline] = weakref.ref(owner)
 
 
 def is_mid_epoch(pipeline: Any) -> bool:

@@ -28,6 +28,7 @@ import io
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -55,6 +56,12 @@ almost a gigabyte, and the engines of an H200 serve many of them. See NOTE [ CUD
 
 _engines: dict[int | None, Literal["decoding", "absent", "failing"]] = {}
 """State of the engines of each GPU, shared by all decoders of the process. No pipeline uses failing engines."""
+
+_verified: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+"""Built pipelines for which a trial has shown that the engines decode."""
+
+_next_check_s: weakref.WeakKeyDictionary[Pipeline, float] = weakref.WeakKeyDictionary()
+"""``time.monotonic()`` of the next check for a crowded GPU."""
 
 
 def are_disabled(device_id: int | None) -> bool:
@@ -85,7 +92,7 @@ def build(pipeline: Pipeline) -> None:
             has run.
     """
     if not pipeline._built:
-        executor.get_notes(pipeline).engines_verified = False
+        _verified.discard(pipeline)
         if are_disabled(pipeline.device_id):
             _exclude_engines(pipeline)
         executor.build(pipeline)
@@ -100,11 +107,11 @@ def must_rebuild(pipeline: Pipeline) -> bool:
     Call this before each run. It checks the GPU at most once a second, and tries the engines if others use it.
     """
     now_s = time.monotonic()
-    if pipeline.device_id is None or now_s < executor.get_notes(pipeline).next_check_s:
+    if pipeline.device_id is None or now_s < _next_check_s.get(pipeline, 0.0):
         return False
     if _fails(pipeline, _is_used_by_others):
         return True
-    executor.get_notes(pipeline).next_check_s = time.monotonic() + CHECK_INTERVAL_S
+    _next_check_s[pipeline] = time.monotonic() + CHECK_INTERVAL_S
     return False
 
 
@@ -121,14 +128,14 @@ def _exclude_engines(pipeline: Pipeline) -> None:
 
 def _fails(pipeline: Pipeline, needs_trial: Callable[[int], bool]) -> bool:
     """Return whether a built pipeline uses engines that fail to decode, tested only if ``needs_trial(device_id)``."""
-    device_id, notes = pipeline.device_id, executor.get_notes(pipeline)
-    if device_id is None or notes.engines_verified or not (paddings := executor.get_engine_paddings(pipeline)):
+    device_id = pipeline.device_id
+    if device_id is None or pipeline in _verified or not (paddings := executor.get_engine_paddings(pipeline)):
         return False
     if not are_disabled(device_id):
         if not needs_trial(device_id):
             return False
         if _decode(device_id, paddings):
-            notes.engines_verified = True
+            _verified.add(pipeline)
             return False
         _disable(device_id)
     return True
