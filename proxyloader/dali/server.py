@@ -104,7 +104,7 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             if isinstance(ref, ProxySample):
                 if ref.call.server == self.runs.key:
                     calls[id(ref.call)] = ref.call
-            elif any(call.server == self.runs.key for call in ref.run.calls):
+            elif all(call.server == self.runs.key for call in ref.run.calls):
                 runs[id(ref.run)] = ref.run
             return ref
 
@@ -113,20 +113,14 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             return ref if result is None else result[ref.output]
 
         _map_references(obj, collect, set())
-        outputs: dict[int, Sequence[Any] | None] = dict(zip(calls, self._run_rows(list(calls.values()))))
+        outputs: dict[int, Sequence[Any]] = dict(zip(calls, self._run_rows(list(calls.values()))))
         outputs |= {key: self._run(run) for key, run in runs.items()}
         return _map_references(obj, resolve, set())
 
-    def _run(self, run: ProxyInputBatch) -> Outputs | None:
-        """Return the outputs of a batch, or None if it still lacks outputs of another server."""
-        if len(run.calls) <= self._pipe.max_batch_size and all(call.server == self.runs.key for call in run.calls):
+    def _run(self, run: ProxyInputBatch) -> Outputs:
+        if len(run.calls) <= self._pipe.max_batch_size:
             return self._run_calls(run.calls)
-        own_rows = [row for row, call in enumerate(run.calls) if call.server == self.runs.key]
-        run.done.update(zip(own_rows, self._run_rows([run.calls[row] for row in own_rows])))
-        if len(run.done) < len(run.calls):
-            return None
-        rows = [run.done[row] for row in range(len(run.calls))]
-        return [stack_or_list(list(output)) for output in zip(*rows)]
+        return [stack_or_list(list(output)) for output in zip(*self._run_rows(run.calls))]
 
     def _run_rows(self, calls: Sequence[ProxyInputs]) -> list[list[torch.Tensor]]:
         """Return the outputs of each call. More calls than the pipeline's batch size take several runs."""

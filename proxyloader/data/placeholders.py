@@ -44,11 +44,10 @@ class ProxyInputs:
 
 
 class ProxyInputBatch:
-    """Inputs of one batch, shared by all of its outputs. ``done``: outputs by row, until all servers have run."""
+    """Inputs of one batch, shared by all outputs of the batch, so that an image and its mask come from the same run."""
 
     def __init__(self, calls: Sequence[ProxyInputs]) -> None:
         self.calls = calls
-        self.done: dict[int, Sequence[torch.Tensor]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only for the queue of a stock DataLoader, where torch's shared memory is the fastest transport.
