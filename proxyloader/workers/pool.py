@@ -29,7 +29,7 @@ from .arena import Arena
 from .fetch import Fetcher, PassedSamples
 from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
-from .request_sampler import RequestSampler, draw_seed, is_distributed, sampler_generator
+from .request_sampler import RequestSampler, is_distributed
 from .worker import PackedDataset, PackStream, set_up_worker
 
 DEFAULT_RUN_SIZE = 256
@@ -46,8 +46,7 @@ GRACE_S = 0.2  # for workers to exit
 
 
 class Workers(TorchDataLoader[Any]):
-    first_worker = 0
-    """Number of the worker that receives the first request."""
+    first_worker = 0  # number of the worker that receives the first request
 
     def _get_iterator(self) -> Any:
         return WorkersIterator(self) if self.num_workers else super()._get_iterator()
@@ -129,25 +128,13 @@ class WorkerPool:
         passed, deferral: see ``Fetcher``.
     """
 
-    broken = False
-    """Whether a worker was lost, so that the next epoch requires new workers."""
-
-    requests: RequestSampler | None = None
-    """Sampler of the workers; None for an iterable-style dataset, whose batches are sent without slots."""
-
-    worker_dataset: PackedDataset | StatefulStream | None = None
-    """The dataset passed to ``workers``; None if they yield torch's own batches."""
-
-    board: StateBoard | None = None
-    """Where the workers of a stream write their states at the end of an epoch."""
-
-    deferral: Deferral | None = None
-    """That of the dataset if there are no workers and its images are deferred."""
-
+    broken = False  # whether a worker was lost, so that the next epoch requires new workers
+    requests: RequestSampler | None = None  # None for an iterable-style dataset, whose batches are sent without slots
+    worker_dataset: PackedDataset | StatefulStream | None = None  # None if the workers yield torch's own batches
+    board: StateBoard | None = None  # where the workers of a stream write their states at the end of an epoch
+    deferral: Deferral | None = None  # of the dataset, if there are no workers and its images are deferred
     packer: Packer | None = None
-
-    feed: weakref.ref[Any] | None = None
-    """The feed that uses the workers."""
+    feed: weakref.ref[Any] | None = None  # that uses the workers
 
     def __init__(
         self,
@@ -247,16 +234,10 @@ class WorkerPool:
             self.board.begin(loader_state.epoch)
         if loader._seed_generator is not None:
             loader_state.restore_or_record(loader._seed_generator, "workers")
-        # What torch draws a shuffled order from, unless the sampler has its own generator.
-        has_own = sampler_generator(loader._inner_sampler) is not None
-        order = loader_state.generator_states if loader_state.resumes and not has_own else {}
         if generator is None and seed is not None:  # avoid the default generator, as other threads draw from it
             self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
-        elif generator is None and "iter" in order and "next" not in order:  # a state between epochs
-            self.workers.generator = torch.Generator()
-            self.workers.generator.set_state(order["iter"])
-            if loader_state.new_workers:
-                draw_seed()  # in place of torch, which now draws from another generator
+        elif self.requests is None and loader_state.resumes and "iter" in loader_state.generator_states:
+            torch.set_rng_state(loader_state.generator_states["iter"])  # of a state between epochs
         batches: Any
         if seed is None or self.requests is not None or self.workers.num_workers:
             batches = iter(self.workers)

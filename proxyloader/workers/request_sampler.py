@@ -113,7 +113,6 @@ class RequestSampler:
         # With ``yields_indices``, the number of samples of each batch that the training loop has not received yet.
         self.sizes = deque[int]()
         self._iterator: Any = None
-        self._must_advance_default = False
         self._pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
         self._next_number = self._first_number = 0  # of the next request, and the first of the epoch
@@ -283,45 +282,32 @@ class RequestSampler:
     @contextlib.contextmanager
     def _controlled_generators(self, loader_state: LoaderState, stage: str) -> Iterator[None]:
         sampler, states = self._inner_sampler, loader_state.generator_states
-        generator = sampler_generator(sampler)
-        # Whether the state was saved between epochs, before the order was drawn.
-        is_between_epochs = loader_state.resumes and stage == "iter" and "next" not in states
-        if generator is not None:
-            loader_state.restore_or_record(generator, stage)
-            yield
-            if is_between_epochs and loader_state.new_workers:
-                del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
-            elif is_between_epochs:
-                states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
-        elif self.seed is not None and type(sampler) in SAMPLERS_WITH_GENERATOR:
+        own = sampler_generator(sampler)
+        if self.seed is not None and own is None and type(sampler) in SAMPLERS_WITH_GENERATOR:
             with _generator_lock:
                 sampler.generator = make_generator(self.seed, loader_state.epoch, "order", stage)
                 try:
                     yield
                 finally:
                     sampler.generator = None
-        elif self.seed is not None:
+            return
+        if self.seed is not None and own is None:
             with preserve_rng():
                 seed_generators(self.seed, loader_state.epoch, "order", stage)
                 yield
-        elif loader_state.resumes and stage in states:
-            with preserve_rng():
-                torch.set_rng_state(states[stage])
-                yield
-                if is_between_epochs:
-                    if loader_state.new_workers:
-                        draw_seed()
-                    states["next"] = torch.get_rng_state()
-            # The default generator may still be in the state of a checkpoint between epochs. Unless it advances as
-            # well, it would draw the same order for the next epoch.
-            if is_between_epochs:
-                self._must_advance_default = True
-            elif stage == "next" and self._must_advance_default:
-                self._must_advance_default = False
-                draw_seed()
-        else:
-            states[stage] = torch.get_rng_state()
+            return
+        generator = torch.default_generator if own is None else own
+        # Whether the state was saved between epochs, before the order was drawn.
+        is_between_epochs = loader_state.resumes and stage == "iter" and "next" not in states
+        # During the epoch of a state, others may have drawn from the default generator.
+        preserves = own is None and loader_state.resumes and stage in states and not is_between_epochs
+        with preserve_rng() if preserves else contextlib.nullcontext():
+            loader_state.restore_or_record(generator, stage)
             yield
+        if is_between_epochs and loader_state.new_workers:
+            del states["iter"]  # torch creates another iterator after drawing a seed, as when the state was saved
+        elif is_between_epochs:
+            states["next"] = generator.get_state()  # torch draws a seed now, but not when the state was saved
 
 
 def sampler_generator(sampler: Any) -> torch.Generator | None:
@@ -352,8 +338,3 @@ def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | N
     if generator is not None or seed is None:
         state = torch.get_rng_state() if generator is None else generator.get_state()
         loader_state.generator_states.setdefault(stage, state)
-
-
-def draw_seed() -> None:
-    """Draw a seed from the default generator, as torch's iterators and samplers do when they start."""
-    torch.empty((), dtype=torch.int64).random_()
