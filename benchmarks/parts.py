@@ -146,7 +146,7 @@ class Worker:
         self.arena = Arena(1)
         output = (None, False) if on_gpu else None
         packer = Packer(default_collate, self.arena, size, plans=plans, deferral=deferral, kernel_output=output)
-        self._dataset = PackedDataset(fetcher, packer, self.arena)
+        self._dataset = PackedDataset(fetcher, packer, self.arena, {})
         self._request = BatchRequest(0, 0, [*range(size)], batched=True, slot=0)
 
     def pack(self) -> PackedBatch:

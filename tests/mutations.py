@@ -232,9 +232,6 @@ a resumed stream begins at its start
 a state of another seed is taken
     workers/loader_state.py:_check_saved | state['seed'] != seed => state['seed'] == 'another'
     workers/test_request_sampler.py
-after a break the next order is drawn from a generator that is too far ahead
-    workers/request_sampler.py:RequestSampler.roll_back_draws | set_state(draws[0]) => set_state(draws[-1])
-    integration/test_torch_contract.py
 Ctrl-C while DALI is imported leaves a part of it, with which no loader works
     dali/api.py: | with defer_interrupts(): => if defer_interrupts:
     test_lifetime.py
@@ -281,11 +278,8 @@ what was left out of a batch is not told
 an error names the sample before
     loader/assembly.py:BatchAssembler._locate | index=indices[row] => index=indices[row - 1]
     integration/test_unreadable.py integration/test_faults_input.py loader
-workers go on behind what they drew for a loop that was left
-    workers/request_sampler.py:RequestSampler.__iter__ | self._discarded += (range(self._first_excess, number),) => pass
-    integration/test_torch_contract.py
-a worker goes back to where it was before the last request that was not needed
-    workers/request_sampler.py:WorkerDraws.rewind | enumerate(self._history) => reversed(list(enumerate(self._history)))
+workers draw for more batches than torch requests in advance
+    workers/request_sampler.py:RequestSampler.is_full | 0 < self.max_unreturned <= self._num_unreturned => False
     integration/test_torch_contract.py
 # stopping
 a loop that was interrupted goes on as if nothing had been

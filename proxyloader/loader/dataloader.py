@@ -114,7 +114,7 @@ class DataLoader(TorchDataLoader[T]):
             or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
             processes may have one more batch than others.
         prefetch: maximum number of batches decoded in advance. As in torch, ``prefetch_factor`` is the number of
-            batches that each worker loads in advance, which are not decoded yet.
+            batches that each worker loads in advance, with ``persistent_workers`` including decoded ones.
         num_threads: number of DALI's CPU threads, at most 1024. "auto": on the CPU, the number of cores of this process
             plus one; on a GPU, at most 4.
         hw_decoder_load: fraction of the JPEGs, in [0, 1], that the GPU's JPEG engines decode, if it has any. "auto": 1.
@@ -341,8 +341,6 @@ class DataLoader(TorchDataLoader[T]):
     def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
         pool, counts, previous = self._pool, self._counts, self._loader_state
         discovered = self._servers.drop_unused()
-        if pool is not None and pool.requests is not None:
-            pool.requests.roll_back_draws()
         if pool is not None and self.persistent_workers and not pool.broken:
             # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
             # change of device or dtype changes what workers prepare.

@@ -27,7 +27,7 @@ from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
 from ..workers.messages import BatchMessage, PackedBatch, WorkerError
 from ..workers.packing import KERNELS, MAX_NEW_PLANS
-from ..workers.pool import WorkerPool
+from ..workers.pool import WorkerPool, WorkersIterator
 from .options import LoaderOptions
 from .stats import SUBMIT, profile_row
 
@@ -164,8 +164,6 @@ class Feed:
                 for pipeline_run in in_flight.pipeline_runs:
                     pipeline_run.cancel()
                 self.release_slot(in_flight)
-            if self.pool.requests is not None and self.pool.feed is not None and self.pool.feed() in (self, None):
-                self.pool.requests.roll_back_draws()
         self._batches = None
 
     def __len__(self) -> int:
@@ -177,6 +175,12 @@ class Feed:
         while self._batches is not None and (not self._in_flight or self._can_receive()):
             self._receive()
         return self._in_flight.popleft() if self._in_flight else None
+
+    def request_next(self) -> None:
+        """Request a batch in place of one that the training loop receives, if torch has not done so before."""
+        requests = self.pool.requests
+        if requests is not None and requests.max_unreturned and isinstance(self._batches, WorkersIterator):
+            self._batches._try_put_index()
 
     def release_slot(self, in_flight: InFlightBatch) -> None:
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:

@@ -29,7 +29,7 @@ from .arena import Arena
 from .fetch import Fetcher, PassedSamples
 from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
-from .request_sampler import RequestSampler, is_distributed
+from .request_sampler import RequestSampler, is_distributed, sampler_generator
 from .worker import PackedDataset, PackStream, set_up_worker
 
 DEFAULT_RUN_SIZE = 256
@@ -66,7 +66,8 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         for _ in range(self._first_worker):
             next(self._worker_queue_idx_cycle)
         self._first_worker = 0
-        super()._try_put_index()
+        if not (isinstance(self._index_sampler, RequestSampler) and self._index_sampler.is_full):
+            super()._try_put_index()
 
     def _get_data(self) -> Any:
         active = list(self._workers_status)  # torch may mark a dead worker as inactive before it raises
@@ -122,7 +123,7 @@ class WorkerPool:
 
     Args:
         loader_state: state of the first epoch, including the initial states of the dataset; None: torch's own loader
-            produces the batches. Of our code, its workers then run only the parent watchdog.
+            produces the batches.
         plans: known plans of the dataset, by key. Persistent workers keep their dataset.
         arena: arena of an earlier epoch to reuse; None: create one.
         passed, deferral: see ``Fetcher``.
@@ -213,10 +214,13 @@ class WorkerPool:
             # torch handles data pipes by their class, so it must see the data pipe itself.
             stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
             return dict(dataset=stream, collate_fn=PackStream(self.fetcher, self.packer, self.worker_dataset))
-        num_prefetched = max(1, loader.num_workers * (loader.prefetch_factor or 0))
-        self.requests = RequestSampler(sampler, batched, self.arena, loader.seed, num_prefetched)
-        keeps_generators = loader.persistent_workers and loader.seed is None  # across epochs
-        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states, keeps_generators)
+        self.requests = RequestSampler(sampler, batched, self.arena, loader.seed)
+        # Requests also replace batches in DALI, unless draws for batches that a loop leaves behind affect later epochs:
+        # those of persistent workers, and of samplers that do not draw the order of each epoch at once.
+        is_torchs = type(loader._inner_sampler).__module__.startswith("torch.utils.data") or loader._sharded is not None
+        if loader.persistent_workers or not is_torchs or sampler_generator(loader._inner_sampler) is not None:
+            self.requests.max_unreturned = max(1, loader.num_workers * (loader.prefetch_factor or 0))
+        self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states)
         return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
 
     def start(self, loader: Any, loader_state: LoaderState) -> Any:

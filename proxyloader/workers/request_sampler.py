@@ -1,13 +1,4 @@
-"""Batch sampler that issues worker requests and resumes in mid-epoch. Main process, in the iterating thread.
-
-NOTE [ Rolling back draws ]
-Decoded batches are prefetched in addition to those that workers load, so more requests are issued than by torch's
-loader. If a loop is left early, the draws for the excess requests are rolled back, those of the sampler by
-``RequestSampler`` and those of workers by ``WorkerDraws``. Otherwise later epochs would differ from torch's and depend
-on timing, because samplers, and transforms in persistent workers, may draw from a generator that continues from epoch
-to epoch. A sampler that draws incrementally advances its own generator at each request. torch's RandomSampler draws
-once more at its end.
-"""
+"""Batch sampler that issues worker requests and resumes in mid-epoch. Main process, in the iterating thread."""
 
 from __future__ import annotations
 
@@ -23,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
-from .._random_state import get_rng_states, make_generator, preserve_rng, seed_generators, set_rng_states
+from .._random_state import make_generator, preserve_rng, seed_generators
 from ..data.sharded_sampler import ShardedSampler
 from .arena import Arena
 from .loader_state import LoaderState, is_stateful
@@ -31,8 +22,7 @@ from .loader_state import LoaderState, is_stateful
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """torch samplers that draw from the default generator unless they are given a ``generator``."""
 
-_END: Any = object()
-"""Sentinel for the end of the epoch."""
+_END: Any = object()  # of the epoch
 
 _generator_lock = threading.RLock()
 """Held while such a sampler has a temporary generator, as threads may share a loader and its sampler."""
@@ -70,30 +60,9 @@ class BatchRequest:
     indices: Any  # of the samples of the batch, or a single index if batching is disabled
     batched: bool
     slot: int | None  # that the worker may write to; None: no slot was free
-    first_excess: int = 0  # number of the first request that torch's loader would not have issued yet
-    discarded: tuple[range, ...] = ()  # numbers of earlier ones whose draws were rolled back, until every worker knows
 
     def index_list(self) -> list[Any]:
         return list(self.indices) if self.batched else [self.indices]
-
-
-class WorkerDraws:
-    """Rolls back a worker's draws for discarded requests. Worker."""
-
-    def __init__(self) -> None:
-        self._history: deque[tuple[int, tuple[Any, ...]]] = deque()
-
-    def rewind(self, number: int, first_excess: int, discarded: tuple[range, ...]) -> None:
-        """Prepare for a request with this number. ``first_excess``, ``discarded``: see ``BatchRequest``."""
-        stale = (k for k, (past, _) in enumerate(self._history) if any(past in numbers for numbers in discarded))
-        if (first := next(stale, None)) is not None:
-            set_rng_states(self._history[first][1])
-            while len(self._history) > first:
-                self._history.pop()
-        while self._history and self._history[0][0] < first_excess:
-            self._history.popleft()
-        if number >= first_excess:
-            self._history.append((number, get_rng_states(include_numpy_and_python=True)))
 
 
 @dataclass(eq=False)
@@ -104,7 +73,7 @@ class RequestSampler:
     batched: bool
     arena: Arena | None = None
     seed: int | None = None  # of the order, unless the sampler has its own generator
-    num_prefetched: int = 1  # number of batches that torch's loader requests before it receives the first
+    max_unreturned: int = 0  # maximum number of requests whose batches the training loop has not received; 0: any
     yields_indices: bool = False  # whether to yield indices instead of requests, for torch's own fetcher
 
     def __post_init__(self) -> None:
@@ -115,21 +84,12 @@ class RequestSampler:
         self._iterator: Any = None
         self._pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
-        self._next_number = self._first_number = 0  # of the next request, and the first of the epoch
-        self._first_excess = self.num_prefetched
-        self._discarded: tuple[range, ...] = ()
-        self._draws: deque[torch.Tensor] = deque()  # the sampler's generator from torch's last request to our last one
+        self._next_number = 0  # of the next request
+        self._num_unreturned = 0  # requests of the epoch whose batches the training loop has not received
 
     def __iter__(self) -> Iterator[Any]:
         self.discard_pending()  # torch begins an epoch after the workers have finished the previous one
-        self.roll_back_draws()
-        number, loader_state = self._next_number, self.loader_state
-        if number - self._first_number >= self.num_prefetched:
-            self._discarded = ()  # each worker has received a request
-        if self._first_excess < number:
-            self._discarded += (range(self._first_excess, number),)
-        self._first_number, self._first_excess = number, number + self.num_prefetched
-        self._draws.clear()
+        self._num_unreturned, loader_state = 0, self.loader_state
         self._restore_sampler(loader_state)
         # Not lazily, because torch creates the iterator before it draws seeds.
         with self._controlled_generators(loader_state, "iter"):
@@ -151,18 +111,15 @@ class RequestSampler:
                 yield indices
             else:
                 yield self._request(indices, loader_state.epoch)
-        if not self.yields_indices:
-            self._record_draws()
 
     def _request(self, indices: Any, epoch: int) -> BatchRequest:
-        number, sampler = self._next_number, self._inner_sampler
-        self._record_draws()
-        slot = self.arena.acquire() if self.arena is not None else None
-        request = BatchRequest(number, epoch, indices, self.batched, slot, self._first_excess, self._discarded)
+        sampler, slot = self._inner_sampler, self.arena.acquire() if self.arena is not None else None
+        request = BatchRequest(self._next_number, epoch, indices, self.batched, slot)
         self._next_number += 1
-        self._pending[number] = request
+        self._num_unreturned += 1
+        self._pending[request.number] = request
         if is_stateful(sampler) or is_stateful(self._iterator):
-            self._sampler_states[number] = sampler_state(sampler, self._iterator)
+            self._sampler_states[request.number] = sampler_state(sampler, self._iterator)
         return request
 
     def __len__(self) -> int:
@@ -176,32 +133,21 @@ class RequestSampler:
         self._pending.clear()
         self._sampler_states.clear()
 
-    def _record_draws(self) -> None:
-        """Record the state of the sampler's generator after a request, or at the end of the epoch."""
-        if self._next_number < self._first_excess:
-            self._draws.clear()
-        if (generator := sampler_generator(self._inner_sampler)) is not None:
-            self._draws.append(generator.get_state())
-
-    def roll_back_draws(self) -> None:
-        """Reset the sampler's generator to its state under torch's loader, unless others have drawn from it."""
-        generator, draws = sampler_generator(self._inner_sampler), self._draws
-        if generator is not None and len(draws) > 1 and torch.equal(generator.get_state(), draws[-1]):
-            generator.set_state(draws[0])
-
     def pop_request(self, number: int) -> BatchRequest:
         """Return the request of a batch that has arrived, which then owns the slot."""
         return self._pending.pop(number)
 
     def record_return(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of the epoch that the training loop received a batch."""
-        if self._first_number <= request.number:  # torch's loader issues another request
-            self._first_excess += 1
-            if len(self._draws) > 1:
-                self._draws.popleft()
+        self._num_unreturned -= 1
         loader_state.batches += 1
         loader_state.samples += self.positions(len(request.index_list()))
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the training loop must receive a batch before another one is requested."""
+        return 0 < self.max_unreturned <= self._num_unreturned
 
     def has_ready_batch(self, in_order: bool) -> bool:
         """Return whether torch can return the next batch without waiting for a worker, as far as the slots tell."""

@@ -25,28 +25,16 @@ from .fetch import Fetcher
 from .loader_state import StatefulStream, WorkerStates, dataset_state, load_dataset_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
-from .request_sampler import BatchRequest, WorkerDraws
+from .request_sampler import BatchRequest
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 
 class PackedDataset(Dataset[Any]):
-    """Dataset of torch's workers for a map-style dataset: takes requests and returns packed batches.
+    """Dataset of torch's workers for a map-style dataset: takes requests and returns packed batches."""
 
-    Args:
-        keeps_generators: whether the worker's generators continue from epoch to epoch.
-    """
-
-    def __init__(
-        self,
-        fetcher: Fetcher,
-        packer: Packer,
-        arena: Arena | None,
-        states: WorkerStates,
-        keeps_generators: bool,
-    ) -> None:
+    def __init__(self, fetcher: Fetcher, packer: Packer, arena: Arena | None, states: WorkerStates) -> None:
         self.fetcher, self._packer, self._arena, self._states = fetcher, packer, arena, states
-        self._draws = WorkerDraws() if keeps_generators else None
         # Sizes of the last batch. A dataset may read many files that are never sent, which must not fill the slot.
         self._batch_bytes = self._sent_bytes = 0
 
@@ -58,8 +46,6 @@ class PackedDataset(Dataset[Any]):
         return dataset_state(self.fetcher.dataset)
 
     def __getitems__(self, request: BatchRequest) -> Any:
-        if self._draws is not None:
-            self._draws.rewind(request.number, request.first_excess, request.discarded)
         arena: Any = self._arena if request.slot is not None else None
         info = self.fetcher.worker_info()
         deferral = self._packer.deferral

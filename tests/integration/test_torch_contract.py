@@ -201,10 +201,13 @@ def test_out_of_order_the_same_batches_come(make: Make, persistent: bool) -> Non
 
 
 class Several(ImageFolder):
-    """Photographs, and a number from each of the generators that a worker seeds."""
+    """Photographs, and a number from each of the generators that a worker seeds, and from its own."""
+
+    own = torch.Generator()
 
     def __getitem__(self, index: int) -> Any:
-        return *super().__getitem__(index), torch.rand(2), random.random(), float(np.random.rand())
+        drawn = torch.rand(2), random.random(), float(np.random.rand()), torch.rand(1, generator=self.own)
+        return *super().__getitem__(index), *drawn
 
 
 @pytest.mark.parametrize("taken", [[1], [3, 0, 2], [11], [9, 13, 1]], ids=str)
@@ -388,14 +391,24 @@ def test_a_loader_is_used_as_torchs_is(make: Make, use: Any, workers: int) -> No
         assert_as_torch(lambda loader: loader(make(), 3, **how), use)  # noqa: B023
 
 
-@pytest.mark.parametrize("replacement", [False, True])
+class DrawnOneByOne:
+    """Indices from torch's default generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (int(torch.randint(SAMPLES, ())) for _ in range(40))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "with replacement", "from the default generator"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_after_a_break_a_generator_is_where_torch_leaves_it(root: Path, replacement: bool, persistent: bool) -> None:
-    """A sampler that draws as it goes, or once more at its end, is asked for more batches ahead here than by torch."""
+def test_after_a_break_a_generator_is_where_torch_leaves_it(root: Path, kind: str, persistent: bool) -> None:
+    """Also that of a sampler that draws as it goes, or once more at its end."""
 
     def build(loader: Any) -> Any:
         dataset, generator = ImageFolder(str(root), TRANSFORM), torch.Generator().manual_seed(3)
-        sampler = RandomSampler(dataset, replacement, 40 if replacement else None, generator)
+        count = 40 if kind == "with replacement" else None
+        sampler: Any = RandomSampler(dataset, bool(count), count, generator)
+        if kind == "from the default generator":
+            sampler = DrawnOneByOne()
         return loader(dataset, 2, sampler=sampler, num_workers=2, prefetch_factor=1, persistent_workers=persistent)
 
     def walk(loader: Any) -> Any:
@@ -406,7 +419,7 @@ def test_after_a_break_a_generator_is_where_torch_leaves_it(root: Path, replacem
                 found.append(labels)
                 if step + 1 == taken:
                     break
-            found.append(loader.sampler.generator.get_state())
+            found.append(getattr(loader.sampler, "generator", torch.default_generator).get_state())
         return found
 
     assert_as_torch(build, walk)

@@ -244,7 +244,7 @@ def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool)
         files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
     arena = Arena(2)
     dataset = folder_of(tmp_path, files)
-    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {}, False)
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {})
     for slot in (0, 1, 0, 1):
         with opened_late():
             batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
@@ -258,7 +258,7 @@ def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_p
     arena, dataset = Arena(1), folder_of(tmp_path, files)
     reads = dataset.loader
     dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
-    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {}, False)
+    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {})
     for number in range(4):
         with opened_late():
             batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).batch
