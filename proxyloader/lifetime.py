@@ -8,8 +8,8 @@ of torch's default generator, which a worker seeds first. The child must not des
 joins threads. It therefore leaks pipelines (``dali/executor.py``), and its garbage collector, which is disabled during
 the fork, never visits objects older than the fork.
 
-**Ctrl-C.** Python ignores exceptions in fork handlers, and a partial import of DALI cannot be repaired. Both therefore
-defer SIGINT until they are done.
+**Ctrl-C.** Python ignores exceptions in fork handlers, and a partial import of DALI cannot be repaired. Fork handlers
+and the import of DALI therefore defer SIGINT until they are done.
 
 **Exit.** Python calls ``atexit`` functions in reverse order, then clears modules one by one and destroys the remaining
 objects. A finalizer cannot know which modules are gone by then, so no ``__del__`` of this package does anything at that
@@ -205,7 +205,7 @@ def at_exit(function: Callable[[], None]) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def before_exit() -> Iterator[None]:
+def delay_exit() -> Iterator[None]:
     """Delay the exit until the body is done, or block forever if the exit has begun."""
     if threading.current_thread() is threading.main_thread():
         yield

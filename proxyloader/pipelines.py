@@ -25,7 +25,7 @@ from .dali.api import Pipeline, automatic_augmentation, decoder_arguments, do_no
 __all__ = ["MEAN", "STD", "from_workers", "training", "validation"]
 
 MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
-"""Mean of each channel in ImageNet, in levels of 255; ``STD`` is the standard deviation."""
+"""Mean of each channel in ImageNet, in [0, 255]; ``STD`` is the standard deviation."""
 
 STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
@@ -96,7 +96,7 @@ def training(
         aspect_ratio: (minimum, maximum) ratio of width to height of the crop.
         flip: probability of a horizontal flip.
         augmentation: DALI's "autoaugment", "randaugment" or "trivialaugment", applied to the resized image; or None.
-        mean, std: mean and standard deviation of each channel, in levels of 255. Ignored if ``dtype`` is uint8.
+        mean, std: mean and standard deviation of each channel, in [0, 255]. Ignored if ``dtype`` is uint8.
         dtype: "float32", "float16" or "uint8", or the torch dtype.
         layout: "CHW" or "HWC".
         device: "cpu" or "gpu"; "mixed" means "gpu". None: "gpu" if the pipeline has a ``device_id``.
@@ -105,13 +105,15 @@ def training(
             ``pad_last_batch``. ``random_shuffle`` is True by default, but False in ``validation``.
 
     Returns:
-        Images, (3, size, size) or (size, size, 3), on ``device``. With files, also labels, (1,) integers.
+        Images, (3, size, size) or (size, size, 3), on ``device``, followed by the labels of files, (1,) integers, or by
+        the other outputs of ``source``.
 
     Raises:
         ValueError: an argument is invalid.
+        FileNotFoundError: ``file_root`` is not a folder.
 
-    Source: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and ``random_resized_crop``;
-    ``random.coin_flip`` and ``crop_mirror_normalize`` of DALI.
+    DALI operators: ``decoders.image_random_crop`` and ``resize``, or on a GPU ``decoders.image`` and
+    ``random_resized_crop``; ``random.coin_flip`` and ``crop_mirror_normalize``.
     """
     encoded, labels = _read(source, reader, random_shuffle=True)
     gpu = _get_decoding_gpu(device, hw_decoder_load)
@@ -152,7 +154,7 @@ def validation(
 ) -> Any:
     """Decode, resize the shorter side, center crop, normalize.
 
-    The result matches torchvision's ``Resize`` and ``CenterCrop``, on a CPU within one level of 255. Where the resized
+    The result matches torchvision's ``Resize`` and ``CenterCrop``, on a CPU within 1/255. Where the resized
     side or the crop offset must be rounded, the crop may be shifted by one pixel relative to torchvision's.
 
     Args:
@@ -197,7 +199,10 @@ def _read(source: Any, reader: dict[str, Any], **defaults: Any) -> tuple[Any, li
         arguments = {**defaults, **reader, "file_root": os.fspath(root)}
         source = functools.partial(fn.readers.file, name="Reader", **arguments)
     elif reader:
-        raise ValueError(f"unexpected {', '.join(reader)}: only source='files' has a reader, got source={source!r}")
+        names = ", ".join(reader)
+        raise ValueError(
+            f"unexpected keyword arguments {names}: reader arguments require source='files', got source={source!r}"
+        )
     elif source == "proxy":
         source = from_workers
     elif not callable(source):

@@ -133,7 +133,10 @@ PROXY = dict(source="proxy")
         (dict(), "source='files' requires file_root"),
         (PROXY | dict(dtype="float64"), "dtype must be one of float32, float16, uint8, got 'float64'"),
         (PROXY | dict(layout="NCHW"), "layout must be 'CHW' or 'HWC', got 'NCHW'"),
-        (PROXY | dict(file_root="here"), "unexpected file_root: only source='files' has a reader, got source='proxy'"),
+        (
+            PROXY | dict(file_root="here"),
+            "arguments file_root: .* require source='files', got source='proxy'",
+        ),
         (PROXY | dict(size="32"), "size must be an integer >= 1, got '32'"),
         (PROXY | dict(flip=3), r"flip must be in \[0, 1\], got 3"),
         (PROXY | dict(area=(2, 3)), r"area must be \(min, max\) with 0 < min <= max <= 1.0, got \(2, 3\)"),
@@ -163,7 +166,7 @@ def test_what_a_single_graph_does_not_take_is_refused() -> None:
     with pytest.raises(ValueError, match="resize must be at least size, got resize=100 and size=224"):
         pipelines.validation(source="proxy", resize=100, **how("cpu"))
     for graph in (pipelines.training, pipelines.validation):
-        with pytest.raises(ValueError, match="^unexpected foo: only source='files' has a reader"):
+        with pytest.raises(ValueError, match="^unexpected keyword arguments foo: reader arguments require"):
             graph("proxy", foo=3, **how("cpu"))
 
 

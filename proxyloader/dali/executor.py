@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from .. import lifetime
 from ..errors import PipelineError
-from ..lifetime import at_exit, before_exit
+from ..lifetime import at_exit, delay_exit
 from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_pipelines, backend, types
 
 log = logging.getLogger(__name__)
@@ -239,7 +239,7 @@ def build(pipeline: Any) -> None:
         advice = "start iterating before the model fills the memory, or reduce its batch size"
         raise _out_of_memory(f"{reason}; {advice}", device_id, "a pipeline")
     try:
-        with before_exit():
+        with delay_exit():
             pipeline.build()
     except (RuntimeError, MemoryError) as error:
         # If GPU memory is short, the error of a decoder does not mention it.

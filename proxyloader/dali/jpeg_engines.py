@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from ..errors import PipelineError
-from ..lifetime import before_exit
+from ..lifetime import delay_exit
 from . import executor
 from .api import Pipeline, decoder_arguments, fn, types
 from .executor import Padding
@@ -158,7 +158,7 @@ def _is_used_by_others(device_id: int | None) -> bool:
 
 def _decode(device_id: int | None, paddings: set[Padding]) -> bool:
     """Return whether the engines decode. This reserves the shared capacity for each padding if any is left."""
-    with before_exit():
+    with delay_exit():
         return max([_measure_error(device_id, padding) for padding in paddings]) < MAX_MEAN_ERROR
 
 

@@ -22,7 +22,7 @@ from torch.utils.dlpack import from_dlpack
 
 from .. import lifetime
 from ..errors import InputError, PipelineError
-from ..lifetime import before_exit, leak_in_child
+from ..lifetime import delay_exit, leak_in_child
 from . import executor, jpeg_engines
 from .api import Pipeline, to_torch_tensor
 from .device import current_stream
@@ -178,7 +178,7 @@ class RunQueue:
             pipeline_run = PipelineRun(len(inputs[0]), schedule)
             batches = [executor.tensor_list(samples) for samples in inputs]
             self._in_sync = False
-            with before_exit():
+            with delay_exit():
                 for name, batch in zip(self.names, batches):
                     self.pipeline.feed_input(name, batch)
                 pipeline_run.inputs = batches
@@ -243,7 +243,7 @@ class RunQueue:
         stream = current_stream(self.pipeline.device_id)
         outputs: Outputs = []
         try:
-            with before_exit():
+            with delay_exit():
                 # On the CPU, this waits for the run. With ``exec_dynamic``, ``stream`` waits for it instead.
                 bound = stream if self.pipeline.exec_dynamic else None
                 pipeline_run.dali_outputs = self.pipeline.outputs(cuda_stream=bound)
