@@ -22,54 +22,35 @@ LARGE_PIXELS = 1_200_000
 """Minimum mean number of pixels of large photos. With CUDA decoding, CPU threads read the scans of smaller JPEGs, up to
 DALI's ``hybrid_huffman_threshold`` of a million pixels. See ``benchmarks/results/engine_shares.txt``."""
 
-MANY_CORES = 12
-"""Minimum number of cores with which decoding large photos on CUDA is worth its CPU time."""
-
-MANY_PROGRESSIVE = 0.02
-"""Minimum share of progressive JPEGs for which DALI needs more threads to read their scans."""
+MANY_CORES = 12  # with which decoding large photos on CUDA is worth its CPU time
+MANY_PROGRESSIVE = 0.02  # share of JPEGs from which DALI needs more threads to read their scans
 
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """Execution options of a pipeline, which do not affect what it computes.
+    """Execution options of a pipeline, which do not affect what it computes."""
 
-    Attributes:
-        batch_size: maximum number of images per run.
-        device_id: CUDA ordinal, or None for the CPU.
-        num_threads: number of DALI's CPU threads. None: automatic, see ``threads``.
-        prefetch_queue_depth: number of runs for which DALI allocates memory.
-        hw_decoder_load: share of JPEGs, in [0, 1], decoded by the GPU's JPEG engines, if it has any. None: automatic,
-            see ``engine_share``.
-        channels_last: whether images are returned as (H, W, C).
-    """
-
-    batch_size: int
-    device_id: int | None = None
-    num_threads: int | None = None
-    prefetch_queue_depth: int = 2
-    hw_decoder_load: float | None = None
-    channels_last: bool = False
+    batch_size: int  # maximum number of images per run
+    device_id: int | None = None  # CUDA ordinal; None: CPU
+    num_threads: int | None = None  # number of DALI's CPU threads; None: automatic
+    prefetch_queue_depth: int = 2  # number of runs for which DALI allocates memory
+    hw_decoder_load: float | None = None  # share of JPEGs, in [0, 1], for the GPU's JPEG engines; None: automatic
+    channels_last: bool = False  # whether images are returned as (H, W, C)
 
     @property
     def engine_share(self) -> float:
-        """``hw_decoder_load``, or 1.0 if it is None."""
         return 1.0 if self.hw_decoder_load is None else self.hw_decoder_load
 
     @property
     def wants_engines(self) -> bool:
-        """Whether to decode with JPEG engines, if the GPU has any."""
         return self.device_id is not None and self.engine_share > 0
 
     @property
     def threads(self) -> int:
-        """``num_threads``. If it is None, at most 4 on a GPU, or the number of cores plus one on the CPU.
-
-        The additional thread helps because most threads wait for the last images at the end of each operator.
-        """
         if self.num_threads is not None:
             return self.num_threads
-        cores = usable_cores()
-        return cores + 1 if self.device_id is None else min(4, cores)
+        # On the CPU, another thread helps because most wait for the last images at the end of each operator.
+        return usable_cores() + 1 if self.device_id is None else min(4, usable_cores())
 
     def for_files_of(self, mean_pixels: float, progressive: float) -> PipelineOptions:
         """Return the options for JPEGs with a mean number of pixels and a share of progressive ones.
@@ -88,16 +69,12 @@ class PipelineOptions:
 
 
 class Graph:
-    """The image after some of the steps.
-
-    Attributes:
-        node: (H, W, 3); None before the image is decoded.
-        pending: mean and std of a conversion to float, (values - mean) / std, that is still to be applied to ``node``.
-            It is deferred, because the same operator normalizes and changes the layout. None: nothing is to be applied.
-    """
+    """The image after some of the steps."""
 
     def __init__(self, options: PipelineOptions, encoded: Any, params: Any) -> None:
-        self.node: Any = None
+        self.node: Any = None  # (H, W, 3); None before the image is decoded
+        # Mean and std of a conversion to float, (values - mean) / std, that is still to be applied. It is deferred,
+        # because the same operator normalizes and changes the layout.
         self.pending: tuple[list[float], list[float]] | None = None
         self._options, self._encoded, self._params, self._column = options, encoded, params, 0
 
@@ -162,7 +139,7 @@ class Graph:
 
 
 def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
-    """Build the DALI pipeline of a plan without steps that need kernels.
+    """Build the pipeline of a plan.
 
     Its inputs are ``images``, (bytes,) uint8 each, and, if the plan has parameters, ``draws``, float32. Its output is a
     batch of tensors (C, H, W), or (H, W, C) with ``options.channels_last``, floating-point or uint8, on

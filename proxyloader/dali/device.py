@@ -41,8 +41,7 @@ def check_device_exists(device: Any) -> None:
 def cuda_ordinal(device: Any) -> int | None:
     """Return the ordinal of the CUDA device to decode on, or None for the CPU. This initializes CUDA.
 
-    Raises:
-        ValueError: there is no such device.
+    ValueError: there is no such device.
     """
     if device is None:
         return _default_ordinal() if torch.cuda.is_available() else None

@@ -83,8 +83,7 @@ def get_declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]
     return (None if dtype is None else np.dtype(types.to_numpy_type(dtype)).str), ndim
 
 
-PADDINGS = ("device_memory_padding", "host_memory_padding")
-"""Arguments of a decoder that determine how much memory it preallocates."""
+PADDINGS = ("device_memory_padding", "host_memory_padding")  # arguments for preallocated memory
 
 Padding = tuple[tuple[str, int], ...]
 """The padding arguments of a decoder. See NOTE [ Failing JPEG engines ] in ``dali/jpeg_engines.py``."""
@@ -111,9 +110,8 @@ def _parse_arguments(spec: Any) -> dict[str, str]:
 def disable_engines(pipeline: Any) -> bool:
     """Configure the decoders of a pipeline not to use the JPEG engines. A built pipeline must then be rebuilt.
 
-    Returns:
-        False if this is impossible: a pipeline that uses the engines is in the middle of an epoch, or has a decoder
-        with ``hw_decoder_load`` and with arguments computed by other operators.
+    Return False if this is impossible: a pipeline that uses the engines is in the middle of an epoch, or has a decoder
+    with ``hw_decoder_load`` and with arguments computed by other operators.
     """
     if not pipeline._py_graph_built:
         pipeline._build_graph()
@@ -147,10 +145,9 @@ def _spec_without_engines(operator: Any) -> Any:
 
 
 def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
-    """Return a DALI batch that is a view of NumPy memory, which must stay valid until the run has finished.
+    """Return a DALI batch that is a view of NumPy memory. Both must be kept until the run has finished.
 
-    Keep the batch itself until then as well. If only DALI references a batch, it is freed one sample at a time, under
-    the interpreter lock.
+    If only DALI references a batch, it is freed one sample at a time, under the interpreter lock.
     """
     if isinstance(samples, np.ndarray):
         return backend.TensorListCPU(samples, "", False)
@@ -166,11 +163,7 @@ _owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 
 def claim(pipeline: Any, owner: Any) -> None:
-    """Make ``owner`` the only object that runs a pipeline. The previous owner's ``release_pipeline`` is called.
-
-    Raises:
-        PipelineError: the pipeline belongs to the parent process of a fork.
-    """
+    """Make ``owner`` the only queue that runs a pipeline. The previous one's ``release_pipeline`` is called."""
     if pipeline._built and pipeline._pipe is None:
         raise PipelineError(
             "the pipeline belongs to the parent of this forked process. Create a new pipeline in this process",
@@ -202,18 +195,14 @@ def drop_runs(pipeline: Any) -> None:
 
 
 def discard_executor(pipeline: Any) -> None:
-    """Discard the executor of a pipeline with its runs and state. The pipeline must be rebuilt.
-
-    Its random numbers then restart from its seed.
-    """
+    """Discard the executor of a pipeline with its runs and state. When rebuilt, its random numbers start again."""
     pipeline._pipe = pipeline._api_type = None
     pipeline._backend_prepared = pipeline._built = pipeline._last_iter = False
     pipeline._first_iter = True
     pipeline._batches_to_consume = 0
 
 
-MIN_FREE_BYTES = 256 << 20
-"""Free memory of a GPU below which building a pipeline may fail."""
+MIN_FREE_BYTES = 256 << 20  # free memory of a GPU below which building a pipeline may fail
 
 
 def build(pipeline: Any) -> None:
@@ -277,8 +266,7 @@ def run(pipeline: Any) -> None:
     pipeline._run_once()
 
 
-RUN_FAILED = "Critical error in pipeline"
-"""Part of DALI's error message."""
+RUN_FAILED = "Critical error in pipeline"  # part of DALI's error message
 
 
 def _is_out_of_memory(error: Exception) -> bool:

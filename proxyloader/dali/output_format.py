@@ -21,18 +21,10 @@ IMAGE_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """The dtype and memory format of images.
+    """The dtype and memory format of images. ValueError: one of them is not supported."""
 
-    Attributes:
-        dtype: dtype of floating-point images. None: as the transform returns them.
-        memory_format: memory format of batches of images, ``torch.contiguous_format`` or ``torch.channels_last``.
-
-    Raises:
-        ValueError: the dtype or the memory format is not supported.
-    """
-
-    dtype: torch.dtype | None = None
-    memory_format: torch.memory_format = torch.contiguous_format
+    dtype: torch.dtype | None = None  # of floating-point images; None: as the transform returns them
+    memory_format: torch.memory_format = torch.contiguous_format  # of batches of images; or ``torch.channels_last``
 
     def __post_init__(self) -> None:
         if self.dtype not in (None, *IMAGE_DTYPES):

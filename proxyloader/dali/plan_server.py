@@ -24,8 +24,7 @@ from .run_queue import PipelineRun, RunQueue
 
 log = logging.getLogger(__name__)
 
-ROOM = 1.5
-"""Ratio of a batch's size to that of the first one above which the pipeline is built again."""
+ROOM = 1.5  # ratio of a batch's size to that of the first one above which the pipeline is built again
 
 
 class PlanServer(RunQueue):
@@ -33,9 +32,6 @@ class PlanServer(RunQueue):
 
     The pipeline produces the output format as far as DALI supports it; ``OutputFormat.convert_outputs`` does the rest.
     If a run has a schedule, kernels transform the output of the pipeline.
-
-    Args:
-        options: options of the pipeline, except for those of the output format.
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
@@ -126,7 +122,7 @@ def get_decoder(options: PipelineOptions) -> PlanServer:
     to build (``benchmarks/results/kernels.txt``).
     """
     decoder = _decoders.get(options)
-    if decoder is None or decoder.is_lost:
+    if decoder is None or decoder.lost_code:
         format = OutputFormat(memory_format=torch.channels_last)
         decoder = _decoders[options] = PlanServer(plan_of((ToTensor(),)), options, format)
     return decoder

@@ -31,12 +31,11 @@ from .output_format import Outputs
 
 log = logging.getLogger(__name__)
 
-LOST_MESSAGES = {
+LOST_MESSAGES = {  # by error code
     "forked": "this ProxyServer belongs to the parent of this forked process; create the pipeline and the server here",
     "taken": "the pipeline was passed to a later ProxyServer; share one server between the loaders, or give each its "
     "own pipeline",
 }
-"""Messages by the error code of a queue that no longer owns its pipeline."""
 
 BYTES_ADVICE = (
     ": the images are decoded, but the pipeline expects encoded ones. Give the dataset a loader that reads bytes: "
@@ -47,20 +46,15 @@ MAX_UNREAD = 2
 """Maximum number of runs whose outputs the GPU has not read when the next ones are taken. A loop may be so far ahead of
 the GPU without waiting for it."""
 
-Kinds = tuple[tuple[str, int], ...]
-"""(dtype, number of dimensions) of each input of a pipeline."""
+Kinds = tuple[tuple[str, int], ...]  # dtype and number of dimensions of each input of a pipeline
 
 
 class PipelineRun:
-    """One run of the pipeline, from submit to collect.
-
-    Args:
-        size: number of samples.
-        schedule: the launches of kernels that transform what the pipeline decodes; None: there are none.
-    """
+    """One run of the pipeline, from submit to collect."""
 
     def __init__(self, size: int, schedule: Any = None) -> None:
-        self.size, self.schedule = size, schedule
+        self.size = size  # number of samples
+        self.schedule = schedule  # launches of kernels that transform what the pipeline decodes, if any
         self.outputs: Outputs | None = None
         self.error: Exception | None = None
         self.finished: torch.cuda.Event | None = None
@@ -107,28 +101,19 @@ class PipelineRun:
 class RunQueue:
     """Starts runs of a pipeline and collects their outputs. Threads may share it.
 
-    Args:
-        pipeline: a pipeline as for ``ProxyServer``, which is built here. A later queue may take it over.
-        deterministic: whether to start a run only when the loop asks for its batch.
-
-    Attributes:
-        key: unique name by which batches refer to the queue.
-        names: names of the pipeline's inputs, in order.
-        runs_started: number of runs that have started.
-
-    Raises:
-        TypeError, ValueError, RuntimeError, PipelineError, torch.OutOfMemoryError, MemoryError: as for ``ProxyServer``.
+    The arguments and errors are those of ``ProxyServer``. A later queue may take over the pipeline.
     """
 
     def __init__(self, pipeline: Pipeline, deterministic: bool = False) -> None:
         sources = executor.check_sources(pipeline)
         self.pipeline, self.deterministic = pipeline, deterministic
-        self.key, self.names = f"server-{uuid.uuid4().hex}", [source.name for source in sources]
+        self.key = f"server-{uuid.uuid4().hex}"  # by which batches refer to the queue
+        self.names = [source.name for source in sources]  # of the inputs, in the order of the pipeline
         self._runs: deque[PipelineRun] = deque()
         self._unread: deque[PipelineRun] = deque()  # whose outputs the GPU may not have read yet
         self.runs_started = 0
         self._lock = self._paused = threading.RLock()
-        self._lost_code = ""  # a key of LOST_MESSAGES
+        self.lost_code = ""  # a key of LOST_MESSAGES if the pipeline belongs to another queue or process
         self._in_sync = True  # whether _runs matches the runs in DALI
         executor.claim(pipeline, self)  # from now on, another queue may take over the pipeline
         executor.drop_runs(pipeline)
@@ -142,11 +127,6 @@ class RunQueue:
     def num_runs(self) -> int:
         """Number of runs in flight."""
         return len(self._runs)
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the pipeline belongs to another queue or process."""
-        return bool(self._lost_code)
 
     def submit(self, inputs: Sequence[Any], schedule: Any = None) -> PipelineRun:
         """Start a run. ``schedule`` is that of the PipelineRun.
@@ -306,11 +286,11 @@ class RunQueue:
             self.drain()  # otherwise the pipeline would be rebuilt, and repeat its random numbers
             self._release_read(0)
             self._runs.clear()
-            self._lost_code = "taken"
+            self.lost_code = "taken"
 
     def _check_owned(self) -> None:
-        if self._lost_code:
-            raise PipelineError(LOST_MESSAGES[self._lost_code], code=self._lost_code)
+        if self.lost_code:
+            raise PipelineError(LOST_MESSAGES[self.lost_code], code=self.lost_code)
 
     def drain(self) -> bool:
         """Collect the outputs of all runs in flight. Return whether there were any."""
@@ -340,7 +320,7 @@ class RunQueue:
         executor.forget_in_child(self.pipeline)
         self._runs.clear()
         self._unread.clear()
-        self._lost_code = "forked"
+        self.lost_code = "forked"
         self._lock = threading.RLock()
 
     def end(self) -> None:
