@@ -37,7 +37,7 @@ from tqdm import tqdm
 
 from proxyloader._cores import usable_cores
 from proxyloader.dali.api import decoder_arguments, fn, pipeline_def
-from proxyloader.dali.executor import run, tensor_list
+from proxyloader.dali.executor import tensor_list
 from proxyloader.dali.run_queue import to_torch
 from proxyloader.make_dataset import photograph
 from proxyloader.tools.bench.config import machine
@@ -96,7 +96,7 @@ def decode(pipeline: Any, batches: Iterable[Any]) -> Iterator[Any]:
     for number, batch in enumerate(itertools.chain(batches, [None] * IN_FLIGHT)):
         if batch is not None:
             pipeline.feed_input("images", batch)
-            run(pipeline)
+            pipeline._run_once()
         if number >= IN_FLIGHT:
             (images,) = to_torch(pipeline.outputs(cuda_stream=stream), exec_dynamic=True)
             if stream:

@@ -27,7 +27,6 @@ from __future__ import annotations
 import concurrent.futures.thread
 import contextlib
 import ctypes
-import functools
 import gc
 import logging
 import multiprocessing
@@ -39,13 +38,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing.util import Finalize
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 EXIT_PRIORITY = 100  # of the exit handler among multiprocessing's finalizers, above those of queues and pools
 EXIT_TIMEOUT_S = 1.0  # for which the exit waits for threads inside DALI
@@ -164,15 +161,6 @@ def serialize_forks(context: Any) -> Any:
     resolved = multiprocessing.get_context() if context is None else context
     is_stock = type(resolved) in (multiprocessing.context.ForkContext, multiprocessing.context.DefaultContext)
     return ForkContext() if is_stock and resolved.get_start_method() == "fork" else context
-
-
-class cached_property(functools.cached_property[T]):
-    """Python's ``cached_property`` without the lock, which all instances share before Python 3.12. A child would
-    deadlock if another thread was computing the property of any of them at the fork."""
-
-    def __init__(self, func: Callable[[Any], T]) -> None:
-        super().__init__(func)
-        self.lock = contextlib.nullcontext()
 
 
 # --- Ctrl-C ----------------------------------------------------------------------------------------------------------

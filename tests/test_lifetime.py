@@ -94,12 +94,6 @@ def beside(work: Callable[[threading.Event], Any], in_child: Callable[[], Any]) 
 def test_a_child_may_do_what_another_thread_was_doing() -> None:
     many = torch.empty(100_000_000)
 
-    class Slowly:
-        @lifetime.cached_property
-        def value(self) -> int:
-            time.sleep(0.2)
-            return 1
-
     def draw(has_begun: threading.Event) -> None:
         threading.Timer(0.05, has_begun.set).start()
         many.uniform_()
@@ -109,13 +103,8 @@ def test_a_child_may_do_what_another_thread_was_doing() -> None:
             has_begun.set()
             time.sleep(0.2)
 
-    def compute(has_begun: threading.Event) -> None:
-        threading.Timer(0.1, has_begun.set).start()
-        assert Slowly().value == 1
-
     assert beside(draw, lambda: torch.manual_seed(1)) == 0
     assert beside(start_cuda, lambda: torch.cuda._lazy_call(int)) == 0  # as torch.manual_seed does
-    assert beside(compute, lambda: Slowly().value) == 0
 
 
 def test_a_worker_imports_nothing_of_pillows_formats() -> None:

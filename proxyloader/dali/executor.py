@@ -258,14 +258,6 @@ def get_gpu_memory(device_id: int | None) -> tuple[float, float]:
         return math.inf, math.inf
 
 
-def run(pipeline: Any) -> None:
-    """Start a run with the inputs that were fed, without waiting.
-
-    With ``exec_async=False``, it runs in the calling thread, and blocks forever if earlier outputs were not taken.
-    """
-    pipeline._run_once()
-
-
 RUN_FAILED = "Critical error in pipeline"  # part of DALI's error message
 
 

@@ -193,7 +193,7 @@ def create_decoder(device_id: int | None, engine_share: float, padding: Padding 
 def decode(pipeline: Pipeline, files: list[NDArray[np.uint8]]) -> list[NDArray[Any]]:
     """Decode one or two files. Return their pixels, each (H, W, 3)."""
     pipeline.feed_input("images", executor.tensor_list(files))
-    executor.run(pipeline)
+    pipeline._run_once()
     (images,) = pipeline.outputs()
     return [np.asarray(image).astype(int) for image in (images if pipeline.device_id is None else images.as_cpu())]
 

@@ -147,7 +147,7 @@ class RunQueue:
             if self.pipeline.device_id is not None:
                 avoid_busy_cores()
             if not self.pipeline.exec_async:
-                self.drain()  # a full output queue would block this thread forever
+                self.drain()  # a run in this thread would wait forever for space in the queue of outputs
             # After a failure, DALI's old executor fails all later runs.
             is_useless = self._has_failed and not self.pipeline.exec_dynamic
             if is_useless or jpeg_engines.must_rebuild(self.pipeline):
@@ -162,7 +162,7 @@ class RunQueue:
                 for name, batch in zip(self.names, batches):
                     self.pipeline.feed_input(name, batch)
                 pipeline_run.inputs = batches
-                executor.run(self.pipeline)
+                self.pipeline._run_once()
             self._runs.append(pipeline_run)
             self._in_sync = True
             self.runs_started += 1

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torchvision.transforms import Grayscale, PILToTensor
 
-from ..lifetime import cached_property
 from .plan import Branch, ImageState, Plan, Translation, in_sequence, output_state, plan_of
 from .registry import COMPOSES, CONTAINERS, RULES, is_changed, load_timm_rules, translate
 
@@ -113,12 +112,12 @@ class Chain:
         is_pil = self.state.kind == state.kind == "pil"
         return Chain(whole, state, Translation(steps), (), len(whole) if is_pil else self.num_recorded)
 
-    @cached_property
+    @functools.cached_property
     def plan(self) -> Plan:
         """The plan of all steps."""
         return plan_of(self.steps)
 
-    @cached_property
+    @functools.cached_property
     def partial_plan(self) -> Plan:
         """The plan of the steps since the last recorded call. It may end in a PIL image.
 

@@ -39,14 +39,10 @@ from ..transforms.random_numbers import drawing_ahead, draws_alike
 from .arena import Arena
 from .request_sampler import BatchRequest
 
-MAX_ATTEMPTS = 100
-"""Maximum number of samples tried as a replacement."""
+MAX_ATTEMPTS = 100  # number of samples tried as a replacement
+MIN_ADVANCE_IMAGES = 8  # number of images from which drawing their numbers in advance is faster
 
-MIN_ADVANCE_IMAGES = 8
-"""Minimum number of images for which drawing their numbers in advance is faster."""
-
-_NOT_BATCHED = object()
-"""Sentinel for samples that must be fetched one by one. A dataset may return None for a batch."""
+_NOT_BATCHED = object()  # stands for samples that must be fetched one by one; a dataset may return None for a batch
 
 _FOLDER_GETITEM = DatasetFolder.__getitem__
 
@@ -84,12 +80,9 @@ class PassedSamples:
 
 
 class checking:
-    """Context for reading samples: skip the checks if all have passed before, or record that all pass.
+    """Context for reading samples: skip the checks if all have passed before, or record that all pass."""
 
-    ``passed`` is None if no GPU decodes the JPEGs, or ``check_scans`` is False. A class rather than a generator,
-    because it is entered once per sample.
-    """
-
+    # A class rather than a generator, because it is entered once per sample.
     def __init__(self, passed: PassedSamples | None, indices: Sequence[Any]) -> None:
         self._passed, self._indices = passed, indices
 
@@ -115,8 +108,6 @@ class FetchedSamples:
 
 @dataclass(eq=False)
 class Fetcher:
-    """Fetches samples from the dataset."""
-
     dataset: Any
     on_error: OnError = "raise"
     seed: int | None = None  # base seed; None: do not seed the generators
@@ -169,9 +160,7 @@ class Fetcher:
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return the index and sample of the next readable sample after ``index``. Add others to ``unreadable``.
 
-        Raises:
-            ImageError: none of the following samples can be read.
-            ProxyLoaderError: the index is not an integer, or the dataset has no length.
+        ImageError: there is none. ProxyLoaderError: the index is not an integer, or the dataset has no length.
         """
         try:
             first, size = operator.index(index), len(self.dataset)

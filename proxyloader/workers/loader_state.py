@@ -171,10 +171,7 @@ def carry_over(state: dict[str, Any]) -> dict[str, Any]:
 
 
 class StateBoard:
-    """Shared memory of a stream for what is not sent with a batch: the epoch, and the states of workers at its end.
-
-    OSError: there is no shared memory.
-    """
+    """Shared memory of a stream for what is not sent with a batch: the epoch, and the states of workers at its end."""
 
     def __init__(self, workers: int) -> None:
         self._arena = Arena(workers + 1)  # the last slot holds the epoch
@@ -204,10 +201,9 @@ class StateBoard:
 
 
 class StatefulStream(IterableDataset[Any]):
-    """An IterableDataset that can return the state of its current iterator.
+    """An IterableDataset that can return the state of its current iterator. The first one starts from ``states``.
 
-    The first iteration starts from ``states``. Workers write their states to the board, if any. With a seed, each epoch
-    seeds the default generators of a worker, because persistent workers outlive it.
+    With a seed, each epoch seeds the default generators of a worker, because persistent workers outlive it.
     """
 
     def __init__(self, dataset: Any, states: WorkerStates, board: StateBoard | None, seed: int | None) -> None:

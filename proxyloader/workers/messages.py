@@ -47,11 +47,11 @@ class PackedInput:
 
 @dataclass(frozen=True)
 class PackedRun:
-    """The inputs of a pipeline run, in the order of the pipeline, and the paths of their files."""
+    """The inputs of a pipeline run, in the order of the pipeline."""
 
     server: str
     inputs: tuple[PackedInput, ...]
-    sources: tuple[str, ...]
+    sources: tuple[str, ...]  # paths of the files
     schedule: tuple[Schedule, PackedInput] | None = None  # kernel launches, their data; None: DALI does all
 
     def __len__(self) -> int:
@@ -130,16 +130,13 @@ class PackedBatch:
     worker: int = 0
     worker_state: dict[str, Any] | None = None  # state of the worker's dataset after this batch
 
-    def memory(self, arena: Arena | None) -> Memory:
-        """Return the memory that holds the bytes of the runs, (bytes,) uint8."""
-        if self.blob is not None:
-            return self.blob.numpy()
-        assert arena is not None and self.request is not None and self.request.slot is not None
-        return arena.memory(self.request.slot)
-
     def read(self, run: PackedRun, arena: Arena | None) -> tuple[list[Any], Schedule | None]:
         """Return the arguments of ``RunQueue.submit`` for a run: its inputs, and the schedule of its kernels."""
-        memory = self.memory(arena)
+        if self.blob is not None:
+            memory: Memory = self.blob.numpy()
+        else:
+            assert arena is not None and self.request is not None and self.request.slot is not None
+            memory = arena.memory(self.request.slot)
         inputs = [part.views(memory) for part in run.inputs]
         if run.schedule is None:
             return inputs, None

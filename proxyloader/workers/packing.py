@@ -41,8 +41,7 @@ from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
 
-KernelOutput = tuple["torch.dtype | None", bool]
-"""The dtype of floating-point images, None for the default, and whether channels are last."""
+KernelOutput = tuple["torch.dtype | None", bool]  # dtype of floating-point images, and whether channels are last
 
 NO_BYTES = np.empty(0, np.uint8)
 
@@ -50,11 +49,9 @@ MAX_NEW_PLANS = 8
 """Maximum number of plans that are unknown to the loader. Without kernels, torchvision transforms the images of further
 plans, and the first single image of a plan, so that images with individual arguments do not each require a pipeline."""
 
-MAX_CHANNELS = 4
-"""Maximum number of channels of an image."""
+MAX_CHANNELS = 4  # of an image
 
-KERNELS = "kernels"
-"""Key of the server of all images that kernels transform."""
+KERNELS = "kernels"  # key of the server of all images that kernels transform
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
@@ -183,8 +180,7 @@ class Packer:
         return rejected
 
 
-Run = list[list[ProxyInputs]]
-"""The calls of a run, by output. Without kernels, all are in one."""
+Run = list[list[ProxyInputs]]  # the calls of a run, by output; without kernels, all are in one
 
 
 def _get_calls(runs: Sequence[Run]) -> list[ProxyInputs]:
@@ -198,7 +194,7 @@ def _get_plans(runs: Sequence[Run]) -> dict[str, Plan]:
 class _ContentPickler(ForkingPickler):
     """Pickles a batch with references in place of images, and groups the calls of the images into runs.
 
-    torchvision transforms the images of plans in ``rejected``. ``merges_plans``: whether the others share runs.
+    torchvision transforms the images of plans in ``rejected``. With ``merges_plans``, the others share runs.
     """
 
     def __init__(self, run_size: int, merges_plans: bool = False, rejected: Collection[str] = ()) -> None:
@@ -311,6 +307,11 @@ class _ContentPickler(ForkingPickler):
         self._rows.update({id(call): (output, run, row) for row, call in enumerate(calls)})
         return output, run
 
+    def _begin_run(self) -> int:
+        self.runs.append([])
+        self.files.append({})
+        return len(self.runs) - 1
+
     def _assign_row(self, call: ProxyInputs) -> tuple[int, int, int]:
         if id(call) not in self._rows:
             kind, file = self._get_kind(call), self._get_file(call)
@@ -322,11 +323,6 @@ class _ContentPickler(ForkingPickler):
             self.runs[run][0].append(call)
             self.files[run].setdefault(file, len(self.files[run]))
         return self._rows[id(call)]
-
-    def _begin_run(self) -> int:
-        self.runs.append([])
-        self.files.append({})
-        return len(self.runs) - 1
 
     def _get_kind(self, call: ProxyInputs) -> Any:
         """Return a key that is equal for calls that may share a run."""
@@ -353,8 +349,7 @@ def _is_sent_by_value(obj: Any) -> bool:
     return obj.grad_fn is None and obj.nbytes <= LARGE_TENSOR_BYTES and obj.is_contiguous()
 
 
-def computed(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that was computed from images."""
+def computed(tensor: torch.Tensor) -> torch.Tensor:  # from images
     return tensor
 
 

@@ -119,15 +119,7 @@ class _DeadlineProcess:
 
 
 class WorkerPool:
-    """The workers of a loader, with its arguments.
-
-    Args:
-        loader_state: state of the first epoch, including the initial states of the dataset; None: torch's own loader
-            produces the batches.
-        plans: known plans of the dataset, by key. Persistent workers keep their dataset.
-        arena: arena of an earlier epoch to reuse; None: create one.
-        passed, deferral: see ``Fetcher``.
-    """
+    """The workers of a loader, with its arguments."""
 
     broken = False  # whether a worker was lost, so that the next epoch requires new workers
     requests: RequestSampler | None = None  # None for an iterable-style dataset, whose batches are sent without slots
@@ -140,9 +132,9 @@ class WorkerPool:
     def __init__(
         self,
         loader: Any,
-        loader_state: LoaderState | None = None,
-        plans: dict[str, Plan] | None = None,
-        arena: Arena | None = None,
+        loader_state: LoaderState | None = None,  # of the first epoch; None: torch's own loader produces the batches
+        plans: dict[str, Plan] | None = None,  # known plans of the dataset, by key
+        arena: Arena | None = None,  # of an earlier epoch to reuse; None: create one
         passed: PassedSamples | None = None,
         deferral: Deferral | None = None,
     ) -> None:
@@ -265,12 +257,9 @@ class WorkerPool:
         return self.workers._iterator is not None and not self.broken
 
     def shut_down(self, batches: Any) -> None:
-        """Shut down the workers of an epoch that failed to begin, as they write to the arena until they exit.
-
-        ``batches`` is torch's iterator; None: it was not created, or ``workers`` has it.
-        """
+        """Shut down the workers of an epoch that failed to begin, as they write to the arena until they exit."""
         self.broken = True
-        iterator = batches if batches is not None else self.workers._iterator
+        iterator = batches if batches is not None else self.workers._iterator  # if it was created
         if isinstance(iterator, WorkersIterator):
             iterator._shutdown_workers()
 

@@ -36,7 +36,7 @@ def test_a_pipeline_declares_its_kinds_of_input_and_can_be_rebuilt() -> None:
     for dtype in (np.float32, np.int16):  # DALI would hold on to the first
         for name in "ab":
             pipeline.feed_input(name, [np.zeros(2, np.float32 if name == "b" else dtype)] * 2)
-        executor.run(pipeline)
+        pipeline._run_once()
         assert pipeline.outputs()[1].dtype == (types.FLOAT if dtype is np.float32 else types.INT16)
         executor.discard_executor(pipeline)
 

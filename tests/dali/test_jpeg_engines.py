@@ -36,7 +36,7 @@ def test_a_worker_that_ends_during_the_trial_is_torchs_error(is_torchs: bool, mo
     def run(pipeline: Pipeline) -> None:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed." if is_torchs else "no room")
 
-    monkeypatch.setattr(_executor, "run", run)
+    monkeypatch.setattr(Pipeline, "_run_once", run)
     with pytest.raises(RuntimeError, match="pid 7") if is_torchs else contextlib.nullcontext():
         assert jpeg_engines._measure_error(None) == math.inf
 

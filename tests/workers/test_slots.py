@@ -121,8 +121,7 @@ def test_arrays_are_preserved_in_a_slot_and_without_one(arrays: list[Any], has_s
     batch: Any = pickle.loads(pickle.dumps(Packer(default_collate, arena, 256)(samples, request)))
     content = ContentUnpickler(batch.content, lambda place: place, False, batch.objects, torch.device("cpu")).load()
     assert content[0] == (0, 0) and content[1].tolist() == list(range(len(arrays)))
-    memory = batch.memory(arena)
-    found, found_rows = (list(part.views(memory)) for part in batch.runs[0].inputs)
+    found, found_rows = map(list, batch.read(batch.runs[0], arena)[0])
     for ours, theirs in zip(found, arrays):
         assert (ours.dtype, ours.shape, ours.tobytes()) == (theirs.dtype, theirs.shape, theirs.tobytes())
     assert np.array_equal(found_rows, rows)
