@@ -43,23 +43,19 @@ def cuda_ordinal(device: Any) -> int | None:
 
     ValueError: there is no such device.
     """
+    if device is None and not torch.cuda.is_available():
+        return None
     if device is None:
-        return _default_ordinal() if torch.cuda.is_available() else None
+        # The current device, or if the script has not set one, that of the local rank under torchrun and Slurm.
+        # Otherwise all processes of such a script would decode on the first GPU.
+        current = torch.cuda.current_device()
+        rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "")
+        return int(rank) if current == 0 and rank.isdecimal() and int(rank) < torch.cuda.device_count() else current
     device = torch.device(device)
     if device.type == "cpu":
         return None
     check_device_exists(device)
     return int(device.index) if device.index is not None else torch.cuda.current_device()
-
-
-def _default_ordinal() -> int:
-    """Return the current device, or that of the local rank under torchrun and Slurm if the script has not set one.
-
-    Otherwise all processes of such a script would decode on the first GPU.
-    """
-    current = torch.cuda.current_device()
-    rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID", "")
-    return int(rank) if current == 0 and rank.isdecimal() and int(rank) < torch.cuda.device_count() else current
 
 
 def current_stream(device_id: int | None) -> torch.cuda.Stream | None:

@@ -296,7 +296,7 @@ class DataLoader(TorchDataLoader[T]):
             plans = {key: plan for key, plan in pool.plans.items() if key in known}
             servers = self._servers.begin_epoch(plans, options, expects_images)
             self._log_epoch()
-            if not pool.uses_torch_batches:
+            if pool.worker_dataset is not None:
                 feed = Feed(batches, pool, self._servers, servers, loader_state, options)
                 assembler = BatchAssembler(feed, self)
             iterator.begin(batches, pool, loader_state, feed, assembler)
@@ -344,7 +344,7 @@ class DataLoader(TorchDataLoader[T]):
         if pool is not None and self.persistent_workers and not pool.broken:
             # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
             # change of device or dtype changes what workers prepare.
-            needs_new = loader_state.resumes and (pool.uses_torch_batches or bool(loader_state.worker_states))
+            needs_new = loader_state.resumes and (pool.worker_dataset is None or bool(loader_state.worker_states))
             needs_new |= pool.packer is not None and pool.packer.kernel_output != self._options.kernel_output
             if not needs_new:
                 if not loader_state.resumes and previous is not None:
@@ -471,7 +471,8 @@ class DataLoader(TorchDataLoader[T]):
         record_upcoming_order(state, sampler, self.seed, "iter")
         if self._seed_generator is not None:
             state.generator_states["workers"] = self._seed_generator.get_state()
-        workers_persist = self.persistent_workers and self._pool is not None and self._pool.has_workers
+        pool = self._pool if self.persistent_workers else None
+        workers_persist = pool is not None and pool.workers._iterator is not None and not pool.broken
         state.new_workers = not workers_persist and (sampler_generator(sampler) is not None or self.generator is None)
         if previous is not None:
             # A sampler with set_epoch restarts at each epoch, so its position does not matter.

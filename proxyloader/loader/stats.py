@@ -123,7 +123,8 @@ class StatsRecorder:
         _, pillow, workers = batch.image_counts
         dali = sum(map(len, batch.runs))
         self._counts.update(images_by_dali=dali - pillow, images_by_pillow=pillow, bytes_read=batch.bytes_read)
-        self.add_step(step, max(workers, step.images - sum(run.num_results for run in batch.runs)))
+        images = sum(len(run if run.files is None else run.files) for run in batch.runs)
+        self.add_step(step, max(workers, step.images - images))
 
     def add_step(self, step: Step, worker_images: int) -> None:
         """Count a batch with this number of samples produced by the workers."""

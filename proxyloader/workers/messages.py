@@ -63,11 +63,6 @@ class PackedRun:
         """Number of the decoded image that each image is made from; None if they are the same."""
         return None if self.schedule is None else self.schedule[0].files
 
-    @property
-    def num_results(self) -> int:
-        """Number of images made from the decoded ones."""
-        return len(self if self.files is None else self.files)
-
     def find_file(self, output: int, row: int) -> int:
         """Return the number of the decoded image, or of the sample, that an image was made from."""
         if self.schedule is None or self.files is None:

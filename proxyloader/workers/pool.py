@@ -84,17 +84,11 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         if self._process != os.getpid():
             self._shutdown = True  # a forked copy of the iterator: the workers belong to the parent
             return
-        if not self._shutdown:
-            queue: Any
-            for queue in self._index_queues:
-                # An interrupt inside `put` may leave the queue locked, and torch calls `put` once more.
-                queue._notempty.acquire(timeout=GRACE_S)
-                queue._notempty.release()
-            # torch waits up to five seconds for each busy worker, whose batches are no longer needed. Only workers that
-            # have answered all requests get that time to exit.
-            if not 0 < self._rcvd_idx == self._send_idx:
-                deadline_s = time.monotonic() + GRACE_S
-                self._workers: Any = [_DeadlineProcess(worker, deadline_s) for worker in self._workers]
+        # torch waits up to five seconds for each busy worker, whose batches are no longer needed. Only workers that
+        # have answered all requests get that time to exit.
+        if not self._shutdown and not 0 < self._rcvd_idx == self._send_idx:
+            deadline_s = time.monotonic() + GRACE_S
+            self._workers: Any = [_DeadlineProcess(worker, deadline_s) for worker in self._workers]
         super()._shutdown_workers()
 
 
@@ -245,16 +239,6 @@ class WorkerPool:
         if isinstance(self.worker_dataset, PackedDataset) and not self.workers.num_workers:
             self.worker_dataset.begin(0)  # after torch has drawn its seed, because a dataset may set generator states
         return batches
-
-    @property
-    def uses_torch_batches(self) -> bool:
-        """Whether torch's own loader produces the batches."""
-        return self.worker_dataset is None
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether workers of an earlier epoch are waiting for the next one."""
-        return self.workers._iterator is not None and not self.broken
 
     def shut_down(self, batches: Any) -> None:
         """Shut down the workers of an epoch that failed to begin, as they write to the arena until they exit."""

@@ -154,7 +154,7 @@ def test_without_photographs_the_iterator_is_torchs_from_the_second_epoch_on(
     loader = DataLoader(make(), 8, device="cpu")
     loaded(loader)
     assert loader.backend.startswith("torch: ")
-    assert loader._pool is not None and loader._pool.uses_torch_batches
+    assert loader._pool is not None and loader._pool.worker_dataset is None
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
     stats = loader.stats()
     assert (
@@ -175,7 +175,7 @@ def test_states_in_mid_epoch_are_kept_where_torchs_loader_gives_the_batches(num_
     loaded(loader)
     batches = iter(loader)
     next(batches), next(batches)
-    assert loader._pool is not None and loader._pool.uses_torch_batches
+    assert loader._pool is not None and loader._pool.worker_dataset is None
     state = loader.state_dict()
     rest = [batch[1]["index"].tolist() for batch in batches]
     for resumed in (build(), loader):

@@ -20,7 +20,7 @@ from proxyloader.dali import run_queue
 
 from .. import scripts
 from ..faults import BATCH, all_numbers, loader_of, numbers_of
-from ..limits import STOP_S, WAIT_S
+from ..limits import WAIT_S
 from ..outcomes import outcomes
 from .roads import PICTURES
 
@@ -183,12 +183,3 @@ def test_no_signal_is_lost_where_a_batch_goes_from_dali_to_torch(device: str) ->
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert caught == raised == 100
-
-
-def test_an_interrupt_in_the_middle_of_a_put_leaves_no_lock_that_the_end_would_wait_for(spelled_root: Path) -> None:
-    batches = iter(loader_of(spelled_root))
-    numbers_of(next(batches))
-    batches._feed._batches._index_queues[0]._notempty.acquire()
-    start_s = time.monotonic()
-    del batches
-    assert time.monotonic() - start_s < STOP_S
