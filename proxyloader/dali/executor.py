@@ -29,9 +29,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .. import lifetime
 from ..errors import PipelineError
-from ..lifetime import at_exit, delay_exit
+from ..lifetime import at_exit, delay_exit, leak, watched_queues
 from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_pipelines, backend, types
 
 log = logging.getLogger(__name__)
@@ -286,7 +285,7 @@ def _out_of_memory(error: Exception | str, device_id: int | None, purpose: str) 
 def forget_in_child(pipeline: Any) -> None:
     """Leak a pipeline in a forked child, where destroying it would wait for threads that exist only in the parent."""
     if getattr(pipeline, "_pipe", None) is not None:
-        lifetime.leak(pipeline._pipe)
+        leak(pipeline._pipe)
         pipeline._pipe = None
 
 
@@ -299,7 +298,7 @@ def _for_all_pipelines(function: Callable[[Any], None]) -> None:
 
 @at_exit
 def _end_pipelines() -> None:
-    for server in lifetime.watched_queues():
+    for server in watched_queues():
         server.end()
     _for_all_pipelines(Pipeline._shutdown)
     if "__del__" in vars(Pipeline):

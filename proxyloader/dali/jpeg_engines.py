@@ -57,11 +57,9 @@ almost a gigabyte, and the engines of an H200 serve many of them. See NOTE [ CUD
 _engines: dict[int | None, Literal["decoding", "absent", "failing"]] = {}
 """State of the engines of each GPU, shared by all decoders of the process. No pipeline uses failing engines."""
 
+# Built pipelines for which a trial has shown that the engines decode, and when to check for a crowded GPU again.
 _verified: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-"""Built pipelines for which a trial has shown that the engines decode."""
-
 _next_check_s: weakref.WeakKeyDictionary[Pipeline, float] = weakref.WeakKeyDictionary()
-"""``time.monotonic()`` of the next check for a crowded GPU."""
 
 
 def are_disabled(device_id: int | None) -> bool:

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from .. import lifetime
 from ..errors import InputError, PipelineError
-from ..lifetime import delay_exit, leak_in_child
+from ..lifetime import delay_exit, leak_in_child, watch
 from . import executor, jpeg_engines
 from .api import Pipeline, to_torch_tensor
 from .device import current_stream
@@ -121,7 +120,7 @@ class RunQueue:
         self._declared = [executor.get_declared_kind(pipeline, source) for source in sources]
         self._kinds: Kinds | None = None  # of earlier runs
         self._has_succeeded = self._has_failed = False  # any run, the last run
-        lifetime.watch(self)
+        watch(self)
 
     @property
     def num_runs(self) -> int:
