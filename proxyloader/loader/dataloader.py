@@ -502,7 +502,8 @@ class DataLoader(TorchDataLoader[T]):
         The remaining samples and their order are always restored, and so are their random numbers if the loader has a
         ``seed``. In this case, the number of workers may differ. With ``num_shards`` or a ``DistributedSampler``, the
         number of processes may differ: they share the remaining samples. A custom batch sampler is advanced past the
-        earlier batches, and so is an IterableDataset, which requires the same number of workers.
+        earlier batches, and so is an IterableDataset, which requires the same number of workers. With a state from
+        between epochs and no ``seed``, the iteration begins by setting torch's default generator to its saved state.
 
         Raises:
             ValueError: the argument is not such a state, or comes from a loader with a different seed or number of
