@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import os
 import stat
@@ -14,7 +15,6 @@ from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
 from ..errors import ImageError
-from ..lifetime import cached_property
 from .bad_samples import BY_CAUSE, ForeignImageError, LargeImageError, is_system_fault
 from .batch_memory import batch_memory
 from .jpeg import JPEG_END, JPEG_START, JpegHeader, checks, is_sound, read_jpeg_header, read_scans, still_passes
@@ -56,7 +56,7 @@ class EncodedImage:
         else:
             self.data = data
 
-    @cached_property
+    @functools.cached_property
     def data(self) -> bytes:
         view = self._view
         return vars(self)["data"] if view is None else bytes(view)  # None: another thread has set it in the meantime
