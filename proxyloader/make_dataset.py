@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
 import io
 import json
 import math
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFilter
+from PIL import Image, ImageColor, ImageDraw, ImageFilter
 
 from ._cores import usable_cores
 from ._validation import check_int
@@ -23,7 +22,7 @@ from .tools.processes import in_processes
 
 __all__ = ["make_dataset", "photograph"]
 
-FORMAT = 3  # incremented when the same arguments yield different files
+FORMAT = 4  # incremented when the same arguments yield different files
 MANIFEST = "dataset.json"
 MIN_SIDE_PX = 8
 
@@ -91,13 +90,12 @@ def _claim(root: Path, settings: dict[str, Any]) -> None:
     root.mkdir(parents=True, exist_ok=True)
     # List the files before reading one, as another process may be writing this dataset. Its first file is temporary.
     names = sorted(path.name for path in root.iterdir() if not path.name.startswith(f"{MANIFEST}."))
-    found = None
+    found: Any = None
     with suppress(FileNotFoundError, ValueError):
         found = json.loads((root / MANIFEST).read_bytes())
     if isinstance(found, dict) and found.get("made_by") == settings["made_by"]:
-        if keys := [key for key in settings if found.get(key) != settings[key]]:
-            old, new = (", ".join(f"{key}={dataset.get(key)}" for key in keys) for dataset in (found, settings))
-            raise FileExistsError(f"{root} contains a dataset with {old}, not {new}; choose another folder")
+        if found != settings:
+            raise FileExistsError(f"{root} contains a dataset with other arguments: {found}; choose another folder")
     elif names:
         raise FileExistsError(f"{root} contains other files ({', '.join(names[:3])}); choose another folder")
     else:
@@ -110,13 +108,8 @@ def _path(root: Path, number: int, classes: int) -> Path:
 
 def _write_photo(root: Path, size: tuple[int, int], classes: int, seed: int, progressive: float, number: int) -> None:
     rng = np.random.default_rng((seed, number, 1))
-    (width, height), kind = size, rng.random()
-    if 0.6 <= kind < 0.75:
-        width, height = height, width
-    elif 0.75 <= kind < 0.85:
-        width = height = (width + height) // 2
-    elif kind >= 0.85:
-        width, height = (max(MIN_SIDE_PX, round(side * rng.uniform(0.9, 1.1))) for side in size)
+    square, scaled = [sum(size) // 2] * 2, [max(MIN_SIDE_PX, round(side * rng.uniform(0.9, 1.1))) for side in size]
+    width, height = rng.choice([size, size[::-1], square, scaled], p=[0.6, 0.15, 0.1, 0.15]).tolist()
     file = io.BytesIO()
     image = photograph(number, size=(width, height), classes=classes, seed=seed)
     image.save(file, "JPEG", quality=QUALITY, subsampling="4:2:0", progressive=rng.random() < progressive)
@@ -135,72 +128,44 @@ def _write(path: Path, data: bytes) -> None:
 
 # --- photographs ------------------------------------------------------------------------------------------------------
 
-QUALITY = 93
+QUALITY = 94
 TEXTURE_PX = 512
 
 
 def photograph(index: int, *, size: tuple[int, int] = (500, 375), classes: int = 10, seed: int = 0) -> Image.Image:
-    """Return an RGB image of soft textured shapes with uneven lighting and sensor noise.
+    """Return an RGB image of soft textured ellipses with uneven lighting and sensor noise.
 
-    The hue and stripe direction of one large shape encode the class, ``index % classes``. Everything else depends on
-    ``seed`` and ``index``. ``size`` is (width, height) in pixels.
+    The hue of one large ellipse encodes the class, ``index % classes``. Everything else depends on ``seed`` and
+    ``index``. ``size`` is (width, height) in pixels.
     """
     rng, short = np.random.default_rng((seed, index, 0)), min(size)
-    picture, roughness = Image.new("RGB", size, _color(rng)), Image.new("L", size, int(rng.integers(8, 46)))
-    shapes = int(rng.integers(4, 8))
-    for number in range(shapes):
-        shows_class = number == shapes - 2
-        mask = Image.new("L", size)
-        radii = short * (rng.uniform(0.4, 0.5, 2) if shows_class else rng.uniform(0.08, 0.6, 2))
+    picture, roughness = Image.new("RGB", size, "gray"), Image.new("L", size, 24)
+    for number in range(6):
+        shows_class, mask = number == 4, Image.new("L", size)
         center = size * (rng.uniform(0.35, 0.65, 2) if shows_class else rng.random(2))
-        angles = np.sort(rng.uniform(0, 2 * math.pi, 12))
-        outline = center + radii * np.stack([np.cos(angles), np.sin(angles)], 1) * rng.uniform(0.8, 1.2, (12, 1))
-        ImageDraw.Draw(mask).polygon([(x, y) for x, y in outline.tolist()], 255)
+        radii = short * (rng.uniform(0.4, 0.5, 2) if shows_class else rng.uniform(0.08, 0.6, 2))
+        hue = index % classes / classes + rng.normal(0, 0.01) if shows_class else rng.random()
+        saturation = rng.uniform(40, 60) if shows_class else rng.uniform(0, 30)
+        color = f"hsv({360 * (hue % 1):.0f}, {saturation:.0f}%, {rng.uniform(30, 85):.0f}%)"
+        ImageDraw.Draw(mask).ellipse([*(center - radii), *(center + radii)], 255)
         mask = mask.filter(ImageFilter.BoxBlur(short * rng.uniform(0.002, 0.02)))
-        surface = _stripes(rng, size, index % classes, classes) if shows_class else _color(rng)
-        picture.paste(surface, None, mask)
+        picture.paste(ImageColor.getrgb(color), None, mask)
         roughness.paste(int(rng.integers(8, 46)), None, mask)
-    pixels = np.asarray(picture, np.float32)
     x, y = (np.linspace(-0.2, 0.2, side, dtype=np.float32) for side in size)
     light = 1 + x * rng.uniform(-1, 1) + y[:, None] * rng.uniform(-1, 1)
-    detail = np.asarray(roughness, np.float32) * _window(_textures(seed)[0], rng, size)
-    grain = rng.uniform(4, 8) * _window(_textures(seed)[1], rng, size)
-    pixels = 128 + 128 * np.tanh(((pixels + detail[..., None]) * light[..., None] - 128) / 105) + grain[..., None]
-    return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
-
-
-def _color(rng: np.random.Generator) -> tuple[int, int, int]:
-    """Return a random color, mostly muted."""
-    red, green, blue = colorsys.hsv_to_rgb(rng.random(), min(1.0, abs(rng.normal(0, 0.25))), rng.uniform(40, 220))
-    return int(red), int(green), int(blue)
-
-
-def _stripes(rng: np.random.Generator, size: tuple[int, int], label: int, classes: int) -> Image.Image:
-    """Return stripes that encode a class. Classes with similar hues get very different directions."""
-    hue = int(255 * (label / classes + rng.normal(0, 0.1) / max(classes, 6))) % 256
-    angle = math.pi * (label * (math.sqrt(5) - 1) / 2 % 1) + rng.normal(0, 0.06)
-    x, y = np.arange(size[0], dtype=np.float32), np.arange(size[1], dtype=np.float32)[:, None]
-    distance = (x * math.cos(angle) + y * math.sin(angle)) / min(size)
-    stripes = np.sin(2 * math.pi * rng.uniform(5, 10) * distance) * rng.uniform(10, 30) + rng.uniform(110, 190)
-    value = Image.fromarray(stripes.astype(np.uint8))
-    hue_saturation = [Image.new("L", size, level) for level in (hue, int(rng.integers(90, 160)))]
-    return Image.merge("HSV", [*hue_saturation, value]).convert("RGB")
-
-
-def _window(texture: NDArray[np.float32], rng: np.random.Generator, size: tuple[int, int]) -> NDArray[np.float32]:
-    """Return a random window of a texture, tiled as needed and randomly mirrored."""
-    rows, columns = (np.arange(side) + rng.integers(TEXTURE_PX) for side in (size[1], size[0]))
-    window = texture.take(rows, 0, mode="wrap").take(columns, 1, mode="wrap")
-    return window[:: rng.choice((-1, 1)), :: rng.choice((-1, 1))]
+    rows, columns = (np.arange(side) + rng.integers(TEXTURE_PX) for side in reversed(size))
+    texture = _texture(seed).take(rows, 0, mode="wrap").take(columns, 1, mode="wrap")
+    noise = rng.standard_normal(texture.shape, np.float32) * rng.uniform(5, 9)
+    pixels = np.asarray(picture, np.float32) + (np.asarray(roughness, np.float32) * texture)[..., None]
+    return Image.fromarray(np.clip(pixels * light[..., None] + noise[..., None], 0, 255).astype(np.uint8))
 
 
 @lru_cache(maxsize=2)
-def _textures(seed: int) -> list[NDArray[np.float32]]:
-    """Return two seamless textures: one with the spectrum of photos, about 1 / frequency, and sensor noise."""
-    rng, textures = np.random.default_rng((seed, 0, 2)), []
+def _texture(seed: int) -> NDArray[np.float32]:
+    """Return a seamless texture with the spectrum of photos, about 1 / frequency."""
+    noise = np.random.default_rng((seed, 0, 2)).standard_normal((TEXTURE_PX, TEXTURE_PX))
     frequency = np.hypot(np.fft.fftfreq(TEXTURE_PX)[:, None], np.fft.rfftfreq(TEXTURE_PX)) * TEXTURE_PX
-    for power in (1.15, 0.1):
-        gain = np.where(frequency < 3, 0, np.maximum(frequency, 1) ** -power)
-        noise = np.fft.irfft2(np.fft.rfft2(rng.standard_normal((TEXTURE_PX, TEXTURE_PX))) * gain)
-        textures.append((noise / noise.std()).astype(np.float32))
-    return textures
+    gain = np.where(frequency < 3, 0, np.maximum(frequency, 1) ** -1.15)
+    texture: NDArray[np.float64] = np.fft.irfft2(np.fft.rfft2(noise) * gain)
+    texture /= texture.std()
+    return texture.astype(np.float32)
