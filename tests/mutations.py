@@ -276,7 +276,7 @@ what was left out of a batch is not told
     loader/assembly.py:BatchAssembler.assemble | batch.unreadable => ()
     integration/test_unreadable.py
 an error names the sample before
-    loader/assembly.py:BatchAssembler._locate | index=indices[row] => index=indices[row - 1]
+    loader/assembly.py:BatchAssembler._handle_failures | index=indices[k] => index=indices[k - 1]
     integration/test_unreadable.py integration/test_faults_input.py loader
 workers draw for more batches than torch requests in advance
     workers/request_sampler.py:RequestSampler.is_full | 0 < self.max_unreturned <= self._num_unreturned => False

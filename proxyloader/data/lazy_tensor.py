@@ -50,8 +50,8 @@ from .transformed import TransformedImage
 CONVERT = 'Convert them to the same mode, for example with image.convert("RGB"), or add Grayscale(3) to the transform'
 
 RESIZE = (
-    "Add a Resize to (height, width) or a crop to the transform, or pass a collate_fn that accepts images of different "
-    "sizes"
+    "Add a Resize to (height, width) or a crop to the transform or pipeline, or pass a collate_fn that accepts images "
+    "of different sizes"
 )
 
 UNREACHABLE = (
@@ -473,18 +473,18 @@ def stack_tensors(
     if not is_lazy or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_gradient(*tensors):
         return wrap_values(stack([materialize(each) for each in tensors]))  # type: ignore[no-any-return]
     with torch._C.DisableTorchFunctionSubclass():  # faster
-        check_same_size(tensors, RESIZE)
+        check_same_size(tensors)
         dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
         like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
     batch: torch.Tensor = LazyTensor(like, stack_nodes(list(map(to_node, tensors))))
     return batch
 
 
-def check_same_size(images: Sequence[torch.Tensor], advice: str) -> None:
+def check_same_size(images: Sequence[torch.Tensor]) -> None:
     """Raise RuntimeError if the shapes of the images differ."""
     shapes = sorted({tuple(image.shape) for image in images})
     if len(shapes) > 1:
-        advice = CONVERT if len({shape[-2:] for shape in shapes}) == 1 else advice  # only channels differ
+        advice = CONVERT if len({shape[-2:] for shape in shapes}) == 1 else RESIZE  # only channels differ
         raise RuntimeError(
             f"images in a batch must have the same shape to be stacked, got {shapes[0]}, {shapes[1]}"
             f"{' and others' if len(shapes) > 2 else ''}. {advice}"

@@ -35,20 +35,21 @@ TORCHDATA_STATE = {"_sampler_iter_yielded": 0, "_num_yielded": 0, "_index_sample
 """Entries of torchdata's states that Accelerate decrements, with values that it leaves unchanged."""
 
 NO_STATE = (
-    "a prepared loader has a state_dict only with "
-    "Accelerator(dataloader_config=DataLoaderConfiguration(use_stateful_dataloader=True)), in_order=True and, with "
-    "several processes, dispatch_batches=False"
+    "a prepared loader has a state_dict only with DataLoaderConfiguration(use_stateful_dataloader=True), in_order=True "
+    "and, with several processes, dispatch_batches=False"
 )
 
 
-def patch_accelerate() -> bool:
-    """Patch Accelerate, and return whether this succeeded."""
-    module = sys.modules.get("accelerate.data_loader")
-    attributes = ("_PYTORCH_DATALOADER_KWARGS", "DataLoaderAdapter", "DataLoader")
-    parts: list[Any] = [getattr(module, name, None) for name in attributes]
-    if module is None or None in parts:
-        return False
-    names, adapter, stock_class = parts
+def patch_accelerate() -> None:
+    """Patch Accelerate if it is imported, or log a warning if this version cannot be patched."""
+    module: Any = sys.modules.get("accelerate.data_loader")
+    if module is None:
+        return
+    try:
+        names, adapter, stock_class = module._PYTORCH_DATALOADER_KWARGS, module.DataLoaderAdapter, module.DataLoader
+    except AttributeError:
+        warn_loader_replaced()
+        return
     if BUILD not in names:
 
         @functools.wraps(stock_class, updated=())
@@ -56,9 +57,8 @@ def patch_accelerate() -> bool:
             return (_proxyloader_build or stock_class)(*args, **kwargs)
 
         names[BUILD] = None
-        module.DataLoader = build  # type: ignore[attr-defined]
+        module.DataLoader = build
         adapter.__init__ = _patch_init(adapter.__init__, module)
-    return True
 
 
 @functools.cache
@@ -83,24 +83,14 @@ def _patch_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
             return
         processes = module.PartialState().num_processes if isinstance(self, module.DataLoaderDispatcher) else 1
         _check_sharding(batch_sampler, processes)
-        has_state = use_stateful_dataloader and _supports_state(arguments, processes)
+        has_state = use_stateful_dataloader and processes == 1 and arguments.get("in_order", True)
+        if use_stateful_dataloader and not has_state:
+            log.warning("Accelerate cannot save the state of this loader: %s", NO_STATE)
         arguments[BUILD] = functools.partial(build, prepared_by=self, has_state=has_state)
         init(self, dataset, False, batch_sampler, **arguments)  # True would build torchdata's loader
         self.use_stateful_dataloader = has_state
 
     return patched
-
-
-def _supports_state(arguments: dict[str, Any], processes: int) -> bool:
-    """Return whether Accelerate can save a correct state. ``processes`` share the batches of the first one."""
-    if not arguments.get("in_order", True) and arguments["num_workers"] > 1:
-        reason = "with in_order=False the remaining batches are unknown. Use in_order=True"
-    elif processes > 1:
-        reason = "with dispatch_batches only the first process reads it, and in advance. Use dispatch_batches=False"
-    else:
-        return True
-    log.warning("Accelerate cannot save the state of this loader: %s", reason)
-    return False
 
 
 def _check_sharding(batch_sampler: Any, processes: int) -> None:
@@ -126,10 +116,7 @@ class PreparedLoader(DataLoader[T]):
     def from_loader(
         cls, loader: Any, dataset: Any, *, prepared_by: Any = None, has_state: bool = True, **arguments: Any
     ) -> PreparedLoader[Any]:
-        """Build a loader at the same epoch, with torch's arguments and the options of ``loader`` that torch's lacks.
-
-        ``prepared_by`` is the wrapping loader of Accelerate, if any, which may save a state if ``has_state``.
-        """
+        """Build a loader at the same epoch, with torch's arguments and the options of ``loader``."""
         options = {name: getattr(loader, name) for name in OPTION_NAMES}
         prepared = cls(dataset, **arguments, **options)
         prepared._set_next_state(loader._next_state.copy())
@@ -157,12 +144,6 @@ class PreparedLoader(DataLoader[T]):
         if not self._has_state:
             raise AttributeError(NO_STATE)
         return lambda: super(PreparedLoader, self).state_dict() | TORCHDATA_STATE
-
-    @property
-    def dl_state_dict(self) -> dict[str, Any]:
-        # Accelerate sets this attribute on its own loader if that has a state, and returns it from ``state_dict``. Only
-        # Accelerate knows the position, as it fetches one batch in advance.
-        raise AttributeError(NO_STATE)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name != "_prepared_by"}

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from ..dali.output_format import OutputFormat, stack, stack_or_list
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.encoded_image import EncodedImage
 from ..data.hooks import deferred
-from ..data.lazy_tensor import RESIZE, check_same_size
+from ..data.lazy_tensor import check_same_size
 from ..errors import ImageError, PipelineError
 from ..kernels.programs import Schedule
 from ..workers.fetch import MAX_ATTEMPTS, no_replacement
@@ -33,19 +31,13 @@ from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
 from .feed import Feed, InFlightBatch
 from .options import LoaderOptions
-from .stats import WAIT, ImageCounts, profile_row
+from .stats import WAIT, profile_row
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.output_format import Outputs
     from ..dali.run_queue import PipelineRun
 
 log = logging.getLogger(__name__)
-
-RESIZE_IN_GRAPH = (
-    "Resize them in the pipeline, with fn.resize(images, size=[height, width]), or give the "
-    "loader a collate_fn that accepts tensors of different shapes"
-)
-"""Advice for images of different sizes from a hand-written pipeline."""
 
 SKIPPED_BATCH = object()
 """Sentinel for a batch without readable samples."""
@@ -59,15 +51,13 @@ class BatchAssembler:
 
     def __init__(self, feed: Feed, loader: Any) -> None:
         assert feed.pool.packer is not None
-        self._pool, self._servers, self._packer = feed.pool, feed.servers, feed.pool.packer
+        self.feed, self._pool, self._servers, self._packer = feed, feed.pool, feed.servers, feed.pool.packer
         self._errors: UnreadableSamples = loader.errors
         self._collate_fn: Callable[[Any], Any] = loader.collate_fn
         self._pin = loader.pin_memory and not feed.pool.workers.pin_memory and torch.cuda.is_available()
         self._options: LoaderOptions = loader._options
         self._on_error = self._options.on_error
         self._format: OutputFormat = self._options.format
-        self._counts: ImageCounts = loader._counts
-        self._counts.begin_epoch()
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
         """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample.
@@ -88,7 +78,6 @@ class BatchAssembler:
         assert batch is not None
         if batch.is_empty:
             return SKIPPED_BATCH
-        self._counts.add(batch)
         if not batch.runs and not batch.is_computed:
             content = self._format.convert_batch(batch.content)
             if not self._options.translate:
@@ -99,16 +88,13 @@ class BatchAssembler:
             outputs, failures = self._recover(batch, outputs)
             if failures:
                 return self._handle_failures(batch, outputs, failures)
-        is_custom = any(run.schedule is None and run.server not in self._pool.plans for run in batch.runs)
-        advice = RESIZE_IN_GRAPH if is_custom else RESIZE
-        content = self._unpickle(batch.content, batch, outputs, {}, advice, self._pin)
+        content = self._unpickle(batch.content, batch, outputs, {}, self._pin)
         if not batch.collated:
             return self._collate(batch, content)
         return self._format.convert_batch(content) if batch.is_computed else content
 
     def end_epoch(self, has_batches: bool) -> None:
-        """Log the counts of the first epoch. Raise ImageError if all samples of the epoch were skipped."""
-        self._counts.end_epoch()
+        """Raise ImageError if all samples of the epoch were skipped."""
         if has_batches or not self._errors or self._on_error != "skip":
             return
         first = self._errors[0]
@@ -144,7 +130,11 @@ class BatchAssembler:
     def _handle_failures(self, batch: PackedBatch, outputs: list[Outputs], failures: Failures) -> Any:
         """Raise, skip or replace the samples whose images DALI failed on, depending on ``on_error``."""
         if self._on_error == "raise":
-            errors = self._locate(batch, failures)
+            indices = batch.sample_indices
+            if indices is not None and len(batch.runs) == 1 and len(batch.runs[0]) == len(indices):  # an image each
+                errors = [error.at(f"dataset[{indices[k]}]", index=indices[k]) for (_, k), error in failures.items()]
+            else:
+                errors = [error.at(_describe_batch(batch)) for error in failures.values()]
             unreadable = [UnreadableSample.from_error(error.index, error) for error in errors]
             self._errors.add(unreadable, "raise")
             raise unreadable[0].error("; ".join(map(str, errors)), errors[0].code)
@@ -155,13 +145,6 @@ class BatchAssembler:
             raise
         self._errors.add(unreadable, self._on_error)
         return self._collate(batch, samples if self._packer.batched else samples[0]) if samples else SKIPPED_BATCH
-
-    def _locate(self, batch: PackedBatch, failures: Failures) -> list[ImageError]:
-        """Return the error of each failed image, with the index of its sample if known."""
-        indices = batch.sample_indices
-        if indices is None or len(batch.runs) != 1 or not _has_one_image_each(batch.runs[0], len(indices)):
-            return [error.at(_describe_batch(batch)) for error in failures.values()]
-        return [error.at(f"dataset[{indices[row]}]", index=indices[row]) for (_, row), error in failures.items()]
 
     def _readable_samples(
         self, batch: PackedBatch, outputs: list[Outputs], failures: Failures
@@ -202,13 +185,7 @@ class BatchAssembler:
         raise no_replacement(index, unreadable, attempts)
 
     def _unpickle(
-        self,
-        data: bytes,
-        batch: PackedBatch,
-        outputs: list[Outputs],
-        failures: Failures,
-        advice: str = RESIZE,
-        pin: bool = False,
+        self, data: bytes, batch: PackedBatch, outputs: list[Outputs], failures: Failures, pin: bool = False
     ) -> Any:
         """Return the batch or a sample, or raise the error of one of its images."""
 
@@ -227,7 +204,7 @@ class BatchAssembler:
                 images = outputs[run][output]
                 if isinstance(images, torch.Tensor):
                     return images
-            check_same_size(images, advice)
+            check_same_size(images)
             return stack(images)
 
         return ContentUnpickler(data, resolve, pin, batch.objects, self._options.image_device).load()
@@ -237,9 +214,7 @@ class BatchAssembler:
     ) -> tuple[list[Outputs], Failures]:
         """Repeat the failed runs. Return the outputs of all runs; the rows of failed images hold arbitrary values.
 
-        Raises:
-            PipelineError: DALI fails although Pillow decodes all images, or a hand-written pipeline fails and
-                ``on_error`` is "raise".
+        PipelineError: DALI fails although Pillow decodes all images, or a hand-written pipeline fails.
         """
         recovered: list[Outputs] = []
         failures: Failures = {}
@@ -270,8 +245,7 @@ class BatchAssembler:
     def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         inputs, schedule = batch.read(run, self._pool.arena)
         images, *rest = map(list, inputs)
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:
-            decoded: list[Any] = list(pool.map(_decode, images, run.sources))
+        decoded: list[Any] = list(map(_decode, images, run.sources))
         failures = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         good_row = next((row for row in range(len(decoded)) if row not in failures), None)
         if good_row is None or (failures and self._on_error == "raise"):
@@ -295,7 +269,9 @@ class BatchAssembler:
             try:
                 rows.append(self._submit(run, [[column[row]] for column in inputs], None))
             except PipelineError as error:
-                reason = f"the pipeline failed on this sample: {_describe_failure(error.__cause__ or error)}"
+                text = str(error.__cause__ or error)
+                match = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", text, re.DOTALL)
+                reason = f"the pipeline failed on this sample: {text if match is None else ': '.join(match.groups())}"
                 failures[row] = ImageError(f"{source or 'an image'}: {reason}", path=source, reason=reason)
                 rows.append([])
         count = max(map(len, rows))
@@ -306,24 +282,9 @@ class BatchAssembler:
         return server.collect(server.submit(inputs, schedule))
 
 
-def _has_one_image_each(run: PackedRun, samples: int) -> bool:
-    """Return whether the decoded images of a run seem to be those of the samples, in their order."""
-    files = run.files
-    if files is None or len(run) != samples:
-        return len(run) == samples
-    is_in_turn = len(files) % samples == 0 and bool((files.reshape(-1, samples) == np.arange(samples)).all())
-    return is_in_turn or bool((np.diff(files) >= 0).all())
-
-
 def _describe_batch(batch: PackedBatch) -> str:
     indices = batch.sample_indices
     return "in a batch of an IterableDataset" if indices is None else f"in the batch of dataset indices {list(indices)}"
-
-
-def _describe_failure(error: BaseException) -> str:
-    """Return the failed operator and its error in one line, or DALI's message if it names no operator."""
-    match = re.search(r"operator `(?:nvidia\.dali\.)?([^`]+)`.*?encountered:\s*([^\n]+)", str(error), re.DOTALL)
-    return ": ".join(match.groups()) if match is not None else str(error)
 
 
 def _decode(image: NDArray[np.uint8], source: str) -> NDArray[np.uint8] | ImageError:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import enum
 import functools
 import logging
-import multiprocessing
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
@@ -24,7 +22,6 @@ from ..dali.device import check_device_exists
 from ..data.bad_samples import OnError, UnreadableSamples
 from ..data.dataset import describe_dataset, find_plans, get_length, get_sources, has_transform
 from ..data.deferral import Deferral
-from ..data.placeholders import Proxy
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
 from ..workers.fetch import PassedSamples
@@ -34,8 +31,8 @@ from ..workers.request_sampler import record_upcoming_order, sampler_generator, 
 from .assembly import BatchAssembler
 from .feed import Feed, PlanServers
 from .iterator import LoaderIterator
-from .options import NO_DALI, NO_SERVER, OPTION_NAMES, LoaderOptions, describe_backend, find_torch_reason
-from .stats import ImageCounts, LoaderStats, StatsRecorder
+from .options import NO_DALI, OPTION_NAMES, LoaderOptions, describe_backend, find_torch_reason
+from .stats import LoaderStats, StatsRecorder
 
 if TYPE_CHECKING:  # importing the server imports DALI
     from ..dali.server import ProxyServer
@@ -44,23 +41,15 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-FORK_WARNING = (
-    "set persistent_workers=True. Otherwise, each epoch forks new workers, and short epochs may take longer than with "
-    "torch's loader"
-)
-SHORT_EPOCH_S = 60.0
-"""Maximum duration of a first epoch for which ``FORK_WARNING`` is logged."""
-
 
 class _IsPrepared:
     """Descriptor that is False until Accelerate sets the attribute. Only Accelerate is expected to read it."""
 
     def __get__(self, loader: Any, owner: Any) -> bool:
         if loader is not None and "accelerate" in sys.modules:
-            from .accelerate import patch_accelerate, warn_loader_replaced
+            from .accelerate import patch_accelerate
 
-            if not patch_accelerate():
-                warn_loader_replaced()
+            patch_accelerate()
         return False
 
 
@@ -104,8 +93,7 @@ class DataLoader(TorchDataLoader[T]):
         translate: whether images are decoded and transformed on ``device``. What cannot be recorded, and without a GPU,
             what is faster in torchvision, is left to the workers. If this slows down the first epoch, a warning names
             the transform or the line of code; see ``proxyloader.explain``. False lets torch load the dataset without
-            DALI. Four-dimensional tensors then count as images and are returned on ``device``. ``dtype``,
-            ``memory_format``, ``seed``, ``on_error`` and checkpoints work as with DALI.
+            DALI. Four-dimensional tensors then count as images and are returned on ``device``.
         num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
             ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
             each process loads the whole dataset, as in torch. With ``shuffle=True``, the order depends only on the
@@ -132,22 +120,7 @@ class DataLoader(TorchDataLoader[T]):
 
     _pool: WorkerPool | None = None
 
-    _active_iterator: weakref.ref[LoaderIterator] | None = None
-    """The iterator over persistent workers, which ``iter()`` restarts and returns, as in torch."""
-
-    _process: int
-    _begin_lock: threading.RLock
-    """Held while ``iter()`` claims the epoch and the workers. Threads may share a loader."""
-
-    _counts: ImageCounts
-    _recorder: StatsRecorder
-    _servers: PlanServers
-    _next_epoch: LoaderState
-    _loader_state: LoaderState | None
-    """State of the current or last epoch, or None."""
-
-    _logged: frozenset[str] = frozenset()
-    """Warnings that this loader has logged."""
+    _logged: frozenset[str] = frozenset()  # warnings
 
     def __init__(
         self,
@@ -224,20 +197,31 @@ class DataLoader(TorchDataLoader[T]):
         self.hw_decoder_load = hw_decoder_load
         self._options = LoaderOptions.from_loader(self)
         check_device_exists(device)
-        self._errors = UnreadableSamples()
-        self._next_epoch, self._loader_state = LoaderState(), None
-        self._passed_samples: PassedSamples | None = None
+        self._reset(epoch=0)
         self._transforms: list[Any] = []  # the dataset's transforms in the last epoch
-        vars(self).update(_new_process_state(self) | self._new_counts())
         if "accelerate" in sys.modules:
             from .accelerate import patch_accelerate
 
             patch_accelerate()
-        if (reason := self._torch_reason) == NO_DALI:
-            self._warn(f"{reason}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice")
-        if not reason and server is None and any(isinstance(each, Proxy) for each in self._find_transforms()):
-            self._warn(NO_SERVER)
+        if self._torch_reason == NO_DALI:
+            self._warn(f"{NO_DALI}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice")
         self._find_plans()  # reports a dtype that no batch can have
+
+    def _reset(self, epoch: int) -> None:
+        """Initialize what iterations change."""
+        self._begin_process()
+        self._next_epoch = LoaderState(epoch)
+        self._loader_state: LoaderState | None = None  # of the current or last epoch
+        self._passed_samples: PassedSamples | None = None
+        self._errors, self._recorder = UnreadableSamples(), StatsRecorder(self.dataset, self.num_workers)
+
+    def _begin_process(self) -> None:
+        """Initialize what is not shared with other processes."""
+        self._process, self._pool, self._servers = os.getpid(), None, PlanServers(run_size(self))
+        # Held while ``iter()`` claims the epoch and the workers, as threads may share a loader.
+        self._begin_lock = threading.RLock()
+        # Over persistent workers. ``iter()`` restarts and returns it, as in torch.
+        self._active_iterator: weakref.ref[LoaderIterator] | None = None
 
     _is_accelerate_prepared = _IsPrepared()
 
@@ -265,7 +249,7 @@ class DataLoader(TorchDataLoader[T]):
 
     def __iter__(self) -> Any:
         if self._process != os.getpid():  # a copy from another process
-            vars(self).update(_new_process_state(self))
+            self._begin_process()
         with self._begin_lock:
             loader_state = self._next_state
             iterator = self._active_iterator() if self._active_iterator is not None else None
@@ -289,7 +273,7 @@ class DataLoader(TorchDataLoader[T]):
         try:
             # Workers start while the pipelines are built. They fork before DALI starts threads.
             batches = pool.start(self, loader_state)
-            options, feed, assembler = self._options, None, None
+            options, assembler = self._options, None
             is_deferring = pool.fetcher.deferral is not None and pool.fetcher.deferral.is_active
             expects_images = is_deferring and options.server is None and has_transform(self.dataset)
             known = self._find_plans()[0].keys() | self._servers.discovered
@@ -299,7 +283,7 @@ class DataLoader(TorchDataLoader[T]):
             if pool.worker_dataset is not None:
                 feed = Feed(batches, pool, self._servers, servers, loader_state, options)
                 assembler = BatchAssembler(feed, self)
-            iterator.begin(batches, pool, loader_state, feed, assembler)
+            iterator.begin(batches, pool, loader_state, assembler)
         except BaseException:
             pool.shut_down(batches)
             raise
@@ -318,7 +302,7 @@ class DataLoader(TorchDataLoader[T]):
         plans, obstacle = self._find_plans()
         plans |= self._servers.discovered
         reason = self._torch_reason or ("" if plans else obstacle)
-        return describe_backend(reason, plans.values(), self._options, self._loader_state is not None, self._counts)
+        return describe_backend(reason, plans.values(), self._options, self._loader_state is not None, self._recorder)
 
     def stats(self) -> LoaderStats:
         """Return counts since the loader was created, and the times of its last 1,000 batches.
@@ -333,13 +317,14 @@ class DataLoader(TorchDataLoader[T]):
         return f"<proxyloader.DataLoader of {describe_dataset(self.dataset)}: {self.backend}>"
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy starts without workers and pipelines, at the same epoch. A lock cannot be pickled.
-        fresh: dict[str, Any] = {"_loader_state": None, "_passed_samples": None, "_process": 0, "_begin_lock": None}
-        fresh |= {"_errors": UnreadableSamples(), "_next_epoch": LoaderState(self._next_epoch.epoch)}
-        return self.__dict__ | _new_process_state(self) | self._new_counts() | fresh
+        # A copy starts anew at the same epoch. A lock cannot be pickled.
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        copied._reset(self._next_epoch.epoch)
+        return vars(copied) | {"_process": 0, "_begin_lock": None}
 
     def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
-        pool, counts, previous = self._pool, self._counts, self._loader_state
+        pool, recorder, previous = self._pool, self._recorder, self._loader_state
         discovered = self._servers.drop_unused()
         if pool is not None and self.persistent_workers and not pool.broken:
             # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
@@ -351,8 +336,8 @@ class DataLoader(TorchDataLoader[T]):
                     loader_state.worker_states = self._states_at_end(previous)
                 return pool  # persistent workers keep their dataset
         options, reason = self._options, self._torch_reason
-        transforms = self._find_transforms()
-        counts.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
+        transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
+        recorder.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         sends_to_gpu = not options.translate and options.on_gpu
         if self._uses_torch_batches(bool(reason) and not sends_to_gpu, loader_state):
@@ -365,14 +350,11 @@ class DataLoader(TorchDataLoader[T]):
             self._passed_samples = PassedSamples(get_length(self.dataset) or 0)
         plans, deferral = self._find_plans()[0] | discovered, None
         if not reason:  # continue as an earlier epoch with the same transforms has ended
-            has_fallen_back, can_stop = counts.has_fallen_back, options.server is None
-            has_images = has_fallen_back and counts.has_images
+            has_fallen_back, can_stop = recorder.has_fallen_back, options.server is None
+            has_images = has_fallen_back and recorder.has_images
             deferral = Deferral(options.on_gpu, options.find_obstacle, not has_fallen_back, has_images, can_stop)
         self._pool = WorkerPool(self, loader_state, plans, arena, self._passed_samples, deferral)
         return self._pool
-
-    def _find_transforms(self) -> list[Any]:
-        return [getattr(source, "transform", None) for source in get_sources(self.dataset)]
 
     @property
     def _torch_reason(self) -> str:
@@ -388,12 +370,9 @@ class DataLoader(TorchDataLoader[T]):
         return plans, obstacle
 
     def _uses_torch_batches(self, never_uses_dali: bool, loader_state: LoaderState) -> bool:
-        """Return whether torch's own loader produces the batches of the next epoch.
-
-        ``never_uses_dali``: whether the dataset is known to have no images for DALI. Workers may also have noticed.
-        """
-        options, counts = self._options, self._counts
-        never_uses_dali |= counts.has_fallen_back and not counts.has_images
+        """Return whether torch's own loader produces the next epoch. Workers may have noticed that DALI is not used."""
+        options, recorder = self._options, self._recorder
+        never_uses_dali |= recorder.has_fallen_back and not recorder.has_images
         sampler_type = type(self._inner_sampler)  # other samplers' states are recorded per batch
         return (
             never_uses_dali
@@ -403,13 +382,6 @@ class DataLoader(TorchDataLoader[T]):
             and (sampler_type is ShardedSampler or sampler_type.__module__.startswith("torch.utils.data"))
         )
 
-    def _new_counts(self) -> dict[str, Any]:
-        """Return the attributes that count images and batches, reset."""
-        return {
-            "_counts": ImageCounts(self.dataset, self._options.on_gpu),
-            "_recorder": StatsRecorder(describe_dataset(self.dataset), self.num_workers),
-        }
-
     def _warn(self, warning: str) -> None:
         """Log a warning, once per loader."""
         if warning not in self._logged:
@@ -417,16 +389,14 @@ class DataLoader(TorchDataLoader[T]):
         self._logged |= {warning}
 
     def _log_epoch(self) -> None:
-        """Log what loads the images in the first epoch; later, warn if forking new workers slows down epochs."""
+        """Log what loads the images in the first epoch; later, warn if new workers slow down short epochs."""
         if self._loader_state is None:
             log.info("%s", repr(self))  # a log record must not reference the loader
-            self._first_epoch_s = time.monotonic()
-            return
-        context: Any = self.multiprocessing_context or multiprocessing
-        is_forked = self.num_workers > 0 and not self.persistent_workers and context.get_start_method() == "fork"
-        is_short = time.monotonic() - self._first_epoch_s < SHORT_EPOCH_S
-        if is_forked and is_short and self._servers.queues and not self._options.on_gpu:
-            self._warn(FORK_WARNING)
+        elif self.num_workers and not self.persistent_workers and self._servers.queues and not self._options.on_gpu:
+            self._warn(
+                "set persistent_workers=True. Otherwise, each epoch starts new workers, and short epochs may take "
+                "longer than with torch's loader"
+            )
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
@@ -544,9 +514,3 @@ class DataLoader(TorchDataLoader[T]):
         if self._sharded is not None and self._sharded.epoch != self._next_epoch.epoch:
             self._next_epoch = LoaderState(self._sharded.epoch)
         return self._next_epoch
-
-
-def _new_process_state(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the attributes of a loader without workers and pipelines in this process."""
-    process = {"_process": os.getpid(), "_begin_lock": threading.RLock()}
-    return {"_pool": None, "_servers": PlanServers(run_size(loader)), "_active_iterator": None} | process

@@ -123,11 +123,7 @@ class InFlightBatch:
 class Feed:
     """Receives the batches of an epoch from the workers, and submits their runs to DALI.
 
-    Args:
-        batches: torch's iterator over the workers of the pool.
-        plan_servers: build run queues of plans that arrive with a batch.
-        servers: run queues by key, to which these are added.
-        loader_state: the position in the epoch at which to start.
+    ``servers`` are the run queues by key. Those of plans that arrive with a batch are added.
     """
 
     process = 0  # ID of the process that created it; 0 if the constructor failed
@@ -227,10 +223,6 @@ class Feed:
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
                 self.pool.plans.update({plan.key: plan for plan in batch.plans})
                 self._plan_servers.discover(batch.plans, self._options)
-                for run in batch.runs:
-                    plan = self.pool.plans.get(run.server)
-                    if run.server not in self.servers and (plan is not None or run.schedule is not None):
-                        self.servers[run.server] = self._plan_servers.serve(plan, self._options)
                 if in_flight.error is None:
                     self._submit(in_flight, batch)
             except Exception as error:
@@ -239,6 +231,9 @@ class Feed:
 
     def _submit(self, in_flight: InFlightBatch, batch: PackedBatch) -> None:
         for run in batch.runs:
+            plan = self.pool.plans.get(run.server)
+            if run.server not in self.servers and (plan is not None or run.schedule is not None):
+                self.servers[run.server] = self._plan_servers.serve(plan, self._options)
             if run.server not in self.servers:
                 raise InputError(
                     "a sample comes from the proxy of a server other than the loader's; pass the server whose "

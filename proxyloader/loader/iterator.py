@@ -7,8 +7,6 @@ import threading
 from time import monotonic
 from typing import Any
 
-import torch
-
 from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
@@ -26,29 +24,25 @@ class LoaderIterator:
     def __init__(self, recorder: StatsRecorder) -> None:
         self._recorder = recorder
         self._lock = threading.RLock()  # threads may share the iterator
-        self._feed: Feed | None = None  # None: the batches are those of torch's iterator
+        self._assembler: BatchAssembler | None = None  # None: the batches are those of torch's iterator
 
     def begin(
-        self,
-        batches: Any,
-        pool: WorkerPool,
-        loader_state: LoaderState,
-        feed: Feed | None = None,
-        assembler: BatchAssembler | None = None,
+        self, batches: Any, pool: WorkerPool, loader_state: LoaderState, assembler: BatchAssembler | None
     ) -> None:
         """Begin an epoch of torch's iterator, whose position is recorded in ``loader_state``.
 
-        Without a feed and an assembler, the batches of torch's iterator are returned and counted.
+        Without an assembler, the batches of torch's iterator are returned and counted.
         """
         with self._lock:
-            self._pool, self._loader_state, self._feed, self._assembler = pool, loader_state, feed, assembler
-            self._batches: Any = batches if feed is None else None  # a feed releases the workers when it is closed
-            self._torch_next: Any = batches.__next__ if feed is None else None
+            self._pool, self._loader_state, self._assembler = pool, loader_state, assembler
+            self._batches: Any = batches if assembler is None else None  # a closed feed releases the workers
+            self._torch_next: Any = batches.__next__ if assembler is None else None
             kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
             self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
-            batches._profile_name = self._profile_name if feed is None else TAKE
+            batches._profile_name = self._profile_name if assembler is None else TAKE
             vars(self).update({name: value for name, value in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
             self._has_batches = loader_state.batches > 0
+            self._recorder.begin_epoch()
             self._last_return_s = monotonic()
             self._was_interrupted = False
 
@@ -62,20 +56,17 @@ class LoaderIterator:
         return len(self._pool.workers._index_sampler)  # as in torch, with a TypeError for an IterableDataset
 
     def close(self, invalidate: bool = False) -> None:
-        """Cancel the batches in flight and release the workers, as dropping the iterator does.
-
-        ``invalidate``: make ``next()`` raise until another epoch begins.
-        """
+        """Cancel the batches in flight. With ``invalidate``, ``next()`` raises until another epoch begins."""
         with self._lock:
-            if self._feed is not None:
-                self._feed.close()
+            if self._assembler is not None:
+                self._assembler.feed.close()
                 self._was_interrupted = invalidate
 
     def __next__(self) -> Any:
-        feed = self._feed
-        if feed is None:
+        assembler = self._assembler
+        if assembler is None:
             return self._next_torch_batch()
-        if feed.process != os.getpid():
+        if assembler.feed.process != os.getpid():
             raise RuntimeError("the iterator belongs to the parent of this forked process; create a new one here")
         with self._lock, profile_row(self._profile_name):
             if self._was_interrupted:
@@ -84,15 +75,14 @@ class LoaderIterator:
                     "be lost; create a new one: iter(loader)"
                 )
             try:
-                return self._next(feed)
+                return self._next(assembler)
             except (KeyboardInterrupt, SystemExit):  # raised at any line, including within torch's queues
                 self._was_interrupted = self._pool.broken = True
                 raise
 
-    def _next(self, feed: Feed) -> Any:
-        assembler = self._assembler
-        assert assembler is not None
-        start_s, feed.worker_wait_s = monotonic(), 0.0
+    def _next(self, assembler: BatchAssembler) -> Any:
+        feed, start_s = assembler.feed, monotonic()
+        feed.worker_wait_s = 0.0
         loop_s, batch = start_s - self._last_return_s, SKIPPED_BATCH
         while batch is SKIPPED_BATCH:
             in_flight = feed.next()
@@ -100,6 +90,7 @@ class LoaderIterator:
                 if not feed.truncated:
                     self._loader_state.finished = True
                     had_batches, self._has_batches = self._has_batches, True
+                    self._recorder.end_epoch()
                     assembler.end_epoch(had_batches)
                 raise StopIteration
             try:
@@ -111,7 +102,7 @@ class LoaderIterator:
         self._last_return_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None
         packed, wait_s = in_flight.batch, self._last_return_s - start_s
-        step = Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples, packed.bytes_read)
+        step = Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples)
         self._recorder.add(packed, step)
         return batch
 
@@ -138,7 +129,7 @@ class LoaderIterator:
             self._pool.broken |= getattr(self._batches, "failed", False)
             self._advance()  # past the failed batch
             raise
-        size = self._advance() or _infer_size(batch, self._pool.workers.batch_size or 1)
+        size = self._advance() or self._pool.workers.batch_size or 1
         now_s = monotonic()
         wait_s = now_s - start_s
         self._recorder.add_step(Step(start_s - self._last_return_s, wait_s, wait_s, size), size)
@@ -154,10 +145,3 @@ class LoaderIterator:
         size = requests.sizes.popleft()
         state.samples += requests.positions(size)
         return size
-
-
-def _infer_size(batch: Any, batch_size: int) -> int:
-    """Return the number of samples in a batch of a stream: the length of its first tensor, or else ``batch_size``."""
-    while isinstance(batch, (tuple, list, dict)) and batch:
-        batch = next(iter(batch.values() if isinstance(batch, dict) else batch))
-    return len(batch) if isinstance(batch, torch.Tensor) and batch.ndim else batch_size

@@ -20,14 +20,9 @@ from ..kernels.compiler import can_compile
 from ..kernels.operations import find_obstacle
 from ..kernels.pillow_check import differing_steps, is_new
 from ..transforms.plan import Plan
-from .stats import ImageCounts
+from .stats import StatsRecorder
 
 NO_DALI = "NVIDIA DALI is not installed"
-
-NO_SERVER = (
-    "its .transform is the proxy of a server, but the loader has none: pass server=..., or call server.produce_data on "
-    "each batch"
-)
 
 MAX_THREADS = 1024
 """Maximum number of DALI threads. DALI creates all of them at once and aborts the process if one cannot be created."""
@@ -59,9 +54,6 @@ class LoaderOptions:
             check_int("num_threads", self.num_threads, 1, ", or 'auto'")
             if self.num_threads > MAX_THREADS:
                 raise ValueError(f"num_threads must be at most {MAX_THREADS}, or 'auto', got {self.num_threads}")
-        for name in ("translate", "check_scans"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}")
         load = self.hw_decoder_load
         if load != "auto" and not (isinstance(load, (int, float)) and 0 <= load <= 1):
             raise ValueError(f"hw_decoder_load must be in [0, 1] or 'auto', got {load!r}")
@@ -136,21 +128,21 @@ def _dali_is_installed() -> bool:
 
 
 def describe_backend(
-    reason: str, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, counts: ImageCounts
+    reason: str, plans: Iterable[Plan], options: LoaderOptions, has_begun: bool, recorder: StatsRecorder
 ) -> str:
     """Describe DALI's transforms with the known plans, or the ``reason`` why torch loads the images."""
-    if reason or counts.has_fallen_back:
-        return f"torch: {reason or counts.fallback_reason}"
-    first = f", the first: {counts.decode_reason}" if counts.decode_reason else ""
+    if reason or recorder.has_fallen_back:
+        return f"torch: {reason or recorder.fallback_reason}"
+    first = f", the first: {recorder.decode_reason}" if recorder.decode_reason else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(step.title for step in plan.steps) for plan in plans]
     if options.server is not None:
         parts.append("the pipeline of the server")
-    if not parts and counts.images[0]:
+    if not parts and recorder.images[0]:
         parts.append("different transforms for each image")
     if parts:
         exceptions = f"; the dataset's code decodes some images{first}" if first else ""
-        sent = "decoded images are sent as pixels" if counts.sends_pixels else "JPEGs are sent encoded"
+        sent = "decoded images are sent as pixels" if recorder.sends_pixels else "JPEGs are sent encoded"
         return f"DALI on {device}: {'; '.join(parts)}; {sent}{exceptions}"
     if has_begun:
         return f"torch: the workers have produced all images loaded so far{first}"

@@ -6,14 +6,13 @@ import contextlib
 import json
 import logging
 from collections import Counter, deque
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.autograd import profiler
 
-from .._cores import cores_of_process
 from ..data.dataset import describe_dataset, get_length, get_sources
 from ..kernels.operations import NO_KERNELS
 from ..workers.messages import PackedBatch
@@ -26,11 +25,6 @@ MIN_LOOP_S = 0.001  # a faster loop does no work that could be delayed
 WARN_FRACTION = 0.05  # of the first epoch's images not decoded by DALI above which a warning is logged
 
 
-def _metric(name: str, text: str) -> Any:
-    """Return a field with its name and help text for Prometheus. Names of counters end in "_total"."""
-    return field(metadata={"name": name, "text": text})
-
-
 @dataclass(frozen=True, repr=False)
 class LoaderStats:
     """Counts since a loader was created or copied, and times of its last 1,000 batches. ``print`` shows all fields.
@@ -38,7 +32,7 @@ class LoaderStats:
     Attributes:
         batches: number of batches returned to the loop.
         images: number of samples in these batches. A sample with several images counts once, and so does an image that
-            DALI could not decode and that was skipped.
+            DALI could not decode and that was skipped. Each batch of an IterableDataset without images counts as full.
         images_per_s: samples per second over the last 1,000 batches, without the time between epochs.
         wait_p50_ms, wait_p99_ms: median and 99th percentile of the time in ``next()``, in ms.
         step_p50_ms: median time between consecutive batches, in ms: the wait and the work of the loop.
@@ -52,18 +46,18 @@ class LoaderStats:
         errors: number of samples in ``loader.errors``.
     """
 
-    batches: int = _metric("batches_total", "Batches returned to the loop.")
-    images: int = _metric("images_total", "Samples in these batches.")
-    images_per_s: float = _metric("images_per_second", "Samples per second over the last batches.")
-    wait_p50_ms: float = _metric("wait_p50_seconds", "Median time in next() over the last batches.")
-    wait_p99_ms: float = _metric("wait_p99_seconds", "99th percentile of the time in next() over the last batches.")
-    step_p50_ms: float = _metric("step_p50_seconds", "Median time between consecutive batches over the last batches.")
-    images_by_dali: int = _metric("images_by_dali_total", "Images decoded by DALI.")
-    images_by_pillow: int = _metric("images_by_pillow_total", "Images decoded by Pillow and transformed by DALI.")
-    images_by_workers: int = _metric("images_by_workers_total", "Samples produced by the workers.")
-    batches_ahead: int = _metric("batches_ahead", "Batches submitted to DALI or decoded, and not yet returned.")
-    bytes_read: int = _metric("read_bytes_total", "Bytes of the encoded images passed to DALI.")
-    errors: int = _metric("errors_total", "Samples that could not be read.")
+    batches: int
+    images: int
+    images_per_s: float
+    wait_p50_ms: float
+    wait_p99_ms: float
+    step_p50_ms: float
+    images_by_dali: int
+    images_by_pillow: int
+    images_by_workers: int
+    batches_ahead: int
+    bytes_read: int
+    errors: int
 
     def __repr__(self) -> str:
         return (
@@ -79,19 +73,19 @@ class LoaderStats:
         return asdict(self)
 
     def prometheus(self, **labels: str) -> str:
-        """Return all metrics in Prometheus's text format, in seconds and bytes.
+        """Return all fields in Prometheus's text format, times in seconds. Names of counters end in "_total".
 
         Args:
             labels: labels that identify the loader, such as ``loader="train", rank="0"``.
         """
         pairs = ",".join(f"{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in labels.items())
         text = ""
-        for metric in fields(self):
-            name, value = metric.metadata["name"], getattr(self, metric.name)
-            text += f"# HELP proxyloader_{name} {metric.metadata['text']}\n"
-            text += f"# TYPE proxyloader_{name} {'counter' if name.endswith('_total') else 'gauge'}\n"
-            value = value / 1000 if metric.name.endswith("_ms") else value
-            text += f"proxyloader_{name}{f'{{{pairs}}}' if pairs else ''} {value}\n"
+        for field, value in self.as_dict().items():
+            is_counter = isinstance(value, int) and field != "batches_ahead"
+            name = f"proxyloader_{field.replace('_ms', '_seconds')}{'_total' * is_counter}"
+            value = value / 1000 if field.endswith("_ms") else value
+            text += f"# TYPE {name} {'counter' if is_counter else 'gauge'}\n"
+            text += f"{name}{f'{{{pairs}}}' if pairs else ''} {value}\n"
         return text
 
 
@@ -102,29 +96,56 @@ class Step(NamedTuple):
     wait_s: float  # time in next()
     worker_wait_s: float  # part of wait_s in which the workers had no batch ready; without workers, all of it
     images: int
-    bytes_read: int = 0
 
 
 class StatsRecorder:
-    """Counts what a loader returns, and logs one warning after ``STARVED_STEPS`` steps with more waiting than work.
+    """Counts what a loader returns. Logs the images of the first epoch, and a warning if the loop waits for data."""
 
-    Workers that start together also finish their batches together, so one long wait is followed by short ones.
-    Therefore waits and work are compared per round, one batch of each worker. ``name`` describes the dataset.
-    """
-
-    def __init__(self, name: str, num_workers: int) -> None:
-        self._name, self._num_workers = name, num_workers
-        self._counts: Counter[str] = Counter()
+    def __init__(self, dataset: Any, num_workers: int) -> None:
+        self._name, self._num_workers = describe_dataset(dataset), num_workers
+        # Whether the dataset creates its images from an array in memory, like CIFAR10, and so decodes none.
+        self._has_arrays = all(
+            isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))
+            and len(data) == get_length(source)
+            for source in get_sources(dataset)
+        )
+        self._counts = Counter(
+            batches=0, images=0, images_by_dali=0, images_by_pillow=0, images_by_workers=0, bytes_read=0
+        )
         self._steps: deque[Step] = deque(maxlen=WINDOW_BATCHES)
-        self._round, self._starved, self._has_warned = list[Step](), list[Step](), False
+        self._unchecked, self._has_warned = list[Step](), False
+        self.images = 0, 0, 0  # of the first epoch; see ``PackedBatch.image_counts``
+        self._is_logged = False
+        self.decode_reason = ""  # why the workers decoded the first deferred image, if known
+        self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
+        self.sends_pixels = False  # whether all images so far were decoded by Pillow, or are arrays
+        self.has_images = False  # whether the workers have created undecoded images
+
+    @property
+    def fallback_reason(self) -> str:
+        uses = "uses the pixels of its images" if self.has_images else "opens no JPEGs that DALI could decode"
+        return self.decode_reason or f"the dataset {uses}"
+
+    def begin_epoch(self) -> None:
+        """Reset the counts of the first epoch, as an earlier one may have been left early."""
+        if not self._is_logged:
+            self.images = 0, 0, 0
 
     def add(self, batch: PackedBatch, step: Step) -> None:
         """Count a batch. This takes a few µs, regardless of the batch size."""
-        _, pillow, workers = batch.image_counts
-        dali = sum(map(len, batch.runs))
-        self._counts.update(images_by_dali=dali - pillow, images_by_pillow=pillow, bytes_read=batch.bytes_read)
+        (dali, pillow, workers), (new_dali, new_pillow, new_workers) = self.images, batch.image_counts
+        self.images = dali + new_dali, pillow + new_pillow, workers + new_workers
+        self.sends_pixels = new_pillow > 0 and not self.images[0]
+        self.decode_reason = self.decode_reason or batch.decode_reason
+        self.has_images |= batch.has_seen_images
+        if batch.has_fallen_back and not self.has_fallen_back:
+            level = logging.WARNING if self.has_images else logging.INFO
+            log.log(level, "%s falls back to torch's loading: %s", self._name, self.fallback_reason)
+        self.has_fallen_back = batch.has_fallen_back or (self.has_fallen_back and not batch.runs)
+        by_dali = sum(map(len, batch.runs)) - new_pillow
+        self._counts.update(images_by_dali=by_dali, images_by_pillow=new_pillow, bytes_read=batch.bytes_read)
         images = sum(len(run if run.files is None else run.files) for run in batch.runs)
-        self.add_step(step, max(workers, step.images - images))
+        self.add_step(step, max(new_workers, step.images - images))
 
     def add_step(self, step: Step, worker_images: int) -> None:
         """Count a batch with this number of samples produced by the workers."""
@@ -135,46 +156,37 @@ class StatsRecorder:
         self._steps.append(step)
         # The first batch includes the startup of workers and DALI, and that of later epochs the startup of new workers.
         if step.loop_s >= MIN_LOOP_S and counts["batches"] > 1 and not self._has_warned:
-            self._round.append(step)
-            if len(self._round) >= self._num_workers:
-                self._end_round()
+            self._unchecked.append(step)
+            if len(self._unchecked) >= STARVED_STEPS:
+                self._check_wait()
 
-    def _end_round(self) -> None:
-        round_ = _sum(self._round)
-        self._starved = self._starved + self._round if round_.wait_s > round_.loop_s else []
-        self._round = []
-        count = len(self._starved)
-        if count < STARVED_STEPS:
+    def _check_wait(self) -> None:
+        """Log a warning if the loop has waited longer than worked, not counting the longest wait."""
+        steps, self._unchecked = self._unchecked, []
+        total = Step(*map(sum, zip(*steps)))
+        if total.wait_s - max(step.wait_s for step in steps) <= total.loop_s:
             return
-        self._has_warned, total = True, _sum(self._starved)
-        times_ms = [1000 * time_s / count for time_s in (total.wait_s, total.loop_s)]
+        self._has_warned = True
+        times_ms = [1000 * time_s / len(steps) for time_s in (total.wait_s, total.loop_s)]
         message = "%s: over %d steps, the training loop waited %.0f ms per step for data and worked %.0f ms. %s"
-        log.warning(message, self._name, count, *times_ms, self._advice(total))
+        log.warning(message, self._name, len(steps), *times_ms, self._advice(total))
 
     def _advice(self, total: Step) -> str:
-        """Return the cause of the wait and a remedy. ``total`` is the sum of the starved steps."""
-        cores = cores_of_process()
-        free = cores - self._num_workers
+        """Return the cause of the wait and a remedy. ``total`` is the sum of the steps."""
         if not self._num_workers:
-            return f"With num_workers=0, nothing is loaded in the meantime. Set num_workers={cores}"
+            return "With num_workers=0, nothing is loaded in the meantime. Set num_workers to the number of cores"
         if total.worker_wait_s < total.wait_s / 2:
-            rate = total.images / (total.loop_s + total.wait_s)
-            size = f" of {total.bytes_read / total.images / 1000:,.0f} kB on average" if total.bytes_read else ""
-            advice = "Try a larger prefetch or num_threads, or store smaller images"
-            return f"DALI is the bottleneck, at {rate:,.0f} images/s{size}. {advice}"
+            return "DALI is the bottleneck. Try a larger prefetch or num_threads, or store smaller images"
         if 2 * self._counts["images_by_workers"] > self._counts["images"]:
             return "The workers decode and transform the images; print(loader.backend) shows why"
-        if free > 0:
-            return f"The workers are the bottleneck, and {free} of {cores} cores are free. Increase num_workers"
-        return "The workers are the bottleneck, and use all cores. Read from a faster disk, or store smaller images"
+        return "The workers are the bottleneck. Increase num_workers, read from a faster disk, or store smaller images"
 
     def stats(self, batches_ahead: int, errors: int) -> LoaderStats:
         """Return the current statistics. Can be called from any thread."""
         steps = np.array(list(self._steps) or [Step(0.0, 0.0, 0.0, 0)])
         wait_ms, step_ms = 1000 * steps[:, 1], 1000 * (steps[:, 0] + steps[:, 1])
-        counters = ("batches", "images", "images_by_dali", "images_by_pillow", "images_by_workers", "bytes_read")
         return LoaderStats(
-            **{name: self._counts[name] for name in counters},
+            **self._counts,
             images_per_s=float(1000 * steps[:, 3].sum() / max(step_ms.sum(), 1e-9)),
             wait_p50_ms=float(np.median(wait_ms)),
             wait_p99_ms=float(np.percentile(wait_ms, 99)),
@@ -182,51 +194,6 @@ class StatsRecorder:
             batches_ahead=batches_ahead,
             errors=errors,
         )
-
-
-def _sum(steps: list[Step]) -> Step:
-    return Step(*map(sum, zip(*steps)))
-
-
-class ImageCounts:
-    """Counts the images of a loader's first epoch by what decoded them, for the log."""
-
-    def __init__(self, dataset: Any, on_gpu: bool) -> None:
-        self._name, self._on_gpu = describe_dataset(dataset), on_gpu
-        # Whether the dataset creates its images from an array in memory, like CIFAR10, and so decodes none.
-        self._has_arrays = all(
-            isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))
-            and len(data) == get_length(source)
-            for source in get_sources(dataset)
-        )
-        self.images = 0, 0, 0  # see ``PackedBatch.image_counts``
-        self._is_logged = False
-        self.decode_reason = ""  # why the workers decoded the first deferred image, if known
-        self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
-        self.sends_pixels = False  # whether all images so far were decoded by Pillow, or are arrays
-        self.has_images = False  # whether the workers have created undecoded images
-
-    @property
-    def fallback_reason(self) -> str:
-        if not self.has_images:
-            return self.decode_reason or "the dataset opens no JPEGs that DALI could decode"
-        return self.decode_reason or "the dataset uses the pixels of its images"
-
-    def begin_epoch(self) -> None:
-        """Reset the counts, as an earlier epoch may have been left early."""
-        if not self._is_logged:
-            self.images = 0, 0, 0
-
-    def add(self, batch: PackedBatch) -> None:
-        (dali, pillow, workers), (new_dali, new_pillow, new_workers) = self.images, batch.image_counts
-        self.images = dali + new_dali, pillow + new_pillow, workers + new_workers
-        self.sends_pixels = new_pillow > 0 and not self.images[0]
-        self.decode_reason = self.decode_reason or batch.decode_reason
-        self.has_images |= batch.has_seen_images
-        if batch.has_fallen_back and not self.has_fallen_back:
-            level = logging.WARNING if self.has_images else logging.INFO
-            log.log(level, "%s falls back to torch's loading: %s", self._name, self.fallback_reason)
-        self.has_fallen_back = batch.has_fallen_back or (self.has_fallen_back and not batch.runs)
 
     def end_epoch(self) -> None:
         """Log the counts of the first epoch."""
@@ -237,28 +204,17 @@ class ImageCounts:
         # An array needs no decoding, and DALI transforms it faster than torchvision.
         is_slow = workers + (0 if self._has_arrays else pillow) > WARN_FRACTION * sum(self.images)
         is_best = NO_KERNELS in self.decode_reason  # there is nothing that a user could change
+        reason = ". Only the images that DALI decodes load faster than with torch: JPEGs whose pixels are not used"
+        if self.decode_reason:
+            reason += f". The first image that the dataset's code decoded: {self.decode_reason}"
         log.log(
             logging.WARNING if is_slow and not is_best else logging.INFO,
             "%s, first epoch: DALI decoded %s images, and transformed %s that Pillow decoded or that are arrays; the "
             "dataset's code produced %s%s",
             self._name,
             *(f"{count:,}" for count in self.images),
-            self._reason() if is_slow else "",
+            reason if is_slow else "",
         )
-
-    def _reason(self) -> str:
-        reasons = ["Only the images that DALI decodes load faster than with torch"]
-        if self.images[1] and not self._has_arrays:
-            reasons.append("Pillow decodes non-JPEGs, JPEGs DALI decodes differently, and images whose pixels are used")
-        if self.decode_reason:
-            reasons.append(f"The first image that the dataset's code decoded: {self.decode_reason}")
-        elif self.images[2]:
-            kind = "neither RGB nor gray JPEGs" if self._on_gpu else "not RGB"
-            reasons.append(
-                f"The dataset's code produces images that are {kind}, whose pixels it uses, or whose transform no "
-                "other image of the batch shares"
-            )
-        return ". ".join(["", *reasons])
 
 
 # --- profiler rows ----------------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def keep_all(framework: Framework, root: str, device: str, **arguments: Any) -> 
             assert address(kept[-1]) == images.data_ptr()
             kept.append(take(labels.to(device)))
             del images, labels, tensor
-    assert loader._counts.images[0] and len(kept) == 2 * 2 * 6
+    assert loader._recorder.images[0] and len(kept) == 2 * 2 * 6
     assert len({address(each) for each in kept}) == len(kept)
     for each, before in zip(kept, came):
         assert each.shape == before.shape and np.array_equal(to_numpy(each), before)

@@ -447,7 +447,7 @@ def by_hugging_face(kind: Any, root: str, folder: str) -> dict[str, Any]:
     told["numbers"] = numbers
     if kind is None or not isinstance(kind, type):
         assert all(isinstance(loader, proxyloader.DataLoader) for loader in loaders)
-        counts = loaders[0].base_dataloader._counts
+        counts = loaders[0].base_dataloader._recorder
         assert counts.images[0] and not counts.images[2], vars(counts)
     return told
 

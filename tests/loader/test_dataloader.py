@@ -22,10 +22,9 @@ from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
-from proxyloader import DataLoader, ProxyServer
+from proxyloader import DataLoader
 
 from .. import scripts
-from ..integration.roads import picture_pipeline
 from ..limits import WAIT_S
 
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
@@ -69,7 +68,7 @@ def test_an_argument_of_a_later_torch_is_passed_on(
 
 def test_options_that_are_set_later_are_checked_then_and_hold_from_the_next_epoch(dataset: ImageFolder) -> None:
     loader = DataLoader(dataset, 8, device="cpu", prefetch=3)
-    for name, wrong in (("prefetch", 0), ("on_error", "no"), ("translate", "some"), ("device", "meta")):
+    for name, wrong in (("prefetch", 0), ("on_error", "no"), ("device", "meta")):
         before = getattr(loader, name)
         with pytest.raises(ValueError, match=name):
             setattr(loader, name, wrong)
@@ -213,7 +212,7 @@ def test_pipelines_of_transforms_that_do_not_come_back_are_dropped(
         dataset.epoch.fill_(epoch)
         assert {images.shape[2] for images, _ in loader} == {20 + epoch}
         assert 1 <= in_memory(Pipeline) - before <= 2  # those of this epoch, and of the last one
-    assert not loader._counts.images[2]
+    assert not loader._recorder.images[2]
 
 
 @pytest.mark.usefixtures("no_collector")
@@ -247,16 +246,10 @@ def test_who_starts_new_workers_for_short_epochs_is_told_once(
 ) -> None:
     loader = DataLoader(dataset, 16, device="cpu", **how)
     list(loader)
-    assert "forks new workers" not in caplog.text
+    assert "starts new workers" not in caplog.text
     for _ in range(2):
         list(loader)
     assert caplog.text.count("set persistent_workers=True") == times
-
-
-def test_a_server_that_the_loader_was_not_given_is_asked_for(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with ProxyServer(picture_pipeline("cpu")) as server:
-        DataLoader(ImageFolder(str(photos), server.proxy))
-    assert "ImageFolder, 48 samples: its .transform is the proxy of a server, but the loader has none" in caplog.text
 
 
 @pytest.mark.parametrize(

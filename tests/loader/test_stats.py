@@ -157,7 +157,7 @@ def test_times_are_those_of_the_loop_and_a_copy_counts_anew(photos: Path) -> Non
 
 
 def recorded(steps: list[Step]) -> LoaderStats:
-    recorder = StatsRecorder("a dataset", 1)
+    recorder = StatsRecorder(range(48), 1)
     for step in steps:
         recorder.add(PackedBatch(None, image_counts=(0, 0, step.images), num_samples=step.images), step)
     return recorder.stats(batches_ahead=2, errors=1)
@@ -190,11 +190,10 @@ def test_printed_it_is_three_lines_and_as_a_dict_numbers_by_name() -> None:
 
 LABEL = r'[a-zA-Z_]\w*="(?:[^"\\\n]|\\["\\n])*"'
 FAMILY = re.compile(
-    r"# HELP (?P<name>proxyloader_[a-z0-9_]+) [^\n]+\n"
-    r"# TYPE (?P=name) (?P<kind>counter|gauge)\n"
+    r"# TYPE (?P<name>proxyloader_[a-z0-9_]+) (?P<kind>counter|gauge)\n"
     rf"(?P=name)(?:\{{(?P<labels>{LABEL}(?:,{LABEL})*)\}})? (?P<value>\d+(?:\.\d+)?(?:e[+-]\d+)?)\n"
 )
-"""A description and one sample in Prometheus's text format."""
+"""The type and one sample of a metric in Prometheus's text format."""
 
 
 @pytest.mark.parametrize(
@@ -213,7 +212,7 @@ def test_prometheus_reads_it(labels: dict[str, str], written: str | None) -> Non
     values = {family["name"].removeprefix("proxyloader_"): float(family["value"]) for family in families}
     assert len(values) == len(families) == len(fields(LoaderStats))
     assert all((family["kind"] == "counter") == family["name"].endswith("_total") for family in families)
-    assert (values["batches_total"], values["read_bytes_total"]) == (1234, 33_200_000_000)
+    assert (values["batches_total"], values["bytes_read_total"]) == (1234, 33_200_000_000)
     assert values["wait_p50_seconds"] == pytest.approx(0.00042)
     if importlib.util.find_spec("prometheus_client") is not None:
         from prometheus_client.parser import text_string_to_metric_families
@@ -234,7 +233,7 @@ def warnings_of(
     caplog: pytest.LogCaptureFixture, steps: list[Step], num_workers: int = 1, workers_make_images: bool = False
 ) -> list[str]:
     caplog.clear()
-    recorder = StatsRecorder("Photographs, 48 samples", num_workers)
+    recorder = StatsRecorder(TensorDataset(torch.arange(48)), num_workers)
     for step in [Step(loop_s=0.01, wait_s=60.0, worker_wait_s=0.0, images=8), *steps]:  # the start of the first epoch
         recorder.add_step(step, worker_images=step.images * workers_make_images)
     return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
@@ -246,8 +245,9 @@ def warnings_of(
         ([STARVED] * (STARVED_STEPS - 1), 0),
         ([STARVED] * STARVED_STEPS, 1),
         ([STARVED] * 5 * STARVED_STEPS, 1),
-        ([STARVED] * (STARVED_STEPS - 1) + [FED] + [STARVED] * (STARVED_STEPS - 1), 0),
-        ([STARVED] * (STARVED_STEPS - 1) + [FED] + [STARVED] * STARVED_STEPS, 1),
+        ([STARVED, FED._replace(loop_s=0.03)] * STARVED_STEPS, 0),
+        ([STARVED, FED] * STARVED_STEPS, 0),
+        ([FED] * STARVED_STEPS + [STARVED] * STARVED_STEPS, 1),
         ([STARVED] * (STARVED_STEPS - 1) + [IDLE, STARVED], 1),
         ([IDLE] * 5 * STARVED_STEPS, 0),
         ([FED] * 5 * STARVED_STEPS, 0),
@@ -262,7 +262,7 @@ def test_one_warning_comes_after_so_many_steps_in_a_row(
 def test_it_says_how_long_the_loop_waits_and_does_not_count_new_workers(caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = warnings_of(caplog, [FED, *[STARVED] * STARVED_STEPS])
     assert warning.startswith(
-        "Photographs, 48 samples: over 100 steps, the training loop waited 20 ms per step for data and worked 2 ms. "
+        "TensorDataset, 48 samples: over 100 steps, the training loop waited 20 ms per step for data and worked 2 ms. "
     )
     start = Step(loop_s=0.0001, wait_s=2.0, worker_wait_s=2.0, images=8)
     assert not warnings_of(caplog, [start, FED, FED] * STARVED_STEPS, num_workers=4)
@@ -272,32 +272,28 @@ def test_workers_that_give_their_batches_together_are_looked_at_together(caplog:
     at_once = Step(loop_s=0.002, wait_s=0.0001, worker_wait_s=0.0001, images=8)
     bursts = [STARVED, at_once, at_once, at_once] * STARVED_STEPS
     assert len(warnings_of(caplog, bursts, num_workers=4)) == 1
-    assert len(warnings_of(caplog, bursts, num_workers=1)) == 0
     ahead_at_an_epochs_start = [IDLE._replace(wait_s=0.1), at_once, at_once, at_once] + [STARVED] * 12
     assert len(warnings_of(caplog, ahead_at_an_epochs_start * 10, num_workers=4)) == 1
     one_stall = [at_once] * STARVED_STEPS + [STARVED._replace(wait_s=10.0)] + [at_once] * STARVED_STEPS
     assert len(warnings_of(caplog, one_stall, num_workers=4)) == 0
 
 
-FOR_DALI = STARVED._replace(worker_wait_s=0.001, bytes_read=8 * 120_000)
+FOR_DALI = STARVED._replace(worker_wait_s=0.001)
 
 
 @pytest.mark.parametrize(
     ("num_workers", "step", "workers_make_images", "says"),
     [
-        (0, STARVED, False, "With num_workers=0, nothing is loaded in the meantime. Set num_workers=4"),
-        (0, FOR_DALI, True, "With num_workers=0, nothing is loaded in the meantime. Set num_workers=4"),
-        (2, FOR_DALI, False, "DALI is the bottleneck, at 364 images/s of 120 kB on average. Try a larger prefetch"),
-        (2, FOR_DALI._replace(bytes_read=0), False, "DALI is the bottleneck, at 364 images/s. Try a larger prefetch"),
+        (0, STARVED, False, "With num_workers=0, nothing is loaded in the meantime. Set num_workers"),
+        (0, FOR_DALI, True, "With num_workers=0, nothing is loaded in the meantime. Set num_workers"),
+        (2, FOR_DALI, False, "DALI is the bottleneck. Try a larger prefetch"),
         (2, STARVED, True, "The workers decode and transform the images; print(loader.backend) shows why"),
-        (2, STARVED, False, "The workers are the bottleneck, and 2 of 4 cores are free. Increase num_workers"),
-        (4, STARVED, False, "The workers are the bottleneck, and use all cores. Read from a faster disk"),
+        (2, STARVED, False, "The workers are the bottleneck. Increase num_workers"),
     ],
 )
 def test_it_names_what_is_behind_with_one_way_out(
-    num_workers: int, step: Step, workers_make_images: bool, says: str, caplog: Any, monkeypatch: Any
+    num_workers: int, step: Step, workers_make_images: bool, says: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "cores_of_process", lambda: 4)
     (warning,) = warnings_of(caplog, [step] * STARVED_STEPS, num_workers, workers_make_images)
     assert says in warning
 
