@@ -12,26 +12,21 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import pipelines as pipelines
-    from .dali.server import ProxyServer as ProxyServer
-    from .data.bad_samples import ForeignImageError as ForeignImageError
-    from .data.bad_samples import LargeImageError as LargeImageError
-    from .data.bad_samples import MissingImageError as MissingImageError
-    from .data.dataset import wrap as wrap
-    from .data.remote_folder import RemoteImageFolder as RemoteImageFolder
-    from .data.sharded_sampler import LastBatchPolicy as LastBatchPolicy
-    from .data.sharded_sampler import ShardedSampler as ShardedSampler
-    from .data.sharded_sampler import World as World
-    from .errors import ImageError as ImageError
-    from .errors import InputError as InputError
-    from .errors import MissingDaliError as MissingDaliError
-    from .errors import PipelineError as PipelineError
-    from .errors import ProxyLoaderError as ProxyLoaderError
-    from .loader.dataloader import DataLoader as DataLoader
-    from .loader.stats import LoaderStats as LoaderStats
-    from .tools.diagnose import diagnose as diagnose
-    from .tools.diagnose import diagnosis as diagnosis
-    from .tools.explain import explain as explain
+    from . import pipelines
+    from .dali.server import ProxyServer
+    from .data.bad_samples import ForeignImageError, LargeImageError, MissingImageError
+    from .data.dataset import wrap
+    from .data.remote_folder import RemoteImageFolder
+    from .data.sharded_sampler import LastBatchPolicy, ShardedSampler, World
+    from .errors import ImageError, InputError, MissingDaliError, PipelineError, ProxyLoaderError
+    from .loader.dataloader import DataLoader
+    from .loader.stats import LoaderStats
+    from .tools.diagnose import diagnose, diagnosis
+    from .tools.explain import explain
+
+__all__ = ["DataLoader", "ForeignImageError", "ImageError", "InputError", "LargeImageError", "LastBatchPolicy"]
+__all__ += ["LoaderStats", "MissingDaliError", "MissingImageError", "PipelineError", "ProxyLoaderError", "ProxyServer"]
+__all__ += ["RemoteImageFolder", "ShardedSampler", "World", "diagnose", "diagnosis", "explain", "pipelines", "wrap"]
 
 __version__ = "0.1.0"
 
@@ -52,8 +47,6 @@ _NAMES = {
     "tools.explain": ["explain"],
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
-
-__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

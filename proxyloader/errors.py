@@ -1,10 +1,7 @@
 """Exceptions that proxyloader raises.
 
-docs/errors.md shows the tree of classes and the codes. Callers may handle each class differently. The second base class
-is what torchvision, Pillow, torch or DALI raise in the same situation, so existing ``except`` clauses still work. The
-subclasses of ImageError are in ``data/bad_samples.py``, as this module does not require Pillow.
-
-Messages may change between versions; codes and attributes do not. All exceptions can be pickled.
+The second base class is what torchvision, Pillow, torch or DALI raise in the same situation. Subclasses of ImageError
+are in ``data/bad_samples.py``, as this module does not require Pillow. All exceptions can be pickled.
 """
 
 from __future__ import annotations
