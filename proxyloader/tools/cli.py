@@ -62,7 +62,7 @@ def _demo(parser: Parser) -> None:
     """Compare this loader with torch's on this machine.
 
     Runs both loaders on the same photographs with the same seed, prints their speeds and the differences between their
-    pixels, saves a contact sheet, and trains a ResNet-18 for a few steps. Takes about a minute on two cores.
+    pixels, and saves a contact sheet. Takes about a minute on two cores.
 
     Exit status 1: the batches differ more than documented.
 
@@ -75,7 +75,6 @@ def _demo(parser: Parser) -> None:
     _option(parser, "--batch-size", "N", _positive, "images per batch (default: 256 with a GPU, 64 without)")
     _option(parser, "--workers", "N", _non_negative, "workers of each loader (default: one per core, at most 16)")
     _option(parser, "--device", "DEVICE", str, "cuda, cuda:1 or cpu (default: the GPU if there is one)")
-    _option(parser, "--steps", "N", _non_negative, "training steps, 0 for none", 30)
     _option(parser, "--out", "PNG", Path, "contact sheet to write (default: demo.png in ~/.cache/proxyloader)")
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import statistics
 import time
-from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch.nn.functional import cross_entropy
 from torch.utils.data import ConcatDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision.datasets import ImageFolder
-from torchvision.models import resnet18
 from torchvision.utils import make_grid, save_image
 
 from .._cores import usable_cores
+from ..dali.device import check_device_exists
 from ..loader.dataloader import DataLoader
 from ..make_dataset import make_dataset
 from .bench.config import CROP_PX, MEAN, STD, make_transform
@@ -34,48 +32,34 @@ GAIN = 32  # factor by which the contact sheet amplifies differences
 
 
 def demo(
-    data: Path | None,
-    images: int,
-    batch_size: int | None,
-    workers: int | None,
-    device: str | None,
-    steps: int,
-    out: Path | None,
+    data: Path | None, images: int, batch_size: int | None, workers: int | None, device: str | None, out: Path | None
 ) -> int:
     """Run the demo. Return the exit status: 1 if the batches differ more than documented."""
     torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    if torch_device.type == "cuda" and (torch_device.index or 0) >= (count := torch.cuda.device_count()):
-        raise ValueError(f"device {device} is not available: torch sees {count} CUDA device(s)")
+    check_device_exists(torch_device)
     sheet = out or writable_cache_folder() / "demo.png"
     check_can_be_written(sheet)
     root = data or make_dataset(photograph_folder("demo", images), images=images)
-    images = min(images, len(ImageFolder(str(root))))
+    folder = ImageFolder(str(root), make_transform())
+    order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
+    subset = Subset(folder, order[:images].tolist())
     workers = min(usable_cores(), 16) if workers is None else workers
     batch_size = batch_size or (256 if torch_device.type == "cuda" else 64)
     options = {"shuffle": True, "num_workers": workers, "persistent_workers": workers > 0}
     cpu = f"CPU ({usable_cores()} cores); with a GPU, images decode there"
     _print("Decoded on", torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else cpu)
-    _print("Images", f"{images:,} of {root}")
+    _print("Images", f"{len(subset):,} of {root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")
     persistent = ", persistent_workers=True" * (workers > 0)
     _print("Both loaders", f"batch_size={batch_size}, num_workers={workers}{persistent}, shuffle=True, the same seed")
     torch.set_num_threads(1)  # as in torch's workers
-    is_close = _compare(_dataset(root, images), batch_size, torch_device, sheet, options)
-    if steps:
-        _train(root, images, batch_size, torch_device, steps, options)
+    is_close = _compare(subset, batch_size, torch_device, sheet, options)
     _print("Next", "use `from proxyloader import DataLoader` in your own script; see README.md")
     return int(not is_close)
 
 
 def _print(title: str, text: str, style: str = "") -> None:
     Console(highlight=False, soft_wrap=True).print(Text.assemble((f"{title:<15}", "bold"), (text, style)))
-
-
-def _dataset(root: Path, images: int, crop_px: int = CROP_PX) -> Any:
-    """Return a random subset of an ImageFolder."""
-    folder = ImageFolder(str(root), make_transform(crop_px=crop_px))
-    order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
-    return Subset(folder, order[:images].tolist())
 
 
 def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, options: dict[str, Any]) -> bool:
@@ -87,6 +71,8 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
     _print("Backend", loaders[1].backend)
     bar = ProgressBar(total=2 * (1 + TIMED_EPOCHS) * len(dataset), desc="both loaders", leave=False, disable=None)
 
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+
     def run_epoch(loader: Any, seed: int, compared: int = 0) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], float]:
         """Return the levels and labels of the first batches, and the images per second."""
         torch.manual_seed(seed)
@@ -94,7 +80,7 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
         for number, (images, labels) in enumerate(loader):
             images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
             if number * batch_size < compared:
-                first.append((_levels(images), labels))
+                first.append(((images * std + mean) * 255, labels))
             bar.update(len(labels))
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -109,7 +95,7 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
             off = (levels - expected.round_()).abs().flatten()  # exact: JPEGs have 8 bits
             high = off.kthvalue(max(1, int(0.999 * len(off)))).values
             differences.append([off.mean().item(), high.item(), off.max().item()])
-        mean, percentile, largest = map(max, zip(*differences))
+        average, percentile, largest = map(max, zip(*differences))
         rows = [batches[0][0][:SHEET_COLUMNS] for batches in (old, new)]
         grid = make_grid(torch.cat([*rows, (rows[1] - rows[0]).abs() * GAIN]).round() / 255, len(rows[0]), pad_value=1)
         save_image(grid, sheet, "PNG")
@@ -123,40 +109,11 @@ def _compare(subset: Any, batch_size: int, device: torch.device, sheet: Path, op
         _print(title, f"{statistics.median(speed_rounds):>6,.0f} images/s {spread:<18} {name}")
     _print("", f"medians of {TIMED_EPOCHS} alternating epochs (slowest to fastest), after a warm-up epoch", "dim")
     _print("Labels", f"{'all equal' if labels_equal else 'NOT EQUAL'}; {count:,} images compared")
-    worst = f"{mean:.2f} on average, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
+    worst = f"{average:.2f} on average, {percentile:.1f} at the 99.9th percentile, {largest:.0f} at most, of 255 levels"
     _print("Pixels", f"differ by {worst} (worst batch)")
-    is_close = labels_equal and mean <= MAX_MEAN and percentile <= MAX_PERCENTILE
+    is_close = labels_equal and average <= MAX_MEAN and percentile <= MAX_PERCENTILE
     if not is_close:
         bounds = f"equal labels, and at most {MAX_MEAN} on average and {MAX_PERCENTILE} at the 99.9th percentile"
         _print("FAILED", f"expected {bounds}. Please report this with the output above", "bold red")
     _print("Contact sheet", f"{sheet}: torch's images, proxyloader's, and their differences, {GAIN} times as bright")
     return is_close
-
-
-def _levels(images: torch.Tensor) -> torch.Tensor:
-    """Undo ToTensor and Normalize. Return (N, 3, H, W) float32 in 0..255."""
-    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) for values in (MEAN, STD))
-    return (images * std + mean) * 255
-
-
-def _train(root: Path, images: int, batch_size: int, device: torch.device, steps: int, options: dict[str, Any]) -> None:
-    """Train a ResNet-18 and print its loss. On a CPU, crops are smaller, so that this takes less time."""
-    on_gpu = device.type == "cuda"
-    crop_px, batch_size = (CROP_PX, batch_size) if on_gpu else (128, min(batch_size, 16))
-    torch.manual_seed(SEED)
-    loader: Any = DataLoader(_dataset(root, images, crop_px), batch_size, device=device, **options)
-    model = resnet18(num_classes=len(ImageFolder(str(root)).classes)).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    losses: list[float] = []
-    batches = islice(chain.from_iterable(repeat(loader)), steps)
-    for pixels, labels in ProgressBar(batches, "training", steps, leave=False, unit="step", disable=None):
-        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
-            loss = cross_entropy(model(pixels.to(device)), labels.to(device))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call, unused-ignore]
-        optimizer.step()
-        losses.append(loss.item())
-    count = min(5, max(1, steps // 2))
-    first, last = statistics.mean(losses[:count]), statistics.mean(losses[-count:])
-    progress = f"loss {first:.2f} in the first {count}, {last:.2f} in the last {count}"
-    _print("Training", f"ResNet-18, {steps} steps of {batch_size} images of {crop_px} px: {progress}")

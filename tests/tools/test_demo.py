@@ -22,7 +22,7 @@ from .command import SCRIPT, main
 
 TITLES = ["Decoded on", "Images", "Transform", "Both loaders", "Backend", "Speed", "Labels", "Pixels", "Contact sheet"]
 GPUS = torch.cuda.device_count()
-SMALL = ("--images", "20", "--batch-size", "8", "--workers", "0", "--steps", "0")
+SMALL = ("--images", "20", "--batch-size", "8", "--workers", "0")
 
 
 def lines_of(out: str) -> dict[str, str]:
@@ -40,12 +40,12 @@ def test_the_whole_of_it(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, device: str
 ) -> None:
     sheet = tmp_path / "sheet.png"
-    options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--steps", "18", "--device", device)
+    options = ("--images", "40", "--batch-size", "16", "--workers", "1", "--device", device)
     assert main(["demo", "--data", str(photos), *options, "--out", str(sheet)]) == 0
     out, err = capsys.readouterr()
     assert err == "" and not caplog.records
     said = lines_of(out)
-    assert list(said) == [*TITLES, "Training", "Next"]
+    assert list(said) == [*TITLES, "Next"]
     assert ("with a GPU, images decode there" in said["Decoded on"]) == (device == "cpu")
     assert said["Images"] == f"40 of {photos}"
     assert said["Both loaders"] == "batch_size=16, num_workers=1, persistent_workers=True, shuffle=True, the same seed"
@@ -60,10 +60,6 @@ def test_the_whole_of_it(
     )
     assert said["Contact sheet"].startswith(f"{sheet}: torch's images, proxyloader's, and their differences")
     assert said["Backend"].startswith(f"DALI on {device}: Crop, ")
-    training, losses = said["Training"].split(": loss ")
-    assert re.fullmatch(r"ResNet-18, 18 steps of 16 images of (128|224) px", training)
-    first, last = map(float, re.findall(r"\d\.\d\d", losses))
-    assert last < 0.8 * first
     with Image.open(sheet) as image:
         assert (image.format, image.mode) == ("PNG", "RGB")
         assert image.size == (2 + 8 * 226, 2 + 3 * 226)
@@ -119,7 +115,7 @@ def test_a_loader_that_breaks_the_promise_is_named_and_ends_with_exit_status_1(
     ("options", "message"),
     [
         (("--device", "gpu"), "Expected one of cpu, cuda, "),
-        (("--device", "cuda:64"), f"device cuda:64 is not available: torch sees {GPUS} CUDA device(s)"),
+        (("--device", "cuda:64"), f"device='cuda:64', but torch sees {GPUS or 'no'} CUDA device(s). "),
         (("--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: No such file or directory"),
         (("--out", "/proc/sheet.png"), "/proc/sheet.png: No such file or directory"),
         (("--out", "/proc"), "/proc: Is a directory"),
