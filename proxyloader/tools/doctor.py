@@ -123,26 +123,16 @@ def answer() -> None:
 
 
 def _driver() -> Iterator[Facts]:
-    """Yield facts about the driver, then about each GPU, including those hidden from CUDA."""
+    """Yield facts about the driver. It counts all GPUs, including those hidden from CUDA."""
     import pynvml
 
     try:
         pynvml.nvmlInit()
     except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
-        yield {"cuda": None}
+        yield {"cuda": None, "gpus": 0}
         return
     version, cuda = pynvml.nvmlSystemGetDriverVersion(), pynvml.nvmlSystemGetCudaDriverVersion_v2()
-    yield {"version": version, "cuda": cuda // 1000 + cuda % 1000 / 100}
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
-        try:
-            pynvml.nvmlDeviceGetJpgUtilization(gpu)
-            engines = "JPEG engines"
-        except pynvml.NVMLError_NotSupported:
-            engines = "no JPEG engines"
-        except (pynvml.NVMLError, AttributeError):  # AttributeError: an older nvidia-ml-py
-            engines = "unknown engines"
-        yield {"uuid": pynvml.nvmlDeviceGetUUID(gpu), "engines": engines}
+    yield {"version": version, "cuda": cuda // 1000 + cuda % 1000 / 100, "gpus": pynvml.nvmlDeviceGetCount()}
 
 
 def _torch() -> Iterator[Facts]:
@@ -156,8 +146,7 @@ def _torch() -> Iterator[Facts]:
         error = str(failed).splitlines()[0]
     yield {"version": torch.__version__, "cuda": float(cuda) if cuda else None, "error": error}
     for index in range(0 if error else torch.cuda.device_count()):
-        properties: Any = torch.cuda.get_device_properties(index)
-        facts: Facts = {"name": properties.name, "uuid": str(getattr(properties, "uuid", "")), "error": ""}
+        facts: Facts = {"name": torch.cuda.get_device_name(index), "error": ""}
         try:
             torch.ones(8, device=f"cuda:{index}").sum().item()
         except RuntimeError as failed:
@@ -219,12 +208,6 @@ def installed(prefix: str) -> list[str]:
     return [f"{name} {names[name]}" for name in names if name.startswith(prefix) and "plugin" not in name]
 
 
-def list_gpus(ask: Ask) -> list[Facts]:
-    """Return the GPUs that torch can see, with what NVML reports about their engines."""
-    engines = {gpu["uuid"].removeprefix("GPU-"): gpu["engines"] for gpu in ask("driver")[0][1:]}
-    return [{**gpu, "engines": engines.get(gpu["uuid"], "unknown engines")} for gpu in ask("torch")[0][1:]]
-
-
 def run_checks(ask: Ask, root: Path = Path("/")) -> Iterator[Finding]:
     for check in (driver, packages, gpus, decoders):
         yield from check(ask)
@@ -240,7 +223,7 @@ def driver(ask: Ask) -> Iterator[Finding]:
     elif facts[0]["cuda"] is None:
         yield finding("driver", "none; images are decoded on the CPU")
     else:
-        found = f"{facts[0]['version']} for CUDA {facts[0]['cuda']}, {len(facts) - 1} GPU(s)"
+        found = f"{facts[0]['version']} for CUDA {facts[0]['cuda']}, {facts[0]['gpus']} GPU(s)"
         remedy = "Install driver 525.60 or later, for CUDA 12" * (facts[0]["cuda"] < 12)
         yield finding("driver", found, remedy, "fail")
 
@@ -273,9 +256,9 @@ def gpus(ask: Ask) -> Iterator[Finding]:
     is_low = not queues.isdecimal() or int(queues) < 8
     found = f"{queues}: the decoder and the model wait for each other" if is_low else queues
     yield finding("CUDA_DEVICE_MAX_CONNECTIONS", found, "Unset it; importing proxyloader then sets 32" * is_low)
-    torch, found_gpus, hidden = first(ask("torch")), list_gpus(ask), os.environ.get("CUDA_VISIBLE_DEVICES")
+    torch, found_gpus, hidden = first(ask("torch")), ask("torch")[0][1:], os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch and not found_gpus:
-        if not ask("driver")[0][1:]:
+        if not first(ask("driver")).get("gpus"):
             yield finding("GPU", "none; images are decoded on the CPU", "docker run --gpus all; see nvidia-smi")
         elif hidden is not None:
             yield finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
@@ -284,12 +267,11 @@ def gpus(ask: Ask) -> Iterator[Finding]:
     for index, gpu in enumerate(found_gpus):
         error = f"; torch cannot use it: {gpu['error']}" if gpu["error"] else ""
         remedy = INSTALL["torch"][1] if error else ""
-        yield finding(f"GPU {index}", f"{gpu['name']}, {gpu['engines']}{error}", remedy, "fail")
+        yield finding(f"GPU {index}", f"{gpu['name']}{error}", remedy, "fail")
 
 
 def decoders(ask: Ask) -> Iterator[Finding]:
-    found_gpus = list_gpus(ask)
-    usable = [index for index, gpu in enumerate(found_gpus) if not gpu["error"]]
+    usable = [index for index, gpu in enumerate(ask("torch")[0][1:]) if not gpu["error"]]
     pairs = [("cpu", 0), *((engine, index) for index in usable for engine in ("engines", "cuda"))]
     for engine, index in pairs if first(ask("DALI")) else []:
         (facts, failure), (name, _, option) = ask(f"pictures {engine} {index}"), DECODERS[engine]
@@ -306,8 +288,7 @@ def decoders(ask: Ask) -> Iterator[Finding]:
             remedy = "None for proxyloader.DataLoader, which uses Pillow. DALI pipelines cannot read these files"
         elif engine == "engines" and not facts[0]["by_engines"]:
             parts.insert(0, "CUDA decodes instead")
-            if found_gpus[index]["engines"] != "no JPEG engines":
-                remedy = "Give containers the driver capability video. Stop other processes that decode on this GPU"
+            remedy = "None for a GPU without JPEG engines. Otherwise, give containers the driver capability video"
         yield finding(name.format(index), "; ".join(parts), remedy, severity)
 
 

@@ -18,9 +18,8 @@ def test_a_sound_gpu_decodes_all_formats_by_its_engines_and_by_cuda() -> None:
     status, findings = report(env={})
     assert (status, failing(findings)) == (0, set())
     assert " for CUDA " in findings["driver"]["found"] and "built for CUDA" in findings["torch"]["found"]
-    assert findings["GPU 0"]["status"] == "ok" and "unknown engines" not in findings["GPU 0"]["found"]
-    instead = "CUDA decodes instead; " * ("no JPEG engines" in findings["GPU 0"]["found"])
-    assert (findings[ENGINES]["status"], findings[CUDA]["status"]) == ("ok", "ok")
+    assert (findings["GPU 0"]["status"], findings[CUDA]["status"]) == ("ok", "ok")
+    instead = "CUDA decodes instead; " * (findings[ENGINES]["status"] == "warn")  # a GPU without engines
     assert findings[ENGINES]["found"] == f"{instead}correct pixels: {ALL_FORMATS}"
     assert findings[CUDA]["found"] == f"correct pixels: {ALL_FORMATS}"
 
@@ -46,8 +45,6 @@ def test_engines_that_leave_the_work_to_cuda_are_a_warning(tmp_path: Path) -> No
     without_engines = 'right(*files, **how | ({"hw_decoder_load": 0.0} if how["device"] == "mixed" else {}))'
     (tmp_path / "sitecustomize.py").write_text(DECODER.replace("{instead}", without_engines))
     status, findings = report(env=environment(tmp_path))
-    if "no JPEG engines" in findings["GPU 0"]["found"]:
-        pytest.skip("this GPU has no JPEG engines")
     assert (status, failing(findings)) == (0, set())
     assert findings[ENGINES]["status"] == "warn" and "CUDA decodes instead" in findings[ENGINES]["found"]
     assert findings[CUDA]["status"] == "ok"

@@ -168,7 +168,7 @@ def test_ctrl_c_waits_for_no_child_that_hangs(tmp_path: Path) -> None:
 
 # --- machines that are not here: what the child processes would answer ------------------------------------------------
 
-SEEN = {"name": "NVIDIA H200", "uuid": "1", "error": ""}
+SEEN = {"name": "NVIDIA H200", "error": ""}
 PICTURE = {"format": "JPEG", "bound": 3, "error": "", "levels_off": 1, "by_engines": True}
 BY_CUDA = {**PICTURE, "levels_off": 3, "by_engines": False}
 NO_WEBP = {**PICTURE, "format": "WebP", "error": "y"}
@@ -176,12 +176,11 @@ NO_WEBP = {**PICTURE, "format": "WebP", "error": "y"}
 
 def found_on(
     *, driver: Any = 13.0, torch: str = "2.14.1", cuda: Any = 13.0, dali: Any = ("2.4.0", 12), codec: int = 9000,
-    gpu: Any = SEEN, engines: str = "JPEG engines", pictures: Any = PICTURE, root: str = "/",
+    gpu: Any = SEEN, pictures: Any = PICTURE, root: str = "/",
     driver_failure: str = "", decoder_failure: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """Return the findings of a machine with one GPU, by name."""
-    known = {"uuid": "GPU-1", "engines": engines}
-    told = [{"version": "580.82", "cuda": driver}, known] if driver else [{"cuda": None}]
+    told = [{"version": "580.82", "cuda": driver, "gpus": 1} if driver else {"cuda": None, "gpus": 0}]
     seen = [gpu] if gpu and driver else []
     answers: dict[str, Any] = {
         "driver": ([] if driver_failure else told, driver_failure),
@@ -211,11 +210,10 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "old DALI": ({"dali": ("1.40.0", 12)}, "DALI", "fail", "1.53 is required", "cuda120"),
     "two builds": ({"build": "nvidia-dali-weekly-cuda120"}, "DALI", "fail", "built for CUDA 12; these packages", "all"),
     "no nvImageCodec": ({"codec": 0}, "nvImageCodec", "fail", "DALI cannot load it", "nvidia-nvimgcodec-cu12[all]"),
-    "a GPU": ({}, "GPU 0", "ok", "H200, JPEG engines", ""),
+    "a GPU": ({}, "GPU 0", "ok", "H200", ""),
     "a GPU without kernels": ({"gpu": {**SEEN, "error": "no image"}}, "GPU 0", "fail", "no image", "torch"),
     "engines": ({}, ENGINES, "ok", "correct pixels: JPEG", ""),
     "CUDA for engines": ({"pictures": BY_CUDA}, ENGINES, "warn", "CUDA decodes instead", "video"),
-    "no engines": ({"pictures": BY_CUDA, "engines": "no JPEG engines"}, ENGINES, "ok", "CUDA", ""),
     "wrong on a GPU": ({"pictures": {**PICTURE, "levels_off": 200}}, CUDA, "fail", "200", "cpu"),
     "no decoder": ({"pictures": NO_WEBP}, ON_CPU, "warn", "WebP: y", "Pillow"),
     "a hidden GPU": ({"env": {"CUDA_VISIBLE_DEVICES": ""}, "gpu": None}, "GPU", "warn",
