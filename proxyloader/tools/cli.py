@@ -25,10 +25,7 @@ Parser = argparse.ArgumentParser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit status: 130 for Ctrl-C, and 1 for an error or if the command fails.
-
-    argparse raises SystemExit for usage errors, ``--help`` and ``--version``.
-    """
+    """Run a command line and return the exit status: 130 for Ctrl-C, and 1 for an error or if the command fails."""
     options = vars(_parser().parse_args(argv))
     (module, function), debug = options.pop("handler"), options.pop("debug")
     try:
@@ -82,23 +79,18 @@ def _diagnose(parser: Parser) -> None:
     """Measure what limits a training loop, and the speedup with this loader.
 
     Runs a training script and measures the loop over its largest DataLoader, torch's or proxyloader's: the unmodified
-    loop, its step alone with one repeated batch, the loader alone, the other loader on the same samples, and other
-    numbers of workers. Then stops the script and reports the bottleneck (input, disk, model, CPU of the loop, or cores)
-    and the speed with each loader.
-
-    Arguments after the script are passed to it. It trains for several hundred steps, in a single process, without
-    torchrun. In your own code, use proxyloader.diagnosis(loader). Requires psutil, and matplotlib for plots:
-    pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    loop, its step alone with one repeated batch, both kinds of loader alone, and other numbers of workers. Then stops
+    the script and reports the bottleneck (input, disk, model, CPU of the loop, or cores) and the speed with each
+    loader. The script trains for several hundred steps, in a single process. Requires psutil. In your own code, use
+    proxyloader.diagnosis(loader).
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
     Example:
       proxyloader diagnose train.py --batch-size 256
-      proxyloader diagnose --seconds 120 --plot report.png train.py --epochs 90
+      proxyloader diagnose --seconds 120 train.py --epochs 90
     """
     _option(parser, "--seconds", "S", _positive, "approximate duration of the measurement", 60)
-    _option(parser, "--json", "FILE", Path, "write the report and all measurements to this file", dest="json_file")
-    _option(parser, "--plot", "FILE", Path, "plot the speed of both loaders, as .png, .svg or .pdf", dest="plot_file")
     _option(parser, "script", "SCRIPT", Path, "the training script")
     _option(parser, "arguments", "...", str, "its arguments", nargs=argparse.REMAINDER)
 
@@ -153,8 +145,7 @@ def _doctor(parser: Parser) -> None:
     """Check this machine and the installed packages.
 
     Checks the driver, torch, torchvision, DALI and nvImageCodec and their compatibility, the GPUs, /dev/shm, limits and
-    cores. Decodes reference images of each format with each decoder, and compares the pixels with Pillow's. Checks that
-    may crash or hang run in a child process with a timeout. Each problem comes with a remedy.
+    cores. Decodes reference images of each format with each decoder, and compares the pixels with Pillow's.
 
     Exit status 1: a check failed. Warnings do not change it.
 
@@ -176,12 +167,9 @@ def _verify(parser: Parser) -> None:
 
     Example:
       proxyloader verify /data/imagenet/train
-      proxyloader verify /data/web --copy /data/web-without-damaged
     """
     _option(parser, "folder", "DIR", Path, "root of the dataset, or a folder of images")
     _option(parser, "--processes", "N", _positive, "number of processes (default: one per core)")
-    _option(parser, "--sound", "FILE", Path, "write the paths of the undamaged files to this file")
-    _option(parser, "--copy", "DIR", Path, "copy the dataset without the bad files, using hard links if possible")
 
 
 def _make_dataset(parser: Parser) -> None:
@@ -195,8 +183,7 @@ def _make_dataset(parser: Parser) -> None:
     """
     _option(parser, "folder", "DIR", Path, "folder of the dataset; created if it is missing")
     _option(parser, "--images", "N", int, "number of photographs", 1024)
-    size_help = "size of most photographs in pixels; others are portraits, square, larger or smaller (default: 500x375)"
-    _option(parser, "--size", "WxH", _size, size_help, (500, 375))
+    _option(parser, "--size", "WxH", _size, "size of most photographs in pixels (default: 500x375)", (500, 375))
     _option(parser, "--classes", "N", int, "number of classes", 10)
     _option(parser, "--seed", "N", int, "seed of all random numbers", 0)
     _option(parser, "--progressive", "FRACTION", float, "fraction of progressive JPEGs", 0.0)
@@ -220,15 +207,10 @@ def _explain(parser: Parser) -> None:
     Exit status 1: a worker for a GPU decodes the image, because its pixels are used.
 
     Example:
-      proxyloader explain resnet50
       proxyloader explain train:transform
+      proxyloader explain torchvision.models:ResNet50_Weights.DEFAULT.transforms
     """
-    name_help = (
-        "module:attribute of a transform, a map-style dataset, or a function or class that returns one when called "
-        "without arguments, at module level; or torchvision weights such as ResNet50_Weights.IMAGENET1K_V2, or a "
-        "model for its default weights (nothing is downloaded)"
-    )
-    _option(parser, "name", "NAME", str, name_help)
+    _option(parser, "name", "NAME", str, "module:attribute of a transform or dataset, or of what returns one if called")
 
 
 COMMANDS: dict[Callable[[Parser], None], tuple[str, str]] = {
@@ -281,7 +263,7 @@ def _option(
 
 
 def _format_error(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError):
+    if isinstance(error, ModuleNotFoundError) and error.name in ("matplotlib", "psutil"):
         install = "Run pip install 'proxyloader[bench]' or, in a clone, pip install -e '.[bench]'"
         return f"{error.name} is not installed. {install}"
     if isinstance(error, OSError) and error.filename and not isinstance(error, ProxyLoaderError):

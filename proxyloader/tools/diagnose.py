@@ -17,7 +17,6 @@ import dataclasses
 import gc
 import importlib
 import inspect
-import json
 import os
 import random
 import runpy
@@ -48,8 +47,6 @@ from .._cores import usable_cores
 from ..data.dataset import get_length
 from ..data.sharded_sampler import World
 from ..loader.dataloader import DataLoader
-from .bench.config import machine
-from .files import check_can_be_written
 from .processes import cpu_seconds
 
 Kind = Literal["stock", "proxyloader"]
@@ -57,17 +54,8 @@ Bound = Literal["input", "disk", "model", "loop", "cores"]
 
 MIN_SPEEDUP = 1.05  # minimum speedup to recommend proxyloader or another number of workers
 LONGER = 1.15  # ratio above which one time counts as longer than another
-INTERFERENCE = 1.25  # ratio of measured to estimated step time above which the report warns of interference
 MIN_STEPS = 3  # of a phase, regardless of its duration
 BUSY = 0.7  # utilization above which a GPU, a thread or all cores count as busy
-
-TITLES: dict[Bound, str] = {
-    "input": "Input-bound",
-    "disk": "Disk-bound",
-    "model": "Model-bound",
-    "loop": "Bound by the CPU time of the training loop",
-    "cores": "Bound by the cores, which step and loader share",
-}
 
 
 @dataclass(frozen=True)
@@ -78,7 +66,7 @@ class Phase:
     cpu_s: float  #: CPU time of a step, in all processes
     thread: float  #: fraction of the time that the thread of the loop was running or waiting for a core
     workers: float  #: number of cores that the child processes used
-    gpu_percent: float | None = None  #: utilization of the GPU or its JPEG engines; None if unknown
+    gpu_percent: float | None = None  #: utilization of the GPU, without its JPEG engines; None if unknown
 
     @property
     def cores(self) -> float:
@@ -100,12 +88,11 @@ class Figures:
     speedups: dict[int, float]  #: speedup of the loader alone, by number of workers
     unmeasured: dict[str, str] = field(default_factory=dict)  #: errors of failed measurements, by name
 
-    def step_s(self, kind: Kind, step_alone_s: float | None = None) -> float:
+    def step_s(self, kind: Kind) -> float:
         """Estimate the duration of a step with a loader: the longest of the step alone, the loader alone, and the CPU
-        time of both on all cores. Without workers, step and loader take turns. ``step_alone_s`` scales the step."""
-        ratio = 1.0 if step_alone_s is None else step_alone_s / self.step.step_s
-        times = (ratio * self.step.step_s, self.alone[kind].step_s)
-        shared_s = (ratio * self.step.cpu_s + self.alone[kind].cpu_s) / self.cores
+        time of both on all cores. Without workers, step and loader take turns."""
+        times = (self.step.step_s, self.alone[kind].step_s)
+        shared_s = (self.step.cpu_s + self.alone[kind].cpu_s) / self.cores
         return max(max(times) if self.num_workers else sum(times), shared_s)
 
     def speed(self, step_s: float) -> str:
@@ -277,16 +264,12 @@ def _busy_s() -> float:
 
 
 def _sample_gpu(done: threading.Event, device: int) -> float | None:
-    """Return the mean utilization of a GPU, or of its JPEG engines if busier, until ``done`` is set."""
-    samples, engines = list[int](), list[int]()
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        gpu = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    """Return the mean utilization of a GPU until ``done`` is set; None if unknown."""
+    samples = list[int]()
+    with suppress(pynvml.NVMLError, RuntimeError):
         while not done.wait(0.05):
-            samples.append(pynvml.nvmlDeviceGetUtilizationRates(gpu).gpu)
-            with suppress(pynvml.NVMLError, AttributeError):  # no engines, or an older nvidia-ml-py
-                engines.append(pynvml.nvmlDeviceGetJpgUtilization(gpu)[0])
-    return max((float(np.mean(values)) for values in (samples, engines) if values), default=None)
+            samples.append(torch.cuda.utilization(device))
+    return float(np.mean(samples)) if samples else None
 
 
 def _measure_waiting(dataset: Any) -> float:
@@ -331,25 +314,21 @@ def _rebuild(loader: Any, cls: Any, **changes: Any) -> Any:
 def interpret(figures: Figures) -> Diagnosis:
     """Derive the diagnosis from the measurements."""
     bound, step, loader = find_bound(figures), figures.step, figures.alone[figures.watched]
-    times = [ms(phase.step_s) for phase in (figures.both, step, loader)]
-    verdict = f"{TITLES[bound]}: a step takes {times[0]} ms, {times[1]} ms without loading, and loading {times[2]} ms."
+    both, alone, load = (ms(phase.step_s) for phase in (figures.both, step, loader))
+    verdict = f"{bound.capitalize()}-bound: a step takes {both} ms, {alone} ms without loading, and loading {load} ms."
     reasons = []
     if figures.num_workers:
         reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f} % busy")
     if figures.waiting is not None:
         reasons.append(f"{max(0.0, 100 * figures.waiting):.0f} % of the time to read a sample is spent waiting")
-    interference = figures.both.step_s / figures.step_s(figures.watched)
-    if interference > INTERFERENCE:
-        reasons.append(f"A step takes {interference:.1f}x the estimate: step and loader, or other programs, interfere")
     base: Kind = "stock" if "stock" in figures.alone else figures.watched
     share = step.step_s / figures.step_s(base)
     cost = f"With {base}, loading costs {100 * (1 - share):.0f} % of a step"
     reasons.append(f"{cost}: a loader that takes no time gives {1 / share:.2f}x")
     if len(figures.alone) == 2:
         stock_s, ours_s = figures.step_s("stock"), figures.step_s("proxyloader")
-        verb = ("may be", "may not be") if interference > INTERFERENCE else ("is", "is not")
         gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"
-        verdict += f" proxyloader {verb[stock_s <= MIN_SPEEDUP * ours_s]} worth it: {gain}"
+        verdict += f" proxyloader is {'' if stock_s > MIN_SPEEDUP * ours_s else 'not '}worth it: {gain}"
     reasons += [f"Not measured: {name} ({reason})" for name, reason in figures.unmeasured.items()]
     speedups = sorted(figures.speedups.items(), key=lambda item: -item[1])
     suggestions = (f"num_workers={n}: the loader alone is {x:.2f}x as fast" for n, x in speedups if x >= MIN_SPEEDUP)
@@ -372,21 +351,6 @@ def find_bound(figures: Figures) -> Bound:
         or loader.thread > (BUSY if figures.num_workers else 0.5)
     )
     return "input" if is_busy or (figures.waiting or 0) < 0.5 else "disk"
-
-
-def plot(figures: Figures, file: Path) -> None:
-    """Plot the speed with each loader against the duration of the step alone."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(layout="constrained")
-    axes = figure.subplots()
-    steps_s = max(figures.step.step_s, 1e-6) * np.geomspace(0.1, 10, 200)
-    for kind in figures.alone:
-        axes.plot(1e3 * steps_s, [figures.batch_size / figures.step_s(kind, each) for each in steps_s], label=kind)
-    axes.axvline(1e3 * figures.step.step_s, color="grey", linestyle=":", label="this step")
-    axes.set(xscale="log", xlabel="step alone, ms", ylabel="images/s", ylim=(0, None))
-    axes.legend()
-    figure.savefig(file)
 
 
 def ms(seconds: float) -> str:
@@ -430,15 +394,11 @@ def _num_samples(loader: Any) -> float:
     return np.inf if length is None else length
 
 
-def diagnose_script(
-    script: Path, arguments: Sequence[str], seconds: int, json_file: Path | None, plot_file: Path | None
-) -> int:
+def diagnose_script(script: Path, arguments: Sequence[str], seconds: int) -> None:
     """Run a script, like ``python script arguments``, until the loop over its largest loader is diagnosed. Print the
-    report and write it to the files. If the script raises an error, print it and exit with status 1."""
+    report. If the script raises an error, print it and exit with status 1."""
     script.open().close()
     importlib.import_module("psutil")  # before the script runs
-    for file in filter(None, (json_file, plot_file)):
-        check_can_be_written(file)
     path = [str(script.parent), *sys.path]
     with patch.multiple(sys, argv=[str(script), *arguments], path=path), _intercept_loops(seconds) as results:
         try:
@@ -456,9 +416,3 @@ def diagnose_script(
             "your own, use proxyloader.diagnosis(loader)"
         )
     print("", *results, sep="\n")
-    if json_file is not None:
-        report = {"script": " ".join([script.name, *arguments]), "machine": machine(), **results[0].as_dict()}
-        json_file.write_text(json.dumps(report, indent=1) + "\n")
-    if plot_file is not None:
-        plot(results[0].figures, plot_file)
-    return 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import importlib
 import inspect
@@ -14,29 +13,27 @@ import os
 import statistics
 import sys
 import timeit
-import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from PIL import Image
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import DataLoader, Dataset, IterableDataset
-from torchvision import models
 
 from .._random_state import preserve_rng, seed_generators
 from ..data import hooks
-from ..data.dataset import get_length
 from ..data.deferral import MAX_UNUSED_SAMPLES, Deferral
 from ..data.encoded_image import EncodedImage
 from ..data.lazy_image import is_lazy
 from ..data.lazy_tensor import LazyTensor, is_materialized
 from ..data.placeholders import ProxyBatch, ProxySample
 from ..data.recorded import Operation, flatten
-from ..data.transformed import LIBRARIES, TransformedImage, find_caller, pixel_uses
+from ..data.transformed import TransformedImage, find_caller, pixel_uses
 from ..kernels.operations import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
@@ -99,15 +96,12 @@ def explain(obj: Any) -> Explanation:
 
     Raises:
         TypeError: ``obj`` is neither, or a transform that takes more than an image.
-        ValueError: the dataset is empty.
-        Exception: the transform or the dataset raised it.
+        Exception: the transform or the dataset raised it; IndexError if the dataset is empty.
     """
     is_dataset = isinstance(obj, Dataset) or (hasattr(obj, "__getitem__") and not callable(obj))
     if isinstance(obj, (IterableDataset, str)) or not (is_dataset or callable(obj)):
         advice = ". Pass loader.dataset" if isinstance(obj, DataLoader) else ""
         raise TypeError(f"explain() takes a transform or a map-style dataset, got {obj!r}{advice}")
-    if is_dataset and get_length(obj) == 0:
-        raise ValueError(f"explain() requires a dataset with samples, got an empty {type(obj).__name__}")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
     try:
@@ -286,37 +280,28 @@ def _time(run: Callable[[], Any]) -> float:
 
 
 def explain_named(name: str) -> int:
-    """Print the explanation of a transform or a dataset. Return the exit status: 1 if pixels are used."""
-    obj = find(name)
-    with _running(name):
-        explanation = explain(obj)
+    """Print the explanation of ``module:attribute``. Return the exit status: 1 if pixels are used."""
+    with patch.object(sys, "argv", sys.argv[:1]):  # the module may parse it
+        explanation = explain(find(name))
     print(explanation)
     return 1 if explanation.pixels else 0
 
 
 def find(name: str) -> Any:
-    """Return a transform or a dataset by name: ``module:attribute``, torchvision weights, or a torchvision model for
-    its default weights. Downloads nothing. Calls a class, or a function that requires no arguments.
+    """Return a transform or a dataset named ``module:attribute``. Calls a class, or a function that requires no
+    arguments.
 
     Raises:
-        ValueError: the name does not exist, or importing or calling it fails.
+        ValueError: the name does not exist.
+        Exception: importing or calling it raised this error.
     """
     path, colon, attribute = name.partition(":")
     if not colon:
-        try:
-            return (models.get_weight(name) if "." in name else models.get_model_weights(name).DEFAULT).transforms()
-        except (ValueError, KeyError):
-            hint = " or ".join(difflib.get_close_matches(name, models.list_models())) or "module:attribute"
-            raise ValueError(
-                f"torchvision has no model or weights {name!r}. Did you mean {hint}? "
-                "Name your own as module:attribute, such as train:transform"
-            ) from None
+        raise ValueError(f"the name must be module:attribute, such as train:transform, got {name!r}")
     folder, module = os.path.split(path.removesuffix(".py"))
     sys.path.insert(0, os.path.abspath(folder))  # as if Python ran the file
-    with _running(f"import {module}"):
-        obj = importlib.import_module(module)
     try:
-        obj = operator.attrgetter(attribute)(obj)
+        obj = operator.attrgetter(attribute)(importlib.import_module(module))
     except AttributeError as error:
         advice = 'It must be at module level, not below `if __name__ == "__main__":`'
         raise ValueError(f"{name}: {error}. {advice}") from error
@@ -324,28 +309,4 @@ def find(name: str) -> Any:
     if inspect.isroutine(obj) or isinstance(obj, functools.partial):
         with contextlib.suppress(TypeError, ValueError):  # it takes arguments, such as the image of a transform
             is_factory = inspect.signature(obj).bind() is not None
-    with _running(f"{attribute}()"):
-        return obj() if is_factory else obj
-
-
-@contextlib.contextmanager
-def _running(code: str) -> Iterator[None]:
-    """Run a user's code with an empty command line, and convert its errors to ValueError."""
-    argv, sys.argv = sys.argv, sys.argv[:1]
-    try:
-        yield
-    except SystemExit as error:
-        raise ValueError(
-            f"{code} exited with {error}. Code that runs a script, such as the parsing of its command line, belongs "
-            'below `if __name__ == "__main__":`'
-        ) from error
-    except Exception as error:
-        places = [
-            f" at {frame.f_code.co_filename}:{line}"
-            for frame, line in traceback.walk_tb(error.__traceback__)
-            if str(frame.f_globals.get("__name__")).split(".")[0] not in LIBRARIES
-        ]
-        place = places[-1] if places else ""
-        raise ValueError(f"{code} failed{place} with {type(error).__name__}: {error}") from error
-    finally:
-        sys.argv = argv
+    return obj() if is_factory else obj

@@ -28,10 +28,7 @@ def in_processes(
 ) -> Iterator[Result]:
     """Yield ``work(item)`` for each item, in order. With ``processes=1``, run in this process.
 
-    Shows a progress bar if stderr is a terminal, unless ``progress`` is false.
-
-    Raises:
-        ChildProcessError: a process died. The message starts with ``name``.
+    Shows a progress bar if stderr is a terminal, unless ``progress`` is false. ChildProcessError: a process died.
     """
     bar = partial(ProgressBar, total=len(items), desc=name, unit="image", disable=None if progress and items else True)
     if processes == 1:

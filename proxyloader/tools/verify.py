@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import shutil
 import stat
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from PIL import Image, UnidentifiedImageError
 
@@ -17,12 +16,9 @@ from .._cores import usable_cores
 from ..data.bad_samples import is_system_fault
 from ..data.encoded_image import SYSTEM_ADVICE
 from ..data.jpeg import find_damage, read_jpeg_header, read_scans
-from .files import check_can_be_written
 from .processes import ProgressBar, in_processes
 
-Kind = Literal["sound", "damaged", "truncated", "clipped", "foreign", "unreadable"]
-
-MEANINGS: dict[Kind, str] = {
+MEANINGS = {
     "sound": "no problem was found",
     "damaged": "Pillow decodes it, but a part of the image is wrong or gray",
     "truncated": "the end is missing, or Pillow cannot decode it",
@@ -33,44 +29,28 @@ MEANINGS: dict[Kind, str] = {
 
 FILES_PER_TASK = 32
 JPEG_FORMATS = {"JPEG", "MPO"}  # MPO: a JPEG with several images, as some cameras write
-APPLE_DOUBLE = b"\0\5\x16\7"  # start of files such as "._name.jpg", where macOS stores metadata on other file systems
 
 
 class Finding(NamedTuple):
-    """The result for a file. ``reason`` is "" for a sound file."""
+    """The result for a file. ``kind`` is a key of ``MEANINGS``; ``reason`` is "" for a sound file."""
 
     path: str
-    kind: Kind
+    kind: str
     reason: str = ""
 
 
-def verify(
-    folder: Path, processes: int | None = None, sound: Path | None = None, copy: Path | None = None
-) -> list[Finding]:
+def verify(folder: Path, processes: int | None = None) -> list[Finding]:
     """Check all image files of a folder and its subfolders. Print the bad ones and a summary; return the bad ones."""
-    if copy is not None and copy.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{copy}: the copy must be outside of {folder}")
-    if copy is not None and copy.exists() and any(copy.iterdir()):
-        raise FileExistsError(f"{copy} is not empty: choose a new or empty folder")
-    if sound is not None:
-        check_can_be_written(sound)
-    paths, bad = image_files(folder), list[Finding]()
+    paths, bad, counts = image_files(folder), list[Finding](), Counter[str]()
     processes = processes or usable_cores()
     for finding in in_processes(folder.name, check_file, paths, processes, FILES_PER_TASK, progress=True):
+        counts[finding.kind] += 1
         if finding.kind != "sound":
             bad.append(finding)
             with ProgressBar.external_write_mode():
                 print(f"{finding.path}: {finding.kind}: {finding.reason}")
-    sound_paths = sorted({*paths} - {finding.path for finding in bad})
-    if sound is not None:
-        sound.write_text("".join(f"{path}\n" for path in sound_paths))
-    if copy is not None:
-        for path in map(Path, sound_paths):
-            _link(path, copy / path.relative_to(folder))
-    counts = Counter[Kind](finding.kind for finding in bad)
-    counts["sound"] = len(sound_paths)
-    for kind in counts:
-        print(f"{kind:<10}  {counts[kind]:>6,}  {MEANINGS[kind]}")
+    for kind, count in counts.items():
+        print(f"{kind:<10}  {count:>6,}  {MEANINGS[kind]}")
     return bad
 
 
@@ -98,8 +78,6 @@ def check_file(path: str) -> Finding:
         return Finding(path, "unreadable", f"{error.strerror or error}{advice}")
     if not data:
         return Finding(path, "truncated", "it is empty")
-    if data.startswith(APPLE_DOUBLE):
-        return Finding(path, "foreign", "macOS metadata of another file (AppleDouble), not an image")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow warns about large images and old formats
         try:
@@ -134,11 +112,3 @@ def _find_jpeg_damage(data: bytes) -> str | None:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def _link(file: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(file.resolve(), target)  # not to a symbolic link, which may be relative
-    except OSError:  # a different file system, or no support for hard links
-        shutil.copy2(file, target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from pathlib import Path
@@ -156,13 +155,11 @@ def test_it_is_worth_it_where_steps_get_shorter(step_ms: float, stock_ms: float,
     ("changed", "said"),
     [
         ({"num_workers": 0, "both": phase(130), "cores": 100}, "is worth it: 769 instead of 400 images/s, 1.92x"),
-        ({"both": phase(160)}, "A step takes 2.0x the estimate: step and loader, or other programs, interfere"),
-        ({"both": phase(160)}, "proxyloader may be worth it"),
         ({"step": phase(50, cpu_s=2.0), "cores": 2}, "proxyloader is worth it: 97.6 instead of 71.4 images/s, 1.37x"),
         ({"unmeasured": {"num_workers=4": "OSError: x"}}, "Not measured: num_workers=4 (OSError: x)"),
         ({"alone": {"proxyloader": phase(80)}}, "With proxyloader, loading costs 38 % of a step"),
     ],
-    ids=["without workers", "interference", "unsure", "shared cores", "unmeasured", "one loader"],
+    ids=["without workers", "shared cores", "unmeasured", "one loader"],
 )  # fmt: skip
 def test_the_report_says(changed: dict[str, Any], said: str) -> None:
     both = {"both": phase(1000)} if "cores" in changed and changed["cores"] == 2 else {}
@@ -250,22 +247,21 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     sys.modules.pop("beside", None)
 
 
-@pytest.mark.parametrize(("module", "kind"), [("torch.utils.data", "stock"), ("proxyloader", "proxyloader")])
+@pytest.mark.parametrize("module", ["torch.utils.data", "proxyloader"])
 def test_a_script_runs_until_its_largest_loader_is_diagnosed(
-    script: Path, photos: Path, capsys: pytest.CaptureFixture[str], module: str, kind: str
+    script: Path, photos: Path, capsys: pytest.CaptureFixture[str], module: str
 ) -> None:
     def patched() -> Any:
         return StockLoader.__init__, StockLoader.__iter__, proxyloader.DataLoader.__iter__, list(sys.argv), [*sys.path]
 
     script.write_text(SCRIPT.format(module=module, epochs=100))
     before = patched()
-    assert main(["diagnose", *OPTIONS, "--json", "found.json", "--plot", "found.png", str(script), str(photos)]) == 0
+    assert main(["diagnose", *OPTIONS, str(script), str(photos)]) == 0
     assert patched() == before and Path("left").exists()
-    out = " ".join(capsys.readouterr().out.split())
+    out, err = (" ".join(text.split()) for text in capsys.readouterr())
     assert "the end" not in out and "an error" not in out
-    told = json.loads(Path("found.json").read_text())
-    assert told["script"] == f"train.py {photos}" and told["verdict"] in out
-    assert told["figures"]["watched"] == kind and told["figures"]["alone"].keys() == {"stock", "proxyloader"}
+    assert f"proxyloader: measuring the loop over ImageFolder for about {SECONDS:g} s" in err
+    assert "stock alone" in out and "proxyloader alone" in out and "worth it: " in out
 
 
 FAILURES: dict[str, tuple[str, str, int, str]] = {
