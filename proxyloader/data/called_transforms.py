@@ -18,6 +18,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import ImageError
+from ..transforms import iou_crop
 from ..transforms.chain import START
 from ..transforms.plan import Untranslatable
 from ..transforms.random_numbers import resized_crop_box
@@ -36,18 +37,20 @@ from .lazy_tensor import (
     wrap_values,
 )
 from .recorded import map_leaves
-from .replaced_code import original, replacements, unless_handled
+from .replaced_code import find, original, replacements, unless_handled
 from .transformed import TransformedImage, pixel_uses
 
 
 def call_patches() -> Iterator[tuple[Any, str, Any]]:
-    """Yield the owner, name and replacement of each ``__call__`` to intercept, and of the draws of a common crop."""
+    """Yield the owner, name and replacement of each ``__call__`` to intercept, and of the draws of common crops."""
     if "timm.data.transforms" in sys.modules:
         load_timm_rules()
     for cls in (*RULES, *COMPOSES):
         yield cls, "__call__", _intercept(cls, cls.__call__)
     get_params = v1.RandomResizedCrop.get_params
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
+    for make_params in find("torchvision.transforms.v2:RandomIoUCrop.make_params").values():
+        yield v2.RandomIoUCrop, "make_params", unless_handled(make_params, iou_crop.make_params)
 
 
 def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:
