@@ -54,69 +54,60 @@ def sample_crop(transform: Any, height: int, width: int, boxes: NDArray[Any]) ->
 
     Args:
         boxes: (N, 4), left, top, right and bottom of each box; float32, float64 or int64.
+
+    Raises:
+        ZeroDivisionError: a crop is empty.
     """
-    while True:
-        overlap = transform.options[int(torch.randint(low=0, high=len(transform.options), size=(1,)))]
-        if overlap >= 1.0:
-            return {}
-        state = torch.default_generator.get_state()
-        crops, counts, drawn = _draw_crops(transform, height, width)
-        crop, is_within = _find_crop(crops, boxes, overlap)
-        torch.default_generator.set_state(state)
-        _uniform(drawn if crop is None else int(counts[crop]))
-        if crop is not None:
-            left, top, right, bottom = map(int, crops[crop])
-            mask = torch.from_numpy(is_within[crop].copy())
-            return {
-                "top": top, "left": left, "height": bottom - top, "width": right - left, "is_within_crop_area": mask
-            }  # fmt: skip
+    real = np.float64 if boxes.dtype == np.float64 else np.float32  # torch divides integers in float32
+    size, begins, ends = np.array((width, height)), boxes[:, :2], boxes[:, 2:]
+    with np.errstate(all="ignore"):
+        centers, areas = real(0.5) * (begins + ends).astype(real), np.multiply(*(ends - begins).T)
+        while True:
+            overlap = transform.options[int(torch.randint(low=0, high=len(transform.options), size=(1,)))]
+            if overlap >= 1.0:
+                return {}
+            state = torch.default_generator.get_state()
+            crops, counts = _draw_crops(transform, size)
+            starts, stops = crops.astype(real)[..., None, :]
+            is_within = ((starts < centers) & (centers < stops)).all(2)
+            starts, stops = crops.astype(boxes.dtype)[..., None, :]
+            sides = np.maximum(np.minimum(ends, stops) - np.maximum(begins, starts), 0)
+            shared = sides[..., 0] * sides[..., 1]
+            unions = areas + np.multiply(*(stops - starts).T).T - shared
+            ious = np.where(is_within, shared.astype(real) / unions.astype(real), -np.inf)
+            found = np.flatnonzero(~(ious.max(1, initial=-np.inf) < real(overlap)))
+            torch.default_generator.set_state(state)
+            _uniform(counts[found[0] if len(found) else -1])
+            if len(found):
+                (left, top), (right, bottom) = crops[:, found[0]].tolist()
+                mask = torch.from_numpy(is_within[found[0]].copy())
+                box = {"top": top, "left": left, "height": bottom - top, "width": right - left}
+                return {**box, "is_within_crop_area": mask}
 
 
-def _draw_crops(transform: Any, height: int, width: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """Draw the crops of one overlap that have an allowed aspect ratio.
+def _draw_crops(transform: Any, size: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[int]]:
+    """Draw the crops of one overlap that have an allowed aspect ratio, for an image of (width, height).
 
-    Return left, top, right and bottom of each, how many numbers torchvision has drawn up to each, and after all trials.
+    Returns:
+        (2, crops, 2): left and top, and right and bottom, of each.
+        How many numbers torchvision draws up to each, and for all trials.
     """
-    size = np.array((width, height))
     pairs = _uniform(4 * transform.trials).reshape(-1, 2)
     low, span = np.float32(transform.min_scale), np.float32(transform.max_scale - transform.min_scale)
     extents = (size.astype(np.float32) * (low + span * pairs)).astype(np.int64)
-    if not extents[:, 1].all():
+    if not extents.all():
         raise ZeroDivisionError
     ratios = extents[:, 0] / extents[:, 1]
     is_allowed = ((transform.min_aspect_ratio <= ratios) & (ratios <= transform.max_aspect_ratio)).tolist()
-    at, found = 0, []
+    at, chosen = 0, []
     for _ in range(transform.trials):
         if is_allowed[at]:
-            found.append(at)
-            at += 1  # the position is drawn, too
+            chosen.append(at)
+            at += 1  # a position is drawn, too
         at += 1
-    chosen = np.array(found, np.int64)
-    extents = extents[chosen]
-    starts = ((size - extents).astype(np.float32) * pairs[chosen + 1]).astype(np.int64)
-    return np.concatenate((starts, starts + extents), 1), 2 * chosen + 4, 2 * at
-
-
-def _find_crop(crops: NDArray[np.int64], boxes: NDArray[Any], overlap: float) -> tuple[int | None, NDArray[np.bool_]]:
-    """Return the first crop that overlaps a box sufficiently, and which boxes have their center in each crop."""
-    real = np.float64 if boxes.dtype == np.float64 else np.float32  # torch divides integers in float32
-    with np.errstate(all="ignore"):
-        x, y = (real(0.5) * (boxes[:, k] + boxes[:, 2 + k]).astype(real) for k in (0, 1))
-        left, top, right, bottom = crops.astype(real).T[..., None]
-        is_within: NDArray[np.bool_] = (left < x) & (x < right) & (top < y) & (y < bottom)
-        if not is_within.any():
-            return None, is_within
-        left, top, right, bottom = crops.astype(boxes.dtype).T[..., None]
-        x1, y1, x2, y2 = boxes.T
-        inside = np.maximum(np.minimum(x2, right) - np.maximum(x1, left), 0) * np.maximum(
-            np.minimum(y2, bottom) - np.maximum(y1, top), 0
-        )
-        union = (x2 - x1) * (y2 - y1) + (right - left) * (bottom - top) - inside
-        ious = inside.astype(real) / union.astype(real)
-        best = np.where(is_within, ious, -np.inf).max(1)
-        is_area = (crops[:, 0] != crops[:, 2]) & (crops[:, 1] != crops[:, 3])
-        found = np.flatnonzero(is_within.any(1) & is_area & ~(best < real(overlap)))
-    return (int(found[0]) if len(found) else None), is_within
+    extents, places = extents[chosen], pairs[1:][chosen]
+    starts = ((size - extents).astype(np.float32) * places).astype(np.int64)
+    return np.stack((starts, starts + extents)), [*(2 * each + 4 for each in chosen), 2 * at]
 
 
 def _uniform(count: int) -> NDArray[np.float32]:
