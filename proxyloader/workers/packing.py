@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch._tensor import _rebuild_from_type_v2
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
@@ -38,6 +39,14 @@ from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
+
+_TV_TENSORS = [each for each in vars(tv_tensors).values() if isinstance(each, type) and issubclass(each, torch.Tensor)]
+
+TENSOR_TYPES = frozenset(map(id, (torch.Tensor, *_TV_TENSORS)))
+"""Ids of the classes of tensors that may be sent by value. Undecoded images compare equal to some of these classes."""
+
+PLAIN_TYPES = frozenset({str, int, float, bool, bytes, bytearray, type(None), dict, list, tuple, torch.Size})
+"""Types that are neither images nor sent by reference, nor contain them in other ways than as elements."""
 
 KernelOutput = tuple["torch.dtype | None", bool]  # dtype of floating-point images, and whether channels are last
 
@@ -215,6 +224,8 @@ class _ContentPickler(ForkingPickler):
 
         An object has a number, an image has (output, run, row), a batch has (output, run) or a list of images.
         """
+        if type(obj) in PLAIN_TYPES:  # faster
+            return None
         if isinstance(obj, LazyTensor):
             if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or requires_gradient(obj):
                 return None
@@ -223,7 +234,7 @@ class _ContentPickler(ForkingPickler):
             return self._refer(obj) if self._needs_dali(obj) else None
         by_reference = isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
         if get_worker_info() is not None:
-            by_reference = by_reference and not _is_sent_by_value(obj)
+            by_reference = by_reference and _find_small_tensor(obj) is None
         elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so objects may be unpicklable
             by_reference = "<" in obj.__qualname__
         if not by_reference:
@@ -244,12 +255,17 @@ class _ContentPickler(ForkingPickler):
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.is_computed = True
             return computed, (self._recipe(obj),)
-        if not _is_sent_by_value(obj):
+        tensor = _find_small_tensor(obj)
+        if tensor is None:
             return NotImplemented
-        values = obj.detach().resolve_conj().resolve_neg().reshape(-1)
+        values = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
         if values.stride() != (1,):  # for example, a single value of a column
             values = values.clone(memory_format=torch.contiguous_format)
-        return restore_tensor, (values.view(torch.uint8).numpy(), obj.dtype, tuple(obj.shape), obj.requires_grad)
+        content = bytearray(values.view(torch.uint8).numpy().data)
+        args = content, tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+        if tensor is obj:
+            return restore_tensor, args
+        return _rebuild_from_type_v2, (restore_tensor, type(obj), args, vars(obj))
 
     def _refer(self, proxy: ProxySample | ProxyBatch) -> Any:
         if isinstance(proxy, ProxySample):
@@ -333,23 +349,29 @@ def _contiguous(image: LazyTensor) -> Any:
     return Operation("aten.contiguous.default", (image._node,), {}) if is_dense else image._node
 
 
-def _is_sent_by_value(obj: Any) -> bool:
-    """Return whether to send a tensor as bytes, like labels, because opening shared memory would cost more."""
-    if type(obj) is not torch.Tensor or obj.device.type != "cpu" or obj.layout != torch.strided or obj.is_nested:
-        return False
+def _find_small_tensor(obj: Any) -> torch.Tensor | None:
+    """Return a tensor, without torchvision's class, if it is sent as bytes, like labels; otherwise None.
+
+    Opening shared memory would cost more.
+    """
+    if id(type(obj)) not in TENSOR_TYPES:
+        return None
+    tensor: torch.Tensor = obj if type(obj) is torch.Tensor else obj.as_subclass(torch.Tensor)
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or tensor.is_nested:
+        return None
     # torch rejects tensors with a graph.
-    return obj.grad_fn is None and obj.nbytes <= LARGE_TENSOR_BYTES and obj.is_contiguous()
+    is_small = tensor.grad_fn is None and tensor.nbytes <= LARGE_TENSOR_BYTES and tensor.is_contiguous()
+    return tensor if is_small else None
 
 
 def computed(tensor: torch.Tensor) -> torch.Tensor:  # from images
     return tensor
 
 
-def restore_tensor(
-    values: NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
-) -> torch.Tensor:
-    # torch aligns memory to 64 bytes, NumPy to 16. Other frameworks use only the former without a copy.
-    return torch.from_numpy(values).view(dtype).reshape(shape).clone().requires_grad_(requires_grad)
+def restore_tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
+    values = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+    # torch aligns memory to 64 bytes, Python to 16. Other frameworks use only the former without a copy.
+    return values.reshape(shape).clone().requires_grad_(requires_grad)
 
 
 class _Layout:
