@@ -79,6 +79,7 @@ def assert_equal(ours: Any, theirs: Any, bound: float = 0.0) -> None:
         if not isinstance(b, torch.Tensor):
             assert a == b
             continue
+        assert vars(a) == vars(b)  # the format of boxes, for example
         a, b = (each.to_padded_tensor(-1) if each.is_nested else each for each in (a, b))
         assert (a.dtype, a.shape) == (b.dtype, b.shape) and (a.is_contiguous() or not b.is_contiguous())
         is_image = b.ndim >= 3 and b.shape[-3] == 3
