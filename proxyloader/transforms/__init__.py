@@ -11,6 +11,7 @@ __all__ = [
     "chain",
     "color",
     "geometry",
+    "iou_crop",
     "plan",
     "random_numbers",
     "registry",
