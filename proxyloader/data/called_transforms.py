@@ -16,7 +16,6 @@ import torch
 from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
-from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..errors import ImageError
 from ..transforms import iou_crop
@@ -43,7 +42,7 @@ from .transformed import TransformedImage, pixel_uses
 
 
 def call_patches() -> Iterator[tuple[Any, str, Any]]:
-    """Yield the owner, name and replacement of each ``__call__`` to intercept, and of functions to make faster."""
+    """Yield the owner, name and replacement of each ``__call__`` to intercept, and of the draws of common crops."""
     if "timm.data.transforms" in sys.modules:
         load_timm_rules()
     for cls in (*RULES, *COMPOSES):
@@ -52,13 +51,6 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
     for make_params in find("torchvision.transforms.v2:RandomIoUCrop.make_params").values():
         yield v2.RandomIoUCrop, "make_params", unless_handled(make_params, iou_crop.make_params)
-    for find_valid in find("torchvision.transforms.v2.functional._misc:_get_sanitize_bounding_boxes_mask").values():
-        yield from replacements(find_valid, unless_handled(original(find_valid), _find_valid_boxes))
-
-
-def _find_valid_boxes(find_valid: Any, boxes: Any, **options: Any) -> Any:
-    """Compare boxes as a plain tensor, which takes half as long."""
-    return NotImplemented if _must_return_subclass() else find_valid(boxes.as_subclass(torch.Tensor), **options)
 
 
 def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:

@@ -125,12 +125,12 @@ class LazyTensor(torch.Tensor, metaclass=_StockType):
 
     @staticmethod
     def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor) -> LazyTensor:
-        tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, strides=like.stride(), dtype=like.dtype, device=_CPU
-        )
-        tensor._node = node
-        with torch._C.DisableTorchFunctionSubclass():
+        with torch._C.DisableTorchFunctionSubclass():  # which is faster if ``like`` is a LazyTensor
+            tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
+                cls, like.shape, strides=like.stride(), dtype=like.dtype, device=_CPU
+            )
             torch._C._set_storage_data_ptr_access_error_msg(tensor.untyped_storage()._cdata, UNREACHABLE)
+        tensor._node = node
         LazyTensor.any_created = True
         return tensor
 

@@ -101,8 +101,6 @@ def normalize(transform: Any, state: ImageState) -> Translation:
 def _as_floats(values: Any) -> tuple[float, ...]:
     if isinstance(values, torch.Tensor) and values.requires_grad:
         raise Untranslatable
-    if type(values) in (list, tuple) and all(type(each) is float for each in values):  # faster
-        return tuple(values)
     return tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist())
 
 
