@@ -27,6 +27,7 @@ from ..data.lazy_tensor import check_same_size
 from ..errors import ImageError, PipelineError
 from ..kernels.programs import Schedule
 from ..workers.fetch import MAX_ATTEMPTS, no_replacement
+from ..workers.masks import MaskReader, is_mask
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
 from .feed import Feed, InFlightBatch
@@ -80,8 +81,10 @@ class BatchAssembler:
             return SKIPPED_BATCH
         if not batch.runs and not batch.is_computed:
             content = self._format.convert_batch(batch.content)
+            if not self._options.translate or self._options.masks_on_device:
+                content = tree_map(self._to_device, content)
             if not self._options.translate:
-                return tree_map(self._to_device, content)
+                return content
             return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
         outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, in_flight.pipeline_runs)]
         if any(isinstance(result, PipelineError) for result in outputs):
@@ -105,9 +108,10 @@ class BatchAssembler:
         )
 
     def _to_device(self, value: Any) -> Any:
-        """Move a four-dimensional tensor, which counts as images, to the device of the images."""
-        is_images = isinstance(value, torch.Tensor) and value.ndim == 4
-        return value.to(self._options.image_device, non_blocking=True) if is_images else value
+        """Move a mask, or without DALI a four-dimensional tensor, which counts as images, to the device of images."""
+        is_images = not self._options.translate and isinstance(value, torch.Tensor) and value.ndim == 4
+        moves = is_images or (self._options.masks_on_device and is_mask(value))
+        return value.to(self._options.image_device, non_blocking=True) if moves else value
 
     def _collect(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:
@@ -207,7 +211,11 @@ class BatchAssembler:
             check_same_size(images)
             return stack(images)
 
-        return ContentUnpickler(data, resolve, pin, batch.objects, self._options.image_device).load()
+        masks, device = None, self._options.image_device
+        if batch.masks is not None:
+            begin, sizes = batch.masks
+            masks = MaskReader(batch.memory(self._pool.arena)[begin : begin + sum(sizes)], sizes, device)
+        return ContentUnpickler(data, resolve, pin, batch.objects, device, masks).load()
 
     def _recover(
         self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]

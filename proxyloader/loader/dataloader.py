@@ -94,6 +94,9 @@ class DataLoader(TorchDataLoader[T]):
             what is faster in torchvision, is left to the workers. If this slows down the first epoch, a warning names
             the transform or the line of code; see ``proxyloader.explain``. False lets torch load the dataset without
             DALI. Four-dimensional tensors then count as images and are returned on ``device``.
+        masks_on_device: whether masks, integer and boolean tensors (..., H, W) of 1,024 pixels or more, are returned on
+            ``device`` as well. The workers send them as bits or bytes if their values allow it. Default: masks are CPU
+            tensors, as in torch.
         num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
             ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
             each process loads the whole dataset, as in torch. With ``shuffle=True``, the order depends only on the
@@ -150,6 +153,7 @@ class DataLoader(TorchDataLoader[T]):
         on_error: OnError = "raise",
         check_scans: bool = True,
         translate: bool = True,
+        masks_on_device: bool = False,
         num_shards: int | Auto | World | None = None,
         last_batch_policy: str | enum.Enum | None = None,
         prefetch: int = 2,
@@ -192,6 +196,7 @@ class DataLoader(TorchDataLoader[T]):
         self.on_error: OnError = on_error
         self.check_scans = check_scans
         self.translate = translate
+        self.masks_on_device = masks_on_device
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load

@@ -40,6 +40,7 @@ class LoaderOptions:
     on_error: OnError
     check_scans: bool
     translate: bool
+    masks_on_device: bool
     prefetch: int
     num_threads: int | Literal["auto"]
     hw_decoder_load: float | Literal["auto"]

@@ -3,6 +3,7 @@
 __all__ = [
     "fetch",
     "loader_state",
+    "masks",
     "messages",
     "packing",
     "pool",

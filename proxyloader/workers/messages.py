@@ -22,6 +22,7 @@ from ..errors import ProxyLoaderError
 from ..kernels.programs import Schedule
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
+from .masks import PackedMasks
 from .request_sampler import BatchRequest
 
 
@@ -109,6 +110,7 @@ class PackedBatch:
     runs: tuple[PackedRun, ...] = ()  # runs whose outputs the content references
     content: Any = None  # the rest of the batch; if there are runs, pickled, with references in place of images
     objects: tuple[torch.Tensor, ...] = ()  # referenced by index in content, such as shared memory
+    masks: PackedMasks | None = None  # referenced in content by place
     collated: bool = True  # whether the content is a batch; otherwise samples for the collate_fn in the main process
     image_counts: tuple[int, int, int] = (0, 0, 0)  # decoded by DALI, by Pillow for DALI, produced by the worker
     bytes_read: int = 0  # bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines
@@ -125,13 +127,16 @@ class PackedBatch:
     worker: int = 0
     worker_state: dict[str, Any] | None = None  # state of the worker's dataset after this batch
 
+    def memory(self, arena: Arena | None) -> Memory:
+        """Return the memory of the runs and the masks, (bytes,) uint8."""
+        if self.blob is not None:
+            return self.blob.numpy()
+        assert arena is not None and self.request is not None and self.request.slot is not None
+        return arena.memory(self.request.slot)
+
     def read(self, run: PackedRun, arena: Arena | None) -> tuple[list[Any], Schedule | None]:
         """Return the arguments of ``RunQueue.submit`` for a run: its inputs, and the schedule of its kernels."""
-        if self.blob is not None:
-            memory: Memory = self.blob.numpy()
-        else:
-            assert arena is not None and self.request is not None and self.request.slot is not None
-            memory = arena.memory(self.request.slot)
+        memory = self.memory(arena)
         inputs = [part.views(memory) for part in run.inputs]
         if run.schedule is None:
             return inputs, None

@@ -35,6 +35,7 @@ from ..data.transformed import TransformedImage, pixel_uses
 from ..kernels.operations import build_schedule, get_output_kind
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
+from .masks import MaskPlace, MaskReader, MaskWriter, PackedMasks, is_mask
 from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
 
@@ -77,6 +78,7 @@ class Packer:
     deferral: Deferral | None = None  # None: the images of the dataset are not deferred
     kernel_output: KernelOutput | None = None  # None: no kernels transform the images
     find_obstacle: Callable[[Plan], str] = lambda plan: ""  # why torchvision runs a plan; "" if it does not
+    packs_masks: bool = False  # whether masks are restored on the device
     _new_plans: set[str] = field(default_factory=set, init=False)
 
     def __post_init__(self) -> None:
@@ -93,12 +95,12 @@ class Packer:
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self._collate(samples) if collates else samples
-        pickler = _ContentPickler(self.run_size, self.kernel_output is not None)
+        pickler = self._make_pickler()
         may_have_images = self.has_images or has_placeholders
         if may_have_images or (LazyTensor.any_created and contains(content, (LazyTensor,))):
             data = pickler.pickle(content)
             if rejected := self._reject_plans(pickler.runs):
-                pickler = _ContentPickler(self.run_size, self.kernel_output is not None, rejected)
+                pickler = self._make_pickler(rejected)
                 data = pickler.pickle(content)
         samples = samples if self.batched else [samples]
         counts = self._count(pickler, samples, num_samples)
@@ -110,6 +112,8 @@ class Packer:
         runs = tuple(
             _pack_run(outputs, files, layout, self.kernel_output) for outputs, files in zip(pickler.runs, pickler.files)
         )
+        masks, sizes = pickler.masks.packed()
+        packed_masks = PackedMasks(layout.add(masks), sizes) if len(masks) else None
         if self.arena is not None and slot is not None:
             layout.write(self.arena.memory_to_write(slot, layout.size_bytes))
         else:
@@ -122,12 +126,16 @@ class Packer:
             runs=runs,
             content=data,
             objects=tuple(pickler.objects),
+            masks=packed_masks,
             collated=collates,
             is_computed=pickler.is_computed,
             samples=samples_alone,
             plans=tuple(plan for key, plan in _get_plans(pickler.runs).items() if key in self._new_plans),
             **counts,
         )
+
+    def _make_pickler(self, rejected: Collection[str] = ()) -> _ContentPickler:
+        return _ContentPickler(self.run_size, self.kernel_output is not None, self.packs_masks, rejected)
 
     def _collate(self, samples: Any) -> Any:
         is_for_gpu = self.deferral is not None and self.deferral.on_gpu
@@ -137,8 +145,8 @@ class Packer:
 
     def pack_alone(self, sample: Any) -> PackedBatch:
         """Pack one sample, with its memory."""
-        single = Packer(list, None, 1, kernel_output=self.kernel_output, find_obstacle=self.find_obstacle)
-        return single([sample])
+        same: dict[str, Any] = dict(kernel_output=self.kernel_output, find_obstacle=self.find_obstacle)
+        return Packer(list, None, 1, packs_masks=self.packs_masks, **same)([sample])
 
     def _count(self, pickler: _ContentPickler, samples: Any, num_samples: int) -> dict[str, Any]:
         """Return the counts of the PackedBatch, and reset them for the next batch."""
@@ -198,13 +206,17 @@ class _ContentPickler(ForkingPickler):
     torchvision transforms the images of plans in ``rejected``. With ``merges_plans``, the others share runs.
     """
 
-    def __init__(self, run_size: int, merges_plans: bool = False, rejected: Collection[str] = ()) -> None:
+    def __init__(
+        self, run_size: int, merges_plans: bool = False, packs_masks: bool = False, rejected: Collection[str] = ()
+    ) -> None:
         self._buffer = io.BytesIO()
         super().__init__(self._buffer, pickle.HIGHEST_PROTOCOL)
         self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
         self.runs: list[Run] = []
         self.files: list[dict[int, int]] = []  # of each run: number of the decoded image, by ``_get_file``
         self.objects: list[Any] = []
+        self.masks, self._packs_masks = MaskWriter(), packs_masks
+        self._places: dict[int, MaskPlace] = {}  # of masks, by id
         self.is_computed = False  # whether there are tensors computed from images
         self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
         self._runs_of: dict[Any, int] = {}  # kind of run and ids of the images -> run for batches of these images
@@ -222,7 +234,8 @@ class _ContentPickler(ForkingPickler):
     def persistent_id(self, obj: Any) -> Any:
         """Return the reference to an image or object; None if the object itself is to be pickled.
 
-        An object has a number, an image has (output, run, row), a batch has (output, run) or a list of images.
+        An object has a number, a mask has a MaskPlace, an image has (output, run, row), a batch has (output, run) or a
+        list of images.
         """
         if type(obj) in PLAIN_TYPES:  # faster
             return None
@@ -232,6 +245,10 @@ class _ContentPickler(ForkingPickler):
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self._refer(obj) if self._needs_dali(obj) else None
+        if self._packs_masks and is_mask(obj):
+            if id(obj) not in self._places:
+                self._places[id(obj)] = self.masks.add(obj)
+            return self._places[id(obj)]
         by_reference = isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
         if get_worker_info() is not None:
             by_reference = by_reference and _find_small_tensor(obj) is None
@@ -439,19 +456,28 @@ class ContentUnpickler(pickle.Unpickler):
 
     ``resolve`` returns the image or batch for a reference; see ``_ContentPickler.persistent_id``.
     ``pin`` copies tensors to pinned memory, like a stock loader with ``pin_memory``. ``objects``: see PackedBatch.
-    Tensors computed from images are moved to ``device``.
+    Tensors computed from images are moved to ``device``. ``masks`` reads masks by place.
     """
 
     def __init__(
-        self, data: bytes, resolve: Callable[[Any], Any], pin: bool, objects: Sequence[Any], device: torch.device
+        self,
+        data: bytes,
+        resolve: Callable[[Any], Any],
+        pin: bool,
+        objects: Sequence[Any],
+        device: torch.device,
+        masks: MaskReader | None = None,
     ) -> None:
         super().__init__(io.BytesIO(data))
-        self._resolve, self._pin, self._objects, self._device = resolve, pin, objects, device
+        self._resolve, self._pin, self._objects, self._device, self._masks = resolve, pin, objects, device, masks
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
             obj = self._objects[pid]
             return obj.pin_memory() if self._pin and isinstance(obj, torch.Tensor) else obj
+        if isinstance(pid, MaskPlace):
+            assert self._masks is not None
+            return self._masks.read(pid)
         return self._resolve(pid)
 
     def find_class(self, module: str, name: str) -> Any:

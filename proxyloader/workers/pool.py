@@ -191,6 +191,7 @@ class WorkerPool:
             deferral=deferral,
             kernel_output=loader._options.kernel_output,
             find_obstacle=loader._options.find_obstacle,
+            packs_masks=loader._options.masks_on_device and loader._options.on_gpu,
         )
         if is_iterable:
             if loader.num_workers:

@@ -556,6 +556,7 @@ OPTIONS = {
     "on_error": "skip",
     "check_scans": False,
     "translate": False,
+    "masks_on_device": True,
     "prefetch": 3,
     "num_threads": 2,
     "hw_decoder_load": 0.5,

@@ -1,0 +1,83 @@
+"""``masks_on_device``: masks arrive with the images, as they are in the stock loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset
+from torchvision import tv_tensors
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import functional as F
+
+from proxyloader import DataLoader
+
+from ..kernels.emulation import emulated_gpu
+
+__all__ = ["emulated_gpu"]
+
+BINARY = [torch.bool, torch.uint8, torch.int64]
+
+
+class Segmented(Dataset[Any]):
+    """Images with masks of many kinds, and with what is none."""
+
+    def __init__(self, folder: ImageFolder | None = None, error: Any = None) -> None:
+        self.folder, self.error = folder, error
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        random = torch.Generator().manual_seed(index)
+        masks = {str(dtype): torch.randint(2, (3, 37, 41), generator=random).to(dtype) for dtype in BINARY}
+        masks |= {"levels": torch.randint(256, (64, 50), generator=random).mT, "empty": torch.zeros(0, 64, 64).byte()}
+        masks |= {"negative": torch.randint(-1, 2, (64, 64), generator=random)}
+        masks |= {"wrapped": tv_tensors.Mask(masks["torch.bool"])}
+        others = {"boxes": torch.arange(8).reshape(2, 4), "score": torch.rand(64, 64, generator=random), "id": index}
+        if self.folder is None:
+            return masks | others
+        return F.to_tensor(self.folder.loader(self.folder.samples[index][0]).crop((0, 0, 60, 40))), masks | others
+
+
+def check(dataset: Segmented, device: str, **options: Any) -> None:
+    for collate_fn in (None, lambda samples: samples):
+        stock = list(StockLoader(dataset, 5, collate_fn=collate_fn))
+        loader = DataLoader(dataset, 5, collate_fn=collate_fn, masks_on_device=True, device=device, **options)
+        for _ in range(2):
+            for theirs, ours in zip(stock, loader, strict=True):
+                compare(theirs, ours, device)
+
+
+def compare(theirs: Any, ours: Any, device: str) -> None:
+    if isinstance(theirs, (list, tuple)):
+        for pair in zip(theirs, ours, strict=True):
+            compare(*pair, device)
+    elif isinstance(theirs, dict):
+        assert theirs.keys() == ours.keys()
+        for name in theirs:
+            compare(theirs[name], ours[name], device)
+            if isinstance(ours[name], torch.Tensor):
+                on_device = name not in ("boxes", "score", "id")
+                assert ours[name].device.type == (device if on_device else "cpu"), name
+    elif isinstance(theirs, torch.Tensor):
+        assert type(theirs) is type(ours) and theirs.dtype == ours.dtype
+        if not theirs.is_floating_point() or device == "cpu":
+            assert torch.equal(theirs, ours.cpu())
+    else:
+        assert theirs == ours
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("has_images", [True, False])
+@pytest.mark.usefixtures("emulated_gpu")
+def test_masks_are_the_stock_loaders(folder: ImageFolder, has_images: bool, workers: int) -> None:
+    check(Segmented(folder if has_images else None), "cpu", num_workers=workers)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("has_images", [True, False])
+def test_masks_are_on_the_gpu(folder: ImageFolder, has_images: bool) -> None:
+    check(Segmented(folder if has_images else None), "cuda", num_workers=2)
