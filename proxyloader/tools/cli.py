@@ -19,7 +19,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import ProxyLoaderError
-from .bench import AUGMENTATIONS, SIZES
+from .bench import AUGMENTATIONS, SIZES, TASKS
 
 Parser = argparse.ArgumentParser
 
@@ -102,23 +102,41 @@ def _bench(parser: Parser) -> None:
     First, it is tuned by trying several numbers of workers, numbers of DALI threads and JPEG engine loads. Then all
     cases run in interleaved rounds, tuned and with default settings. Prints the medians of the rounds, appends a record
     to a results file, and saves a plot next to it. --first-epochs instead measures three epochs of each case in a new
-    process, with the files in the page cache, without persistent workers, and with default settings. Requires psutil
-    and matplotlib: pip install 'proxyloader[bench]', or, in a clone, pip install -e '.[bench]'.
+    process, with the files in the page cache, without persistent workers, and with default settings.
 
-    Exit status 1: proxyloader or all cases failed.
+    --task detection, segmentation and clips load photographs of 640x480 with boxes, masks and labels, or 16 as a clip,
+    by pipelines as users write them, with torch, proxyloader and, if they are installed and can do it, SPDL,
+    dataloader-rs, and Kornia on the GPU. The targets of proxyloader's first epoch are compared with torch's from the
+    same seed. Requires psutil, and matplotlib for the plot: pip install 'proxyloader[bench]', or, in a clone,
+    pip install -e '.[bench]'.
+
+    Exit status 1: proxyloader or all cases failed, or targets differ.
 
     Example:
       proxyloader bench
       proxyloader bench --data /data/imagenet/train --only torch proxyloader iterator
       proxyloader bench --model resnet50 --dtype float16 --channels-last
+      proxyloader bench --task detection --only torch proxyloader proxyloader-4-workers
     """
+    _option(parser, "--task", None, str, "what is loaded", "classification", choices=TASKS)
     _option(parser, "--data", "DIR", Path, DATA_HELP)
-    size_help = "of synthetic photographs: 96x96, 500x375, the same with progressive JPEGs, or 3000x2000"
-    _option(parser, "--size", None, str, size_help, "imagenet", choices=SIZES)
-    images_help = "synthetic photographs (default: 8192 with a GPU, 1024 without; an eighth for camera)"
+    size_help = (
+        "of synthetic photographs: 96x96, 500x375, the same with progressive JPEGs, 3000x2000, or 640x480 (default: "
+        "imagenet; coco for other tasks than classification)"
+    )
+    _option(parser, "--size", None, str, size_help, choices=SIZES)
+    images_help = (
+        "synthetic photographs (default: 8192 with a GPU, 1024 without; an eighth for camera, a quarter for detection "
+        "and segmentation)"
+    )
     _option(parser, "--images", "N", _positive, images_help)
-    _option(parser, "--passes", "N", _positive, "passes over the images per loop (default: 6 with a GPU, 1 without)")
-    _option(parser, "--batch-size", "N", _positive, "images per batch (default: 256; 64 for camera)")
+    passes_help = (
+        "passes over the images per loop (default: 6 with a GPU, 1 without; for other tasks than classification, as "
+        "many as fit into --seconds)"
+    )
+    _option(parser, "--passes", "N", _positive, passes_help)
+    batch_help = "images per batch (default: 256; 64 for camera; 16 for detection and segmentation; 8 clips)"
+    _option(parser, "--batch-size", "N", _positive, batch_help)
     _option(parser, "--device", None, str, "(default: the GPU if there is one)", choices=("cuda", "cpu"))
     _option(parser, "--dtype", None, str, "", "float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--channels-last", action="store_true", help="load channels-last batches")
@@ -135,7 +153,7 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--hw-decoder-load", "FRACTION", float, load_help, [0.65, 1.0], nargs="+")
     _option(parser, "--rounds", "N", _positive, "number of rounds", 5)
     _option(parser, "--seconds", "S", float, "minimum duration of a case in a round", 3.0)
-    _option(parser, "--only", "CASE", str, "cases to run; --list names all of them", nargs="+")
+    _option(parser, "--only", "CASE", str, "cases or pipelines to run; --list names all of them", nargs="+")
     parser.add_argument("--first-epochs", action="store_true", help="measure only the first epochs")
     parser.add_argument("--list", action="store_true", help="list the cases and exit")
     _option(parser, "--out", "JSONL", Path, "results file", Path("bench.jsonl"))

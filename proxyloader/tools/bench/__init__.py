@@ -10,6 +10,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "imagenet": {"size": (500, 375)},
     "web": {"size": (500, 375), "progressive": 0.2},
     "camera": {"size": (3000, 2000)},
+    "coco": {"size": (640, 480)},
 }
 """Arguments of ``make_dataset``."""
 
@@ -21,3 +22,12 @@ AUGMENTATIONS = {
     "AugMix": (),
 }
 """Transforms of torchvision with their arguments."""
+
+FRAMES = 16  # of a clip
+TASKS = {
+    "classification": (),
+    "detection": ("hflip", "multiscale", "lsj", "lsj-masks", "detr", "ssd"),
+    "segmentation": ("segmentation",),
+    "clips": ("clips",),
+}
+"""Pipelines of each task."""

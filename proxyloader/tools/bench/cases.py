@@ -1,16 +1,21 @@
 """Benchmark cases: functions that take settings and yield loops over batches. Run in a child process.
 
-All cases crop at random, resize to 224, flip and normalize. DALI pipelines use default arguments, except tuned ones and
-the number of prefetched batches.
+For classification, all cases crop at random, resize to 224, flip and normalize; ``tasks.py`` has the other tasks. DALI
+pipelines use default arguments, except tuned ones and the number of prefetched batches. Other packages are imported
+when their case runs, and decode by the fastest means that suits them.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import itertools
 import math
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,16 +25,21 @@ from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPoli
 from nvidia.dali.plugin.pytorch.experimental import proxy
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Dataset, RandomSampler, Subset, default_collate
+from torch.utils.data._utils.pin_memory import pin_memory
+from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
+from torchvision.io import ImageReadMode, decode_jpeg
+from torchvision.ops import clip_boxes_to_image, remove_small_boxes
 
 from ..._cores import usable_cores
 from ...loader.dataloader import DataLoader
+from . import FRAMES, tasks
 from .config import CROP_PX, MEAN, STD, BenchConfig, make_transform
 
-Batch = tuple[torch.Tensor, torch.Tensor]
+Batch = tuple[Any, Any]
 Loops = Iterator[Iterator[Batch]]
-"""Endless iterator of loops over batches: images (N, 3, H, W) and labels (N,)."""
+"""Endless iterator of loops over batches: images (N, 3, H, W) and labels (N,), or the images and targets of a task."""
 
 PREFETCH_BATCHES = 3  # of a DALI pipeline with tuned settings
 
@@ -101,8 +111,11 @@ def synthetic(config: BenchConfig) -> Loops:
     return loop_forever(config, [batch] * math.ceil(config.images * config.passes / config.batch_size))
 
 
-def samples(config: BenchConfig) -> Any:
-    """Return one of ``DATASETS``, or an ImageFolder with an optional augmentation."""
+def samples(config: BenchConfig, open_image: Callable[[str], Any] = tasks.open_pillow, transformed: bool = True) -> Any:
+    """Return the dataset of a task; for classification, one of ``DATASETS`` or an ImageFolder with an augmentation."""
+    if config.task != "classification":
+        kind, transform = tasks.Clips if config.task == "clips" else tasks.Photographs, tasks.PIPELINES[config.added]
+        return repeat_dataset(config, kind(config.root, config.added, open_image, transform if transformed else None))
     make, augmentation = (DATASETS[config.added], "") if config.added in DATASETS else (ImageFolder, config.added)
     return repeat_dataset(config, make(config.root, make_transform(augmentation)))
 
@@ -116,16 +129,27 @@ def loader_arguments(config: BenchConfig) -> dict[str, Any]:
     """Return the arguments common to all loaders with workers."""
     workers = config.tuning.workers or 0
     persistent = {"persistent_workers": True} if config.persistent_workers and workers > 0 else {}
-    return {"batch_size": config.batch_size, "shuffle": True, "num_workers": workers, **persistent}
+    collate = tasks.collate_lists if config.task == "detection" else None
+    return dict(batch_size=config.batch_size, shuffle=True, num_workers=workers, collate_fn=collate, **persistent)
 
 
 def to_device(config: BenchConfig, batch: Any) -> Batch:
-    """Move the images and labels of a batch to the device, and convert them to the configured format."""
+    """Move a batch to the device. For classification, convert the images to the configured format."""
+    if config.task != "classification":
+        return tuple(_move(part, config.device) for part in batch)
     images, labels = batch.values() if isinstance(batch, dict) else batch
     if images.shape[-1] == 3:
         images = images.permute(0, 3, 1, 2)
     images = images.to(config.device, non_blocking=True, **config.format)
     return images, labels.to(config.device, non_blocking=True).flatten().long()
+
+
+def _move(value: Any, device: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _move(each, device) for key, each in value.items()}
+    return [_move(each, device) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def loop_forever(config: BenchConfig, loader: Any) -> Loops:
@@ -174,6 +198,103 @@ def dali_pipeline(config: BenchConfig, source: Callable[[], Any]) -> Any:
     return graph()
 
 
+# --- other packages ---------------------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> torch.Tensor:  # torch cannot send the result of torchvision's read_file to another process
+    return torch.from_numpy(np.fromfile(path, np.uint8))
+
+
+def _decode(path: str, device: str = "cpu") -> Any:
+    return tv_tensors.Image(decode_jpeg(_read(path), ImageReadMode.RGB, device))
+
+
+def spdl_threads(config: BenchConfig, decodes_on_gpu: bool = False) -> Loops:
+    torch.set_num_threads(1)  # as in torch's workers
+    dataset = samples(config, functools.partial(_decode, device=config.device if decodes_on_gpu else "cpu"))
+    arguments, builder = loader_arguments(config), importlib.import_module("spdl.pipeline").PipelineBuilder()
+    threads = arguments["num_workers"] or 1
+    builder.add_source(RandomSampler(dataset), continuous=True).pipe(dataset.__getitem__, concurrency=threads)
+    builder.aggregate(config.batch_size).pipe(arguments["collate_fn"] or default_collate)
+    if config.on_gpu:
+        builder.pipe(importlib.import_module("spdl.io").transfer_tensor_h2d, executor=ThreadPoolExecutor(1))
+    return loop_forever(config, builder.add_sink(PREFETCH_BATCHES).build(num_threads=threads + 1, max_failures=0))
+
+
+def spdl_processes(config: BenchConfig) -> Loops:
+    arguments = loader_arguments(replace(config, persistent_workers=False))  # which it does not support
+    arguments |= {"num_workers": arguments["num_workers"] or 1, "pin_memory": config.on_gpu}
+    make = importlib.import_module("spdl.dataloader").get_pytorch_dataloader
+    return loop_forever(config, make(samples(config, _decode), **arguments))
+
+
+def dataloader_rs(config: BenchConfig) -> Loops:
+    torch.set_num_threads(1)  # as in torch's workers
+    package, dataset = importlib.import_module("dataloader_rs"), samples(config, _decode)
+    methods = {"__len__": lambda _: len(dataset), "__getitem__": lambda _, index: dataset[index]}
+    arguments = loader_arguments(replace(config, persistent_workers=False))
+    collate = arguments["collate_fn"] or default_collate
+    pin: Callable[[Any], Any] = pin_memory if config.on_gpu else tuple
+    arguments["collate_fn"] = lambda batch: pin(collate(batch))
+    return loop_forever(config, package.PyDataloader(type("Samples", (package.PyDataset,), methods)(), **arguments))
+
+
+def kornia(config: BenchConfig) -> Loops:
+    arguments = loader_arguments(config) | {"collate_fn": tasks.collate_lists}
+    loader = StockLoader(samples(config, _read, transformed=False), **arguments)
+    while True:
+        yield (to_device(config, _augment(config, *batch)) for batch in loader)
+
+
+def _augment(config: BenchConfig, files: Any, targets: Any) -> Any:
+    """Decode images with torchvision, and transform them and their targets with Kornia, all on the device."""
+    augmentation, task = importlib.import_module("kornia.augmentation"), config.task
+    files, frames = ([*itertools.chain(*files)], FRAMES) if task == "clips" else ([*files], 1)
+    decoded, batch = decode_jpeg(files, ImageReadMode.RGB, config.device), list[Any]()
+    for start, target in zip(range(0, len(files), frames), _move(targets, config.device)):
+        images = torch.stack(decoded[start : start + frames]).float() / 255
+        fields = target if task == "detection" else {"masks": target[None]} if task == "segmentation" else {}
+        names = {name: key for name, key in (("boxes", "bbox_xyxy"), ("masks", "mask")) if name in fields}
+        steps = _kornia_steps(augmentation, config.added, *images.shape[-2:])
+        sequence = augmentation.AugmentationSequential(*steps, data_keys=["input", *names.values()])
+        outputs = sequence(images, *(fields[name].as_subclass(torch.Tensor)[None] for name in names))
+        images, *others = outputs if names else [outputs]
+        fields = fields | {name: other[0] for name, other in zip(names, others)}
+        if task == "detection":
+            fields["boxes"] = clip_boxes_to_image(fields["boxes"], images.shape[-2:])
+            kept = remove_small_boxes(fields["boxes"], 1)
+            fields |= {name: fields[name][kept] for name in ("labels", *names)}
+        target = fields["masks"][0].long() if task == "segmentation" else fields or target
+        batch.append((images if task == "clips" else images[0], target))
+    return (loader_arguments(config)["collate_fn"] or default_collate)(batch)
+
+
+def _kornia_steps(augmentation: Any, pipeline: str, height: int, width: int) -> list[Any]:
+    """Return the augmentations of an image, with sizes drawn as in ``tasks.PIPELINES``."""
+    flip, normalize = augmentation.RandomHorizontalFlip(same_on_batch=True), augmentation.Normalize(MEAN, STD)
+
+    def resize(*sides: Any) -> Any:
+        return augmentation.Resize(random.choice(sides), antialias=True, align_corners=False)
+
+    def crop(*size: int) -> Any:
+        return augmentation.RandomCrop(size, pad_if_needed=True)
+
+    if pipeline == "multiscale":
+        return [resize(*tasks.SHORT_SIDES), flip]
+    if pipeline.startswith("lsj"):
+        scale = random.uniform(*tasks.JITTER_SCALE) * tasks.JITTER_PX / max(height, width)
+        return [resize((int(scale * height), int(scale * width))), crop(*tasks.SQUARE), flip]
+    if pipeline == "detr":
+        cut = [resize(*tasks.DETR_SIDES), crop(*(random.randint(*tasks.DETR_CROP) for _ in "hw"))]
+        return [flip, *random.choice([cut, []]), resize(*tasks.SHORT_SIDES), normalize]
+    if pipeline == "segmentation":
+        side, size = random.randint(*tasks.SEGMENTATION_SIDES), [tasks.SEGMENTATION_PX] * 2
+        return [resize(side), flip, crop(*size), normalize]
+    if pipeline == "clips":
+        return [augmentation.RandomResizedCrop((CROP_PX, CROP_PX), same_on_batch=True), flip, normalize]
+    return [flip]
+
+
 class Case(NamedTuple):
     """A way to load the images, and the fields of ``Tuning`` that it supports. If it prefetches, it prepares batches of
     the next loop before that starts."""
@@ -182,9 +303,19 @@ class Case(NamedTuple):
     description: str
     tuned: tuple[str, ...] = ()
     prefetches: bool = False
+    requirement: str = ""
+    lacks: Mapping[str, str] = {}
+
+    def obstacle(self, config: BenchConfig) -> str:
+        """Return why the case cannot run; empty if it can."""
+        module = self.requirement.split("==")[0].replace("-", "_")
+        if module and importlib.util.find_spec(module) is None:
+            return f"not installed: pip install {self.requirement}"
+        return self.lacks.get(config.added, "") or self.lacks.get(config.device, "")
 
 
 OURS, NVIDIA = "proxyloader", "nvidia-example"
+FEW, FEW_WORKERS = "proxyloader-4-workers", 4
 DALI = ("threads", "hw_decoder_load")
 CROPS_ONLY = "DALI's file reader and iterator, with the graph of NVIDIA's ImageNet example, which decodes only crops"
 
@@ -199,3 +330,24 @@ CASES = {
     "synthetic": Case(synthetic, "the same random batch in every step, to measure the model alone"),
 }
 """Cases by name, in the order of the report."""
+CLASSIFICATION_CASES = [*CASES]
+WORKERS, SPDL = ("workers",), "spdl==0.8.0"
+NO_IOU_CROP, NEEDS_GPU = {"ssd": "Kornia has no RandomIoUCrop"}, {"cpu": "requires a GPU"}
+TASK_CASES = {
+    "torch": CASES["torch"],
+    OURS: CASES[OURS],
+    FEW: CASES[OURS]._replace(description="proxyloader.DataLoader with 4 workers"),
+    "spdl-threads": Case(spdl_threads, "SPDL's threads, torchvision's decoder and transforms", WORKERS, False, SPDL),
+    "spdl-processes": Case(spdl_processes, "the same in SPDL's processes", WORKERS, False, SPDL),
+    "spdl-gpu": Case(
+        functools.partial(spdl_threads, decodes_on_gpu=True), "the same on the GPU", WORKERS, False, SPDL, NEEDS_GPU
+    ),
+    "dataloader-rs": Case(
+        dataloader_rs, "the same in dataloader-rs's threads, on the CPU", WORKERS, False, "dataloader-rs==0.2.0"
+    ),
+    "kornia": Case(
+        kornia, "files from torch's workers, Kornia on the GPU", WORKERS, False, "kornia==0.9.0", NO_IOU_CROP
+    ),
+}
+"""Cases of the other tasks. All packages but torch and proxyloader decode with torchvision."""
+CASES |= TASK_CASES

@@ -14,7 +14,7 @@ from torchvision import transforms
 
 from ... import __version__
 from ..._cores import usable_cores
-from . import AUGMENTATIONS
+from . import AUGMENTATIONS, FRAMES
 
 CROP_PX = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -47,8 +47,9 @@ class BenchConfig:
         passes: number of passes over the images per loop, to amortize its startup as in a long epoch.
         device: "cuda" or "cpu".
         model: torchvision model to train on the batches; "none" to only load them.
+        task: a key of ``TASKS``.
         case: what loads the images, a key of ``CASES``.
-        added: augmentation or dataset of the case, or "".
+        added: augmentation or dataset of the case, or "", or its pipeline for other tasks than classification.
         use_defaults: whether to omit arguments that have a default, except those of the data and its format.
         persistent_workers: False to measure first epochs, always with defaults.
     """
@@ -61,6 +62,7 @@ class BenchConfig:
     dtype: str = "float32"
     channels_last: bool = False
     model: str = "none"
+    task: str = "classification"
     case: str = "torch"
     added: str = ""
     tuning: Tuning = Tuning()  # noqa: RUF009  it is a tuple
@@ -75,6 +77,11 @@ class BenchConfig:
     @property
     def on_gpu(self) -> bool:
         return self.device == "cuda"
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in a pass, at most."""
+        return self.images // FRAMES if self.task == "clips" else self.images
 
     @property
     def format(self) -> dict[str, Any]:

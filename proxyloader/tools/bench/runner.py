@@ -1,4 +1,4 @@
-"""Tune each case, then measure all cases in interleaved rounds. Each case has its own process.
+"""Tune each case, then measure the cases in interleaved rounds. Each case has its own process.
 
 Tuning first tries all combinations of DALI threads and JPEG engine loads with the median number of workers, then the
 other numbers of workers with the best combination.
@@ -6,6 +6,7 @@ other numbers of workers with the best combination.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import statistics
@@ -21,14 +22,16 @@ import numpy as np
 import psutil
 import torch
 import torchvision
+from torch.utils._pytree import tree_flatten
 
 from ..processes import block_sigint, cpu_seconds
-from .cases import CASES, OURS, Loops
+from .cases import CASES, FEW, FEW_WORKERS, OURS, Loops
 from .config import BenchConfig, Tuning
 
 TIMEOUT_S = 1800  # of a request to a process
 TRIAL_BATCHES_PER_WORKER = 4  # in a loop of a trial, for the largest number of workers
 MIN_TRIAL_S = 1.5
+TRIAL_FIGURES = ("first_batch_s", "first_loop_images_per_s", "images_per_s", "failure")
 
 Ranges = dict[str, list[Any]]
 """Values to try for each field of ``Tuning``, in ascending order."""
@@ -48,10 +51,11 @@ def tune(config: BenchConfig, ranges: Ranges) -> tuple[Tuning, list[dict[str, An
     """Return the fastest tuning of a case, and the results of all trials."""
     known = {*CASES[config.case].tuned} - (set() if config.on_gpu else {"hw_decoder_load"})
     workers, threads, loads = (values if key in known else [None] for key, values in ranges.items())
+    workers = [FEW_WORKERS] if config.case == FEW else workers
     batches = TRIAL_BATCHES_PER_WORKER * max(1, *ranges["workers"])
-    config = replace(config, passes=min(config.passes, -(-batches * config.batch_size // config.images)))
+    config = replace(config, passes=min(config.passes, -(-batches * config.batch_size // config.samples)))
     tunings = [Tuning(workers[len(workers) // 2], *pair) for pair in product(threads, loads)]
-    if len(tunings) == len(workers) == 1:
+    if len(tunings) == len(workers) == 1 and config.task == "classification":
         return tunings[0], []
 
     trials: dict[Tuning, dict[str, Any]] = {}
@@ -59,7 +63,7 @@ def tune(config: BenchConfig, ranges: Ranges) -> tuple[Tuning, list[dict[str, An
         for tuning in untried:
             log(f"trial of {config.name} ({tuning})")
             (outcome,) = run([replace(config, tuning=tuning)], 1, MIN_TRIAL_S).values()
-            trials[tuning] = {key: outcome[key] for key in ("images_per_s", "failure") if key in outcome}
+            trials[tuning] = {key: outcome[key] for key in TRIAL_FIGURES if key in outcome}
         best = max(trials, key=lambda tuning: trials[tuning].get("images_per_s", 0.0))
         tunings = [best._replace(workers=count) for count in workers]
     return best, [tuning._asdict() | figures for tuning, figures in trials.items()]
@@ -72,7 +76,9 @@ def run(configs: list[BenchConfig], rounds: int, seconds: float) -> dict[str, Ou
     with start_processes(outcomes) as processes:
         for config, (name, outcome) in zip(configs, outcomes.items()):
             with catch_failure(name, outcome):
-                outcome["first_batch_s"] = round(processes[name].ask(begin, config)["first_batch_s"], 3)
+                first = processes[name].ask(begin, config)
+                outcome["first_batch_s"] = round(first["first_batch_s"], 3)
+                outcome["first_loop_images_per_s"] = round(first["images_per_s"], 1)
                 log(f"{name} ({config.tuning}): first batch after {outcome['first_batch_s']:.1f} s")
         for number, (name, outcome) in product(range(1, rounds + 1), outcomes.items()):
             if "failure" not in outcome:
@@ -97,14 +103,23 @@ def run_first_epochs(configs: list[BenchConfig], rounds: int, epochs: int) -> di
 
 
 def medians(rounds: Sequence[Figures]) -> dict[str, Any]:
-    """Return the median of each metric, the maximum of ``wait_ms_max``, and the speeds of all rounds."""
+    """Return the median of each metric, the maximum of those that end with "_max", and the speeds of all rounds."""
     summary: dict[str, Any] = {}
     for name in rounds[0] if rounds else ():
         values = [figures[name] for figures in rounds]
-        summary[name] = round(max(values) if name == "wait_ms_max" else statistics.median(values), 3)
+        summary[name] = round(max(values) if name.endswith("_max") else statistics.median(values), 3)
         if name == "images_per_s":
             summary["images_per_s_rounds"] = [round(value, 1) for value in values]
     return summary
+
+
+def compare_targets(config: BenchConfig) -> dict[str, Any]:
+    """Return the figures of ``compare``, from a new process, or a ``failure``."""
+    outcome: dict[str, Any] = {}
+    with start_processes([config.name]) as processes, catch_failure(config.name, outcome):
+        outcome = processes[config.name].ask(compare, config)
+        log(f"{config.name}: {outcome['targets_differ']} of {outcome['targets']:,} targets differ from torch's")
+    return outcome
 
 
 class CaseError(Exception):
@@ -169,6 +184,7 @@ def start_processes(keys: Iterable[Any]) -> Iterator[dict[Any, CaseProcess]]:
 _config: BenchConfig
 _loops: Loops = iter(())
 _train_step: Callable[[Any], None] | None = None
+_gpu_mb = 0.0
 
 
 def _prepare(start_method: str) -> None:
@@ -178,14 +194,17 @@ def _prepare(start_method: str) -> None:
 
 def begin(config: BenchConfig) -> Figures:
     """Build the loader, and measure its first loop, including the time to build it. See ``loop``."""
-    global _config, _loops, _train_step
+    global _config, _loops, _train_step, _gpu_mb
     if config.use_defaults and config.case != OURS:
         # This package sets it on import. Users of other loaders do not import it.
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     torch.ones(1, device=config.device)  # starts CUDA
+    free_mb = _free_gpu_mb()
     _train_step = None if config.model == "none" else _make_train_step(config)
     started, _config, _loops = time.perf_counter(), config, CASES[config.case].loops(config)
-    return loop(started)
+    figures = loop(started)
+    _gpu_mb = free_mb - _free_gpu_mb()
+    return figures
 
 
 def loop(started: float | None = None) -> Figures:
@@ -205,9 +224,42 @@ def loop(started: float | None = None) -> Figures:
     }
 
 
+def compare(config: BenchConfig) -> dict[str, Any]:
+    """Load an epoch with this loader and with torch's, from the same seed, and compare each sample.
+
+    ``targets_differ`` counts samples whose target, or the size of whose image, differs. ``image_difference_max`` is the
+    largest mean absolute difference of an image, in units of its values.
+    """
+    # Without workers, the loaders would draw from the same generators.
+    config = replace(config, passes=1, tuning=config.tuning._replace(workers=config.tuning.workers or 1))
+    epochs = []
+    for case in (config.case, "torch"):
+        torch.manual_seed(0)
+        batches = next(CASES[case].loops(config))
+        epochs.append(itertools.chain([next(batches)], batches))
+    targets = differ = 0
+    difference = 0.0
+    for batch, torch_batch in zip(*epochs, strict=True):
+        for (image, target), (torch_image, torch_target) in zip(zip(*batch), zip(*torch_batch), strict=True):
+            targets, is_same = targets + 1, image.shape == torch_image.shape and _is_same(target, torch_target)
+            differ += not is_same
+            if image.shape == torch_image.shape:
+                difference = max(difference, float((image - torch_image).abs().mean()))
+    return {"targets": targets, "targets_differ": differ, "image_difference_max": round(difference, 5)}
+
+
+def _is_same(target: Any, torch_target: Any) -> bool:
+    (values, structure), (torch_values, torch_structure) = tree_flatten(target), tree_flatten(torch_target)
+    return structure == torch_structure and all(
+        value.dtype == other.dtype and torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+        for value, other in zip(values, torch_values)
+    )
+
+
 def measure(seconds: float) -> Figures:
     """Measure whole loops for at least ``seconds``. If batches may be prefetched already, first run another loop."""
-    waits, pauses, images = list[float](), list[float](), 0
+    global _gpu_mb
+    waits, pauses, images, free_mb = list[float](), list[float](), 0, _free_gpu_mb()
     if CASES[_config.case].prefetches:
         loop()
     _wait_for_gpu()
@@ -222,6 +274,7 @@ def measure(seconds: float) -> Figures:
         pauses.append(waits[first])
     _wait_for_gpu()
     wall, cpu, loop_cpu = time.perf_counter() - started, cpu_seconds() - cpu, time.process_time() - loop_cpu
+    _gpu_mb += free_mb - _free_gpu_mb()  # of this process alone, as only one runs at a time
     return {
         "images_per_s": images / wall,
         "cpu_ms_per_image": 1e3 * cpu / images,
@@ -230,13 +283,15 @@ def measure(seconds: float) -> Figures:
         "wait_ms_p99": float(np.quantile(waits, 0.99)),
         "wait_ms_max": max(waits),
         "pause_ms": statistics.median(pauses),
+        **({"gpu_mb_max": _gpu_mb} if _config.on_gpu else {}),
     }
 
 
 def _consume(batch: Any) -> int:
     if _train_step is not None:
         _train_step(batch)
-    return len(batch[0])
+    images = batch[0]
+    return images.shape[:-3].numel() if isinstance(images, torch.Tensor) else len(images)
 
 
 def _make_train_step(config: BenchConfig) -> Callable[[Any], None]:
@@ -264,3 +319,7 @@ def _make_train_step(config: BenchConfig) -> Callable[[Any], None]:
 def _wait_for_gpu() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
+
+
+def _free_gpu_mb() -> float:
+    return torch.cuda.mem_get_info()[0] / 1e6 if torch.cuda.is_available() else 0.0
