@@ -30,7 +30,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_jpeg
-from torchvision.ops import clip_boxes_to_image, remove_small_boxes
+from torchvision.ops import box_convert, clip_boxes_to_image, remove_small_boxes
 
 from ..._cores import usable_cores
 from ...loader.dataloader import DataLoader
@@ -209,7 +209,7 @@ def _decode(path: str, device: str = "cpu") -> Any:
     return tv_tensors.Image(decode_jpeg(_read(path), ImageReadMode.RGB, device))
 
 
-def spdl_threads(config: BenchConfig, decodes_on_gpu: bool = False) -> Loops:
+def spdl(config: BenchConfig, decodes_on_gpu: bool = False) -> Loops:
     torch.set_num_threads(1)  # as in torch's workers
     dataset = samples(config, functools.partial(_decode, device=config.device if decodes_on_gpu else "cpu"))
     arguments, builder = loader_arguments(config), importlib.import_module("spdl.pipeline").PipelineBuilder()
@@ -219,13 +219,6 @@ def spdl_threads(config: BenchConfig, decodes_on_gpu: bool = False) -> Loops:
     if config.on_gpu:
         builder.pipe(importlib.import_module("spdl.io").transfer_tensor_h2d, executor=ThreadPoolExecutor(1))
     return loop_forever(config, builder.add_sink(PREFETCH_BATCHES).build(num_threads=threads + 1, max_failures=0))
-
-
-def spdl_processes(config: BenchConfig) -> Loops:
-    arguments = loader_arguments(replace(config, persistent_workers=False))  # which it does not support
-    arguments |= {"num_workers": arguments["num_workers"] or 1, "pin_memory": config.on_gpu}
-    make = importlib.import_module("spdl.dataloader").get_pytorch_dataloader
-    return loop_forever(config, make(samples(config, _decode), **arguments))
 
 
 def dataloader_rs(config: BenchConfig) -> Loops:
@@ -251,12 +244,14 @@ def _augment(config: BenchConfig, files: Any, targets: Any) -> Any:
     augmentation, task = importlib.import_module("kornia.augmentation"), config.task
     files, frames = ([*itertools.chain(*files)], FRAMES) if task == "clips" else ([*files], 1)
     decoded, batch = decode_jpeg(files, ImageReadMode.RGB, config.device), list[Any]()
+    sequence: Any = None
     for start, target in zip(range(0, len(files), frames), _move(targets, config.device)):
         images = torch.stack(decoded[start : start + frames]).float() / 255
         fields = target if task == "detection" else {"masks": target[None]} if task == "segmentation" else {}
         names = {name: key for name, key in (("boxes", "bbox_xyxy"), ("masks", "mask")) if name in fields}
-        steps = _kornia_steps(augmentation, config.added, *images.shape[-2:])
-        sequence = augmentation.AugmentationSequential(*steps, data_keys=["input", *names.values()])
+        if not sequence or config.added != "hflip":  # the others have sizes of their own
+            steps = _kornia_steps(augmentation, config.added, *images.shape[-2:])
+            sequence = augmentation.AugmentationSequential(*steps, data_keys=["input", *names.values()])
         outputs = sequence(images, *(fields[name].as_subclass(torch.Tensor)[None] for name in names))
         images, *others = outputs if names else [outputs]
         fields = fields | {name: other[0] for name, other in zip(names, others)}
@@ -264,6 +259,9 @@ def _augment(config: BenchConfig, files: Any, targets: Any) -> Any:
             fields["boxes"] = clip_boxes_to_image(fields["boxes"], images.shape[-2:])
             kept = remove_small_boxes(fields["boxes"], 1)
             fields |= {name: fields[name][kept] for name in ("labels", *names)}
+        if config.added == "detr":
+            limits = torch.tensor([*images.shape[:-3:-1]] * 2, device=config.device)
+            fields["boxes"] = box_convert(fields["boxes"], "xyxy", "cxcywh") / limits
         target = fields["masks"][0].long() if task == "segmentation" else fields or target
         batch.append((images if task == "clips" else images[0], target))
     return (loader_arguments(config)["collate_fn"] or default_collate)(batch)
@@ -331,23 +329,19 @@ CASES = {
 }
 """Cases by name, in the order of the report."""
 CLASSIFICATION_CASES = [*CASES]
-WORKERS, SPDL = ("workers",), "spdl==0.8.0"
-NO_IOU_CROP, NEEDS_GPU = {"ssd": "Kornia has no RandomIoUCrop"}, {"cpu": "requires a GPU"}
+NO_GPU, NO_IOU_CROP = {"cpu": "requires a GPU"}, {"ssd": "Kornia has no RandomIoUCrop"}
 TASK_CASES = {
     "torch": CASES["torch"],
     OURS: CASES[OURS],
     FEW: CASES[OURS]._replace(description="proxyloader.DataLoader with 4 workers"),
-    "spdl-threads": Case(spdl_threads, "SPDL's threads, torchvision's decoder and transforms", WORKERS, False, SPDL),
-    "spdl-processes": Case(spdl_processes, "the same in SPDL's processes", WORKERS, False, SPDL),
+    "spdl": Case(spdl, "SPDL's threads, with torchvision's transforms", ("workers",), True, "spdl==0.8.0"),
     "spdl-gpu": Case(
-        functools.partial(spdl_threads, decodes_on_gpu=True), "the same on the GPU", WORKERS, False, SPDL, NEEDS_GPU
+        functools.partial(spdl, decodes_on_gpu=True), "the same on the GPU", ("workers",), True, "spdl==0.8.0", NO_GPU
     ),
     "dataloader-rs": Case(
-        dataloader_rs, "the same in dataloader-rs's threads, on the CPU", WORKERS, False, "dataloader-rs==0.2.0"
+        dataloader_rs, "dataloader-rs's threads, with the same", ("workers",), False, "dataloader-rs==0.2.0"
     ),
-    "kornia": Case(
-        kornia, "files from torch's workers, Kornia on the GPU", WORKERS, False, "kornia==0.9.0", NO_IOU_CROP
-    ),
+    "kornia": Case(kornia, "torch's workers, Kornia on the GPU", ("workers",), False, "kornia==0.9.0", NO_IOU_CROP),
 }
 """Cases of the other tasks. All packages but torch and proxyloader decode with torchvision."""
 CASES |= TASK_CASES

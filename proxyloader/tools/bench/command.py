@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,8 @@ def make_config(args: argparse.Namespace) -> BenchConfig:
     on_gpu, is_large, classifies = device == "cuda", args.size == "camera", args.task == "classification"
     if on_gpu and not torch.cuda.is_available():
         raise ValueError("--device cuda requires a GPU, and torch sees none")
-    if not classifies and (
-        args.model != "none" or args.dtype != "float32" or args.channels_last or args.augment or args.datasets
-    ):
+    others = [args.model != "none", args.dtype != "float32", args.channels_last, args.augment, args.datasets]
+    if not classifies and any(others):
         raise ValueError("--model, --dtype, --channels-last, --augment and --datasets require --task classification")
     args.size = args.size or ("imagenet" if classifies else "coco")
     batch_size = args.batch_size or {"classification": 64 if is_large else 256, "clips": 8}.get(args.task, 16)
@@ -152,13 +152,13 @@ def make_config(args: argparse.Namespace) -> BenchConfig:
 
 def make_cases(args: argparse.Namespace, base: BenchConfig) -> list[BenchConfig]:
     """Return the cases in ``args.only``, and those that add an augmentation, dataset or pipeline to them."""
-    cases, has_few = CLASSIFICATION_CASES, max(make_ranges(args, base)["workers"]) > FEW_WORKERS
-    pairs = [(case, "") for case in cases if case != "synthetic" or args.model != "none"]
+    pairs = [(case, "") for case in CLASSIFICATION_CASES if case != "synthetic" or args.model != "none"]
     pairs += [(case, name) for name in (*args.augment, *args.datasets) for case in ("torch", OURS)]
     if base.task != "classification":
+        has_few = max(make_ranges(args, base)["workers"]) > FEW_WORKERS and not args.first_epochs
         pairs = [(case, name) for name in TASKS[base.task] for case in TASK_CASES if case != FEW or has_few]
     configs = [replace(base, case=case, added=name) for case, name in pairs]
-    names = dict.fromkeys([*(config.name for config in configs), *(name for pair in pairs for name in pair if name)])
+    names = [name for name in dict.fromkeys([*(config.name for config in configs), *chain(*pairs)]) if name]
     if unknown := [name for name in args.only or () if name not in names]:
         raise ValueError(f"no case {unknown[0]!r} with these options, only {', '.join(map(repr, names))}")
     only = {*(args.only or names)}
@@ -199,6 +199,7 @@ COLUMNS = {
     "CPU ms/image": "cpu_ms_per_image:.2f",
     "GPU MB": "gpu_mb_max:,.0f",
     "differing targets": "targets_differ:,",
+    "image difference": "image_difference_max:.4f",
 }
 """Key and format of each column. For first epochs, a cell lists the values of all epochs."""
 
@@ -209,19 +210,17 @@ def make_table(record: Record) -> Table:
     table.add_column("case", min_width=max(len(word) for name in cases for word in name.split()))
     runs = {name: case.get("epochs", [case]) for name, case in cases.items()}
     keys = {key for epochs in runs.values() for run in epochs for key in run}
-    columns = {title: spec.split(":") for title, spec in COLUMNS.items() if spec.split(":")[0] in keys}
-    for column in (*columns, "lowest - highest", "times torch", "proxyloader is", "setting"):
+    titles = [title for title, column in COLUMNS.items() if column.split(":")[0] in keys]
+    columns = [COLUMNS[title].split(":") for title in titles]
+    for column in (*titles, "lowest - highest", "times torch", "proxyloader is", "setting"):
         table.add_column(column, justify="right", overflow="fold")
     for name, case in cases.items():
-        cells = [
-            ", ".join(format(run[key], spec) for run in runs[name] if key in run) for key, spec in columns.values()
-        ]
-        speeds, suffix = case.get("images_per_s_rounds"), name.removeprefix(re.split(r", | \+ ", name)[0])
+        cells = [", ".join(format(run[key], spec) for run in runs[name] if key in run) for key, spec in columns]
+        speeds, prefix = case.get("images_per_s_rounds"), re.split(r", | \+ ", name)[0]
+        suffix = name.removeprefix(prefix)
         cells.append(f"{min(speeds):,.0f} - {max(speeds):,.0f}" if speeds else "")
-        speed, torchs, ours = (
-            cases.get(each, {}).get("images_per_s") for each in (name, "torch" + suffix, OURS + suffix)
-        )
-        cells.append(f"{speed / torchs:.2f}" if speed and torchs else "")
+        speed, stock, ours = (cases.get(each + suffix, {}).get("images_per_s") for each in (prefix, "torch", OURS))
+        cells.append(f"{speed / stock:.2f}" if speed and stock else "")
         cells.append(f"{ours / speed:.2f} times" if speed and ours and speed != ours else "")
         table.add_row(name, *cells, case.get("failure") or str(Tuning(**case["tuning"])))
     return table

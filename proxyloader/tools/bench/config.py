@@ -102,4 +102,5 @@ def machine() -> dict[str, Any]:
         "torchvision": torchvision.__version__,
         "dali": installed.get("nvidia-dali-cuda120") or installed.get("nvidia-dali-cuda130"),
         "proxyloader": __version__,
+        **{name: installed[name] for name in ("spdl", "dataloader-rs", "kornia") if name in installed},
     }

@@ -31,7 +31,7 @@ from .config import BenchConfig, Tuning
 TIMEOUT_S = 1800  # of a request to a process
 TRIAL_BATCHES_PER_WORKER = 4  # in a loop of a trial, for the largest number of workers
 MIN_TRIAL_S = 1.5
-TRIAL_FIGURES = ("first_batch_s", "first_loop_images_per_s", "images_per_s", "failure")
+TRIAL_FIGURES = ("first_loop_images_per_s", "images_per_s", "failure")
 
 Ranges = dict[str, list[Any]]
 """Values to try for each field of ``Tuning``, in ascending order."""

@@ -19,6 +19,7 @@ from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.ops import box_convert
 from torchvision.transforms import RandomCrop, v2
+from torchvision.transforms.functional import convert_image_dtype, normalize, pil_to_tensor
 from torchvision.transforms.v2 import functional as F
 
 from . import FRAMES
@@ -36,6 +37,11 @@ def open_pillow(path: str) -> Image.Image:
     return Image.open(path).convert("RGB")
 
 
+def size_of(path: str) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
 class Photographs(Dataset[Sample]):
     """Photographs with labelled polygons, as in COCO's files, from which boxes and masks are made.
 
@@ -45,7 +51,7 @@ class Photographs(Dataset[Sample]):
     def __init__(self, root: str, pipeline: str, open_image: Callable[[str], Any], transform: Any) -> None:
         self.pipeline, self.open_image, self.transform = pipeline, open_image, transform
         self.files = [path for path, _ in ImageFolder(root).samples]
-        self.shapes = [make_shapes(index, Image.open(path).size) for index, path in enumerate(self.files)]
+        self.shapes = [make_shapes(index, size_of(path)) for index, path in enumerate(self.files)]
 
     def __len__(self) -> int:
         return len(self.files)
@@ -86,7 +92,7 @@ class Clips(Dataset[Sample]):
     def __init__(self, root: str, pipeline: str, open_image: Callable[[str], Any], transform: Any) -> None:
         self.open_image, self.transform, sizes = open_image, transform, defaultdict(list)
         for path, _ in ImageFolder(root).samples:
-            sizes[Image.open(path).size].append(path)
+            sizes[size_of(path)].append(path)
         self.clips = [each[k : k + FRAMES] for each in sizes.values() for k in range(0, len(each) - FRAMES + 1, FRAMES)]
 
     def __len__(self) -> int:
@@ -102,7 +108,8 @@ def collate_lists(samples: list[Sample]) -> tuple[Any, ...]:
 
 
 def to_float(image: Any) -> Any:
-    return F.normalize(F.to_dtype(F.to_image(image), torch.float32, scale=True), MEAN, STD)
+    image = image if isinstance(image, torch.Tensor) else pil_to_tensor(image)
+    return normalize(convert_image_dtype(image), MEAN, STD)
 
 
 def segmentation(image: Any, mask: Any) -> Sample:
