@@ -104,11 +104,12 @@ def _bench(parser: Parser) -> None:
     to a results file, and saves a plot next to it. --first-epochs instead measures three epochs of each case in a new
     process, with the files in the page cache, without persistent workers, and with default settings.
 
-    --task detection, segmentation and clips load photographs of 640x480 with boxes, masks and labels, or 16 as a clip,
-    by pipelines as users write them, with torch, proxyloader and, if they are installed and can do it, SPDL,
-    dataloader-rs, and Kornia on the GPU. The targets of proxyloader's first epoch are compared with torch's from the
-    same seed. Requires psutil, and matplotlib for the plot: pip install 'proxyloader[bench]', or, in a clone,
-    pip install -e '.[bench]'.
+    --task detection, segmentation and clips load photographs with boxes, masks or 16 as a clip, by pipelines as users
+    write them, with torch, proxyloader and, if installed and able to, SPDL, dataloader-rs, and Kornia on the GPU. The
+    targets of proxyloader's first epoch are compared with torch's from the same seed.
+
+    Requires psutil, and matplotlib for the plot: pip install 'proxyloader[bench]', or, in a clone, pip install -e
+    '.[bench]'.
 
     Exit status 1: proxyloader or all cases failed, or targets differ.
 
@@ -118,24 +119,16 @@ def _bench(parser: Parser) -> None:
       proxyloader bench --model resnet50 --dtype float16 --channels-last
       proxyloader bench --task detection --only torch proxyloader proxyloader-4-workers
     """
-    _option(parser, "--task", None, str, "what is loaded", "classification", choices=TASKS)
+    task_help = "what to load (default: classification; the others are called tasks below)"
+    _option(parser, "--task", None, str, task_help, "classification", choices=TASKS)
     _option(parser, "--data", "DIR", Path, DATA_HELP)
-    size_help = (
-        "of synthetic photographs: 96x96, 500x375, the same with progressive JPEGs, 3000x2000, or 640x480 (default: "
-        "imagenet; coco for other tasks than classification)"
-    )
+    size_help = "96x96, 500x375, also with progressive JPEGs, 3000x2000, 640x480 (default: imagenet; coco for tasks)"
     _option(parser, "--size", None, str, size_help, choices=SIZES)
-    images_help = (
-        "synthetic photographs (default: 8192 with a GPU, 1024 without; an eighth for camera, a quarter for detection "
-        "and segmentation)"
-    )
+    images_help = "synthetic photographs (default: 8192 with a GPU, 1024 without; fewer for camera and coco)"
     _option(parser, "--images", "N", _positive, images_help)
-    passes_help = (
-        "passes over the images per loop (default: 6 with a GPU, 1 without; for other tasks than classification, as "
-        "many as fit into --seconds)"
-    )
+    passes_help = "passes over the images per loop (default: 6 with a GPU, 1 without; for tasks, --seconds long)"
     _option(parser, "--passes", "N", _positive, passes_help)
-    batch_help = "images per batch (default: 256; 64 for camera; 16 for detection and segmentation; 8 clips)"
+    batch_help = "images per batch (default: 256; 64 for camera; 16, or 8 clips, for tasks)"
     _option(parser, "--batch-size", "N", _positive, batch_help)
     _option(parser, "--device", None, str, "(default: the GPU if there is one)", choices=("cuda", "cpu"))
     _option(parser, "--dtype", None, str, "", "float32", choices=("float32", "float16", "bfloat16"))

@@ -46,8 +46,8 @@ def bench(**options: Any) -> int:
     if args.list:
         for name, case in CASES.items():
             console.print(f"[bold]{name}[/bold]: {case.description}")
-        for task, pipelines in TASKS.items():
-            console.print(f"--task {task}: {', '.join(TASK_CASES if pipelines else CLASSIFICATION_CASES)}", *pipelines)
+        for task in [task for task, pipelines in TASKS.items() if pipelines]:
+            console.print(f"--task {task}: {', '.join(TASKS[task])}, each with {', '.join(TASK_CASES)}")
         return 0
     base = make_config(args)
     configs, ranges = make_cases(args, base), make_ranges(args, base)

@@ -37,7 +37,7 @@ def open_pillow(path: str) -> Image.Image:
     return Image.open(path).convert("RGB")
 
 
-def size_of(path: str) -> tuple[int, int]:
+def size_of(path: str) -> Any:
     with Image.open(path) as image:
         return image.size
 
