@@ -199,11 +199,11 @@ def begin(config: BenchConfig) -> Figures:
         # This package sets it on import. Users of other loaders do not import it.
         os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     torch.ones(1, device=config.device)  # starts CUDA
-    free_mb = _free_gpu_mb()
+    free_mb = _free_gpu_mb(config)
     _train_step = None if config.model == "none" else _make_train_step(config)
     started, _config, _loops = time.perf_counter(), config, CASES[config.case].loops(config)
     figures = loop(started)
-    _gpu_mb = free_mb - _free_gpu_mb()
+    _gpu_mb = free_mb - _free_gpu_mb(config)
     return figures
 
 
@@ -259,7 +259,7 @@ def _is_same(target: Any, torch_target: Any) -> bool:
 def measure(seconds: float) -> Figures:
     """Measure whole loops for at least ``seconds``. If batches may be prefetched already, first run another loop."""
     global _gpu_mb
-    waits, pauses, images, free_mb = list[float](), list[float](), 0, _free_gpu_mb()
+    waits, pauses, images, free_mb = list[float](), list[float](), 0, _free_gpu_mb(_config)
     if CASES[_config.case].prefetches:
         loop()
     _wait_for_gpu()
@@ -274,7 +274,7 @@ def measure(seconds: float) -> Figures:
         pauses.append(waits[first])
     _wait_for_gpu()
     wall, cpu, loop_cpu = time.perf_counter() - started, cpu_seconds() - cpu, time.process_time() - loop_cpu
-    _gpu_mb += free_mb - _free_gpu_mb()  # of this process alone, as only one runs at a time
+    _gpu_mb += free_mb - _free_gpu_mb(_config)  # of this process alone, as only one runs at a time
     return {
         "images_per_s": images / wall,
         "cpu_ms_per_image": 1e3 * cpu / images,
@@ -321,5 +321,5 @@ def _wait_for_gpu() -> None:
         torch.cuda.synchronize()
 
 
-def _free_gpu_mb() -> float:
-    return torch.cuda.mem_get_info()[0] / 1e6 if torch.cuda.is_available() else 0.0
+def _free_gpu_mb(config: BenchConfig) -> float:
+    return torch.cuda.mem_get_info()[0] / 1e6 if config.on_gpu else 0.0
