@@ -2,7 +2,7 @@
 
 For classification, all cases crop at random, resize to 224, flip and normalize; ``tasks.py`` has the other tasks. DALI
 pipelines use default arguments, except tuned ones and the number of prefetched batches. Other packages are imported
-when their case runs, and decode by the fastest means that suits them.
+when their case runs.
 """
 
 from __future__ import annotations
@@ -270,24 +270,21 @@ def _augment(config: BenchConfig, files: Any, targets: Any) -> Any:
 def _kornia_steps(augmentation: Any, pipeline: str, height: int, width: int) -> list[Any]:
     """Return the augmentations of an image, with sizes drawn as in ``tasks.PIPELINES``."""
     flip, normalize = augmentation.RandomHorizontalFlip(same_on_batch=True), augmentation.Normalize(MEAN, STD)
-
-    def resize(*sides: Any) -> Any:
-        return augmentation.Resize(random.choice(sides), antialias=True, align_corners=False)
-
-    def crop(*size: int) -> Any:
-        return augmentation.RandomCrop(size, pad_if_needed=True)
-
+    resize = functools.partial(augmentation.Resize, antialias=True, align_corners=False)
+    crop = functools.partial(augmentation.RandomCrop, pad_if_needed=True)
+    side = random.choice(tasks.SHORT_SIDES)
     if pipeline == "multiscale":
-        return [resize(*tasks.SHORT_SIDES), flip]
+        return [resize(side), flip]
     if pipeline.startswith("lsj"):
         scale = random.uniform(*tasks.JITTER_SCALE) * tasks.JITTER_PX / max(height, width)
-        return [resize((int(scale * height), int(scale * width))), crop(*tasks.SQUARE), flip]
+        return [resize((int(scale * height), int(scale * width))), crop(tasks.SQUARE), flip]
     if pipeline == "detr":
-        cut = [resize(*tasks.DETR_SIDES), crop(*(random.randint(*tasks.DETR_CROP) for _ in "hw"))]
-        return [flip, *random.choice([cut, []]), resize(*tasks.SHORT_SIDES), normalize]
+        size = random.randint(*tasks.DETR_CROP), random.randint(*tasks.DETR_CROP)
+        cut = [resize(random.choice(tasks.DETR_SIDES)), crop(size)] if random.random() < 0.5 else []
+        return [flip, *cut, resize(side), normalize]
     if pipeline == "segmentation":
-        side, size = random.randint(*tasks.SEGMENTATION_SIDES), [tasks.SEGMENTATION_PX] * 2
-        return [resize(side), flip, crop(*size), normalize]
+        size = tasks.SEGMENTATION_PX, tasks.SEGMENTATION_PX
+        return [resize(random.randint(*tasks.SEGMENTATION_SIDES)), flip, crop(size), normalize]
     if pipeline == "clips":
         return [augmentation.RandomResizedCrop((CROP_PX, CROP_PX), same_on_batch=True), flip, normalize]
     return [flip]
