@@ -48,7 +48,7 @@ NONE_ON_A_GPU = {
     *("integration/test_any_dataset.py", "integration/test_called_transforms.py"),
     *("integration/test_reproduction.py", "integration/test_sharded_loader.py"),
     *("integration/test_torch_contract_samples.py", "integration/test_random_programs.py"),
-    *("loader/test_backend.py", "tools/test_bench.py", "tools/test_explain.py"),
+    *("loader/test_backend.py", "tools/test_bench.py", "tools/test_bench_tasks.py", "tools/test_explain.py"),
 }
 EACH_ON_A_GPU = {"integration/test_hostile_jpegs.py"}
 """Both below ``tests/``."""
