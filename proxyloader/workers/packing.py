@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import io
 import pickle
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
@@ -33,6 +34,7 @@ from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same
 from ..data.recorded import Operation, compute_value
 from ..data.transformed import TransformedImage, pixel_uses
 from ..kernels.operations import build_schedule, get_output_kind
+from ..transforms.chain import MAX_CHAINS
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
 from .masks import MaskPlace, MaskReader, MaskWriter, PackedMasks, is_mask
@@ -55,7 +57,7 @@ NO_BYTES = np.empty(0, np.uint8)
 
 MAX_NEW_PLANS = 8
 """Maximum number of plans that are unknown to the loader. Without kernels, torchvision transforms the images of further
-plans, so that images with individual arguments do not each require a pipeline."""
+plans, and the first single image of a plan, so that images with individual arguments do not each require a pipeline."""
 
 MAX_CHANNELS = 4  # of an image
 
@@ -80,6 +82,7 @@ class Packer:
     find_obstacle: Callable[[Plan], str] = lambda plan: ""  # why torchvision runs a plan; "" if it does not
     packs_masks: bool = False  # whether masks are restored on the device
     _new_plans: set[str] = field(default_factory=set, init=False)
+    _single: set[str] = field(default_factory=set, init=False)  # plans with one image so far
 
     def __post_init__(self) -> None:
         self.begin_batch()
@@ -175,17 +178,22 @@ class Packer:
 
     def _reject_plans(self, runs: Sequence[Run]) -> set[str]:
         """Return the plans of a batch that torchvision runs, and record new plans of the others."""
-        rejected = set()
-        for key, plan in _get_plans(runs).items():
-            if key in self.plans or key in self._new_plans:
-                continue
-            if why := self.find_obstacle(plan):
+        plans, rejected = _get_plans(runs), set()
+        calls = [call.server for call in _get_calls(runs) if isinstance(call, TransformedImage)]
+        unknown = Counter(plan for plan in calls if plan not in self.plans and plan not in self._new_plans)
+        for plan, images in unknown.items():
+            if why := self.find_obstacle(plans[plan]):
                 pixel_uses.explain(why)  # the calls were checked one by one, not all of them together
-                rejected.add(key)
-            elif len(self._new_plans) < MAX_NEW_PLANS:
-                self._new_plans.add(key)
-            elif self.kernel_output is None:
-                rejected.add(key)
+                rejected.add(plan)
+                continue
+            is_single = images == 1 and len(calls) > 1 and plan not in self._single
+            if not is_single and len(self._new_plans) < MAX_NEW_PLANS:
+                self._new_plans.add(plan)
+                continue
+            if len(self._single) < MAX_CHAINS:
+                self._single.add(plan)
+            if self.kernel_output is None:
+                rejected.add(plan)
         return rejected
 
 
