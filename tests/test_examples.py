@@ -34,11 +34,13 @@ SCRIPTS = sorted(path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglo
 STOCK, SWAPPED = "train_torchvision.py", "train_proxyloader.py"
 DATASET, PIPELINE, OPERATOR = "custom_dataset.py", "custom_pipeline.py", "custom_operator.py"
 GALLERY, CLASSES, DETERMINISM = "rotation_gallery.py", "class_style_pipeline.py", "determinism.py"
-ITERATOR = "dali_iterator.py"
+ITERATOR, DETECTION, SEGMENTATION = "dali_iterator.py", "detection.py", "segmentation.py"
 IMAGENET = "imagenet/train.py"
 FRAMEWORKS = {"jax_training.py": "jax", "tensorflow_training.py": "tensorflow"}
 """Script -> what it imports that may not be installed, and starts threads."""
-RUN_BY_DEFAULT = SWAPPED, DATASET, PIPELINE, OPERATOR, ITERATOR, *FRAMEWORKS
+FIGURES = {DETECTION: "AP", SEGMENTATION: "mIoU"}
+"""Script -> the figure that it is to reach, which its docstring states."""
+RUN_BY_DEFAULT = SWAPPED, DATASET, PIPELINE, OPERATOR, ITERATOR, *FRAMEWORKS, *FIGURES
 OWN = [script for script in SCRIPTS if script not in FRAMEWORKS]
 OF_DALI = (PIPELINE, OPERATOR, GALLERY, CLASSES, DETERMINISM, ITERATOR)
 TRAIN = "{data} --arch resnet18 --size 64 --epochs 1 --batch-size 16 --workers 1 --lr 1e-4 --out {out}"
@@ -48,7 +50,7 @@ CHECKPOINTS = {"last.pt", "best.pt"}
 COMMANDS: dict[str, tuple[str, set[str]]] = {
     STOCK: (TRAIN, CHECKPOINTS),
     SWAPPED: (TRAIN, CHECKPOINTS),
-    **dict.fromkeys((DATASET, PIPELINE, OPERATOR, CLASSES), ("--workers 1", set())),
+    **dict.fromkeys((DATASET, PIPELINE, OPERATOR, CLASSES, *FIGURES), ("--workers 1", set())),
     GALLERY: ("--rows 3 --columns 4 --size 120 --out {out}/gallery.png", {"gallery.png"}),
     DETERMINISM: ("", set()),
     ITERATOR: ("--last-batch partial --batch-size 10", set()),
@@ -151,12 +153,17 @@ def test_table_and_launch_commands_name_the_scripts_that_are_there() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("script", by_default({script: script for script in SCRIPTS}, *RUN_BY_DEFAULT))
-def test_it_runs_and_leaves_its_files(script: str, finished: Callable[[str], Run]) -> None:
+def test_it_runs_and_leaves_its_files_and_reaches_its_figure(script: str, finished: Callable[[str], Run]) -> None:
     done = finished(script)
     assert_ran_well(done)
     left = {path.name for path in done.out.glob("*") if "tfevents" not in path.name}  # those are TensorBoard's
     assert left == COMMANDS[script][1]
+    if script in FIGURES:
+        (stated,) = re.findall(rf"{FIGURES[script]}\)? reaches at least ([\d.]+),", (EXAMPLES / script).read_text())
+        (reached,) = re.findall(rf"^{FIGURES[script]} ([\d.]+)", done.stdout, re.MULTILINE)
+        assert float(reached) >= float(stated) > 0.5, done.stdout
 
 
 def test_the_two_scripts_differ_in_the_import_line_alone_as_the_readme_shows() -> None:
@@ -360,9 +367,9 @@ OPTIONS = [
     *((script, "--size 0", ">= 1") for script in OWN),
     *((script, "--batch-size 0", ">= 1") for script in OWN if script != GALLERY),
     *((script, "--workers -1", ">= 0") for script in OWN if script not in (GALLERY, DETERMINISM, ITERATOR)),
-    *((script, "--seed -1", ">= 0") for script in (*OF_DALI, DATASET) if script != OPERATOR),
-    *((script, "--epochs 0", ">= 1") for script in (STOCK, SWAPPED, IMAGENET, ITERATOR)),
-    *((script, f"--lr {rate}", ">= 0") for script in (STOCK, SWAPPED) for rate in (-1, "nan", "inf")),
+    *((script, "--seed -1", ">= 0") for script in (*OF_DALI, DATASET, *FIGURES) if script != OPERATOR),
+    *((script, "--epochs 0", ">= 1") for script in (STOCK, SWAPPED, IMAGENET, ITERATOR, *FIGURES)),
+    *((script, f"--lr {rate}", ">= 0") for script in (STOCK, SWAPPED, *FIGURES) for rate in (-1, "nan", "inf")),
     *((GALLERY, option, ">= 1") for option in ("--rows 0", "--columns 0")),
     *((GALLERY, f"--angle {angle}", ">= 0.1") for angle in (-5, "nan", "inf")),
     (ITERATOR, "--threads 0", ">= 1"),
@@ -380,6 +387,9 @@ MISTAKES = [
     (SWAPPED, "{data} --resume --out {out}", "last.pt: no checkpoint to resume from"),
     (SWAPPED, "{data} --batch-size 65", "64 images are fewer than one batch"),
     (DATASET, "{out}", "out: no such file"),
+    (DETECTION, "{out}", "out/train/annotations.json: no such file"),
+    (SEGMENTATION, "{out}", "out/train: no files NAME.jpg"),
+    (SEGMENTATION, "{odd}", "train: 1 photos have no label map NAME.png, such as here.jpg"),
     (DATASET, "{me}", "the header must contain the columns file,label"),
     (OPERATOR, "--plugin {out}", "out: no such file. See --help"),
     (OPERATOR, "--plugin {me}", "DALI cannot load it"),
@@ -422,7 +432,8 @@ def odd(root: Path) -> Path:
     root = root / "odd"
     for folder in ("none", "empty/class", "train/class", "val/class"):
         (root / folder).mkdir(parents=True)
-    (root / "here.jpg").touch()
+    for path in ("here.jpg", "train/here.jpg"):
+        (root / path).touch()
     for name, rows in (("no_rows", ""), ("no_file", "here.jpg,a\ngone.jpg,b\n"), ("no_label", "here.jpg\n")):
         (root / f"{name}.csv").write_text("file,label\n" + rows)
     return root
