@@ -117,6 +117,7 @@ class StatsRecorder:
         self.images = 0, 0, 0  # of the first epoch; see ``PackedBatch.image_counts``
         self._is_logged = False
         self.decode_reason = ""  # why the workers decoded the first deferred image, if known
+        self._logged_fallback = ""  # some workers may fall back, and others not
         self.has_fallen_back = False  # whether the workers have: NOTE [ When deferral stops ] in ``data/deferral.py``
         self.sends_pixels = False  # whether all images so far were decoded by Pillow, or are arrays
         self.has_images = False  # whether the workers have created undecoded images
@@ -138,7 +139,8 @@ class StatsRecorder:
         self.sends_pixels = new_pillow > 0 and not self.images[0]
         self.decode_reason = self.decode_reason or batch.decode_reason
         self.has_images |= batch.has_seen_images
-        if batch.has_fallen_back and not self.has_fallen_back:
+        if batch.has_fallen_back and self.fallback_reason != self._logged_fallback:
+            self._logged_fallback = self.fallback_reason
             level = logging.WARNING if self.has_images else logging.INFO
             log.log(level, "%s falls back to torch's loading: %s", self._name, self.fallback_reason)
         self.has_fallen_back = batch.has_fallen_back or (self.has_fallen_back and not batch.runs)

@@ -314,8 +314,8 @@ class _ContentPickler(ForkingPickler):
 
     def _recipe(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
         """Return a value or operation that restores a tensor that is not an output of DALI."""
-        if isinstance(value, ProxySample):
-            return compute_value(value)
+        if isinstance(value, ProxySample):  # the tensor that refers to it may be the pure one of an image
+            return compute_value(value).as_subclass(torch.Tensor)
         if not isinstance(value, ProxyBatch):
             return _contiguous(value) if value.ndim == 3 and value.shape[2] <= MAX_CHANNELS else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
