@@ -1,13 +1,13 @@
 """Train a small object detector on images and boxes in the format of COCO, loaded by proxyloader.DataLoader.
 
-The code is as for torch's loader, except for one import: torchvision's CocoDetection, transforms v2 that change an image
-and its boxes together, and a collate_fn that keeps images of different sizes apart. The workers transform the boxes,
-but leave the images encoded and record what is done to them. The loader then decodes and transforms all images of a
-batch, on a GPU if there is one. Boxes and labels arrive on the CPU, as with torch.
+Except for one import, the code is as for torch's loader: torchvision's CocoDetection, transforms v2 that change image
+and boxes together, and a collate_fn that keeps images of different sizes apart. The workers transform the boxes, but
+leave the images encoded, and record what is done to them. The loader then decodes and transforms all images of a batch,
+on a GPU if there is one. Boxes and labels arrive on the CPU, as with torch.
 
 Usage, after pip install pycocotools:
 
-    python examples/detection.py          # creates photos of triangles, squares, stars and discs in data/example_boxes
+    python examples/detection.py          # creates photos of triangles, squares, stars and discs
     python examples/detection.py my_data  # my_data/train/ and my_data/val/, each with images and annotations.json
 
 The script prints the loss of each epoch, and the mean average precision on the validation images as COCO defines it:
@@ -28,9 +28,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import ImageDraw
 from pycocotools.cocoeval import COCOeval
-from torch import Tensor, nn
+from torch import nn
 from torchvision import ops
 from torchvision.datasets import CocoDetection, wrap_dataset_for_transforms_v2
 from torchvision.models.detection import FCOS
@@ -43,7 +43,7 @@ from proxyloader import DataLoader
 from proxyloader.make_dataset import photograph
 
 PHOTOS = Path("data/example_boxes")
-IMAGES = {"train": 400, "val": 80}
+IMAGES = {"train": 320, "val": 80}
 SHAPES = {"triangle": (3, 1.0), "square": (4, 1.0), "star": (10, 0.45), "disc": (30, 1.0)}
 """Number of corners of each class, and the distance of every second one from the center, relative to the others."""
 
@@ -59,11 +59,11 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     option = parser.add_argument
     option("data", type=Path, nargs="?", default=PHOTOS, help="folder with train/ and val/, each with annotations.json")
-    option("--epochs", type=int, default=12, help="number of epochs, over which the learning rate decays to 0")
+    option("--epochs", type=int, default=10, help="number of epochs, over which the learning rate decays to 0")
     option("--batch-size", type=int, default=8, help="images per step")
     option("--workers", type=int, default=2, help="worker processes; 0: load in the main process")
     option("--lr", type=float, default=0.003, help="peak learning rate")
-    option("--size", type=int, default=120, help="shorter side of the model's input, in pixels")
+    option("--size", type=int, default=96, help="shorter side of the model's input, in pixels")
     option("--seed", type=int, default=0, help="seed of the initial weights, the order and the augmentation")
     args = parser.parse_args()
     for name, least in {"epochs": 1, "batch_size": 1, "workers": 0, "lr": 0, "size": 1, "seed": 0}.items():
@@ -105,7 +105,7 @@ def load_data(args: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
     A batch has a tuple of images, each (3, H, W) float32 in [0, 1], and a tuple of dicts with ``image_id``, ``boxes``,
     (N, 4) float32 as x1, y1, x2, y2 in pixels, and ``labels``, (N,) int64. Without objects, it has only ``image_id``.
     """
-    augment = [v2.RandomIoUCrop(), v2.RandomHorizontalFlip()]
+    augment = [v2.RandomHorizontalFlip(), v2.RandomVerticalFlip()]
     to_tensor = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
     datasets = []
     for part, steps in (("train", [*augment, *to_tensor, v2.SanitizeBoundingBoxes()]), ("val", to_tensor)):
@@ -122,7 +122,7 @@ def load_data(args: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
         datasets.append(wrap_dataset_for_transforms_v2(dataset))
     train_set, val_set = datasets
     if len(train_set) < args.batch_size:
-        sys.exit(f"{args.data / 'train'}: {len(train_set)} images with boxes are fewer than one batch. Lower --batch-size")
+        sys.exit(f"{args.data / 'train'}: {len(train_set)} images are fewer than one batch. Lower --batch-size")
     how: dict[str, Any] = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "collate_fn": collate}
     train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **how)
     return train_loader, DataLoader(val_set, args.batch_size, **how)
@@ -136,7 +136,7 @@ def collate(samples: list[Any]) -> tuple[Any, ...]:
 def build_model(classes: int, size: int) -> FCOS:
     """Return torchvision's anchor-free detector with a small network, of a single scale, that is not pretrained."""
     layers: list[nn.Module] = []
-    for inputs, outputs, stride in ((3, 16, 2), (16, 32, 2), (32, CHANNELS, 1), (CHANNELS, CHANNELS, 2)):
+    for inputs, outputs, stride in ((3, 16, 2), (16, 32, 2), (32, CHANNELS, 2), (CHANNELS, CHANNELS, 1)):
         layers += [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
     backbone = nn.Sequential(*layers)
     backbone.out_channels = CHANNELS  # FCOS reads it

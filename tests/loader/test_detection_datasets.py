@@ -227,9 +227,7 @@ def either_device(request: pytest.FixtureRequest) -> str:
 
 @pytest.mark.parametrize("workers", [2, 0])
 @pytest.mark.parametrize(("how", "kind"), [(text, CocoDetection), (broken_tables, Unchecked)], ids=["text", "tables"])
-def test_damaged_image(
-    coco_root: Path, how: Any, kind: Any, workers: int, either_device: str, tmp_path: Path
-) -> None:
+def test_damaged_image(coco_root: Path, how: Any, kind: Any, workers: int, either_device: str, tmp_path: Path) -> None:
     samples = list(wrapped(coco_root, *FLIPPED))
     dataset = wrapped(shutil.copytree(coco_root, tmp_path / "set"), *FLIPPED, kind=kind)
     path = tmp_path / "set" / FILE

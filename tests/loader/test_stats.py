@@ -26,7 +26,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, LoaderStats, ProxyServer
 from proxyloader.loader import stats as module
-from proxyloader.loader.stats import STARVED_STEPS, WINDOW_BATCHES, StatsRecorder, Step, profile_row
+from proxyloader.loader.stats import STARVED_STEPS, WINDOW_BATCHES, ImageCounts, StatsRecorder, Step, profile_row
 from proxyloader.workers.messages import PackedBatch
 
 from ..faults import Spelled, in_thread
@@ -220,6 +220,15 @@ def test_prometheus_reads_it(labels: dict[str, str], written: str | None) -> Non
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         assert {sample.name.removeprefix("proxyloader_"): sample.value for sample in samples} == values
         assert all(sample.labels == labels for sample in samples)
+
+
+def test_workers_of_which_some_fall_back_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    images, run = ImageCounts(range(9), on_gpu=False), object()
+    for _ in range(3):
+        images.add(PackedBatch(None, has_fallen_back=True, has_seen_images=True, decode_reason="pixels"))
+        images.add(PackedBatch(None, runs=(run,)))  # type: ignore[arg-type]
+    told = [record.getMessage() for record in caplog.records]
+    assert told == ["range, 9 samples falls back to torch's loading: pixels"]
 
 
 # --- a loop that waits -----------------------------------------------------------------------------------------------
