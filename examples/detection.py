@@ -18,6 +18,7 @@ with the default options, AP reaches at least 0.60, in about a minute on two CPU
 from __future__ import annotations
 
 import argparse
+import colorsys
 import contextlib
 import io
 import json
@@ -59,10 +60,10 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     option = parser.add_argument
     option("data", type=Path, nargs="?", default=PHOTOS, help="folder with train/ and val/, each with annotations.json")
-    option("--epochs", type=int, default=10, help="number of epochs, over which the learning rate decays to 0")
-    option("--batch-size", type=int, default=8, help="images per step")
+    option("--epochs", type=int, default=8, help="number of epochs, over which the learning rate decays to 0")
+    option("--batch-size", type=int, default=4, help="images per step")
     option("--workers", type=int, default=2, help="worker processes; 0: load in the main process")
-    option("--lr", type=float, default=0.003, help="peak learning rate")
+    option("--lr", type=float, default=0.004, help="peak learning rate")
     option("--size", type=int, default=96, help="shorter side of the model's input, in pixels")
     option("--seed", type=int, default=0, help="seed of the initial weights, the order and the augmentation")
     args = parser.parse_args()
@@ -70,6 +71,12 @@ def parse_args() -> argparse.Namespace:
         if not least <= getattr(args, name) < math.inf:
             sys.exit(f"--{name.replace('_', '-')} must be >= {least}, got {getattr(args, name)}")
     return args
+
+
+def draw_color(rng: np.random.Generator, label: int) -> tuple[int, ...]:
+    hue = (label + rng.normal(0, 0.1)) / len(SHAPES)
+    red, green, blue = colorsys.hsv_to_rgb(hue, rng.uniform(0.6, 1.0), rng.uniform(0.6, 1.0))
+    return int(255 * red), int(255 * green), int(255 * blue)
 
 
 def make_photos(folder: Path, images: int, seed: int) -> None:
@@ -89,7 +96,7 @@ def make_photos(folder: Path, images: int, seed: int) -> None:
             angles = rng.uniform(0, 2 * math.pi) + np.arange(corners) * 2 * math.pi / corners
             distances = radius * np.where(np.arange(corners) % 2, indent, 1)
             outline = center + distances[:, None] * np.stack([np.cos(angles), np.sin(angles)], 1)
-            draw.polygon([(x, y) for x, y in outline.tolist()], tuple(rng.integers(256, size=3).tolist()))
+            draw.polygon([(x, y) for x, y in outline.tolist()], draw_color(rng, label))
             (x, y), (width, height) = outline.min(0).tolist(), np.ptp(outline, 0).tolist()
             record = {"image_id": number, "category_id": label + 1, "bbox": [x, y, width, height], "iscrowd": 0}
             records["annotations"].append(record | {"id": len(records["annotations"]) + 1, "area": width * height})
@@ -146,7 +153,7 @@ def build_model(classes: int, size: int) -> FCOS:
         min_size=size,
         max_size=2 * size,
         anchor_generator=AnchorGenerator(sizes=((STRIDE,),), aspect_ratios=((1.0,),)),
-        head=FCOSHead(CHANNELS, num_anchors=1, num_classes=classes + 1, num_convs=2),
+        head=FCOSHead(CHANNELS, num_anchors=1, num_classes=classes + 1, num_convs=1),
         score_thresh=0.05,
     )
 
