@@ -41,13 +41,12 @@ from proxyloader import DataLoader
 from proxyloader.make_dataset import photograph
 
 PHOTOS = Path("data/example_masks")
-IMAGES = {"train": 384, "val": 96}
+IMAGES = {"train": 320, "val": 80}
 SHAPES = {"triangle": (3, 1.0), "square": (4, 1.0), "star": (10, 0.45), "disc": (30, 1.0)}
 """Number of corners of each class, and the distance of every second one from the center, relative to the others."""
 
 IGNORED = 255
 CHANNELS = (3, 16, 32, 64, 96)
-STRIDE = 2 ** (len(CHANNELS) - 2)
 NORMALIZE = v2.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and std of ImageNet
 BAR = {"unit": " batches", "leave": False, "disable": None}  # None: no bar unless the output is a terminal
 
@@ -61,7 +60,7 @@ def parse_args() -> argparse.Namespace:
     option = parser.add_argument
     option("data", type=Path, nargs="?", default=PHOTOS, help="folder with train/ and val/, of photos and label maps")
     option("--classes", type=int, default=len(SHAPES) + 1, help="number of classes, including the background")
-    option("--epochs", type=int, default=10, help="number of epochs, over which the learning rate decays to 0")
+    option("--epochs", type=int, default=6, help="number of epochs, over which the learning rate decays to 0")
     option("--batch-size", type=int, default=8, help="images per step")
     option("--workers", type=int, default=2, help="worker processes; 0: load in the main process")
     option("--lr", type=float, default=0.004, help="peak learning rate")
@@ -128,7 +127,7 @@ class PhotosAndLabels(Dataset[tuple[Any, Any]]):
 
 
 def load_data(args: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
-    """Return the loaders of training and validation batches: (N, 3, H, W) float32 images, (N, H, W) int64 labels."""
+    """Return the loaders of training and validation batches: (N, 3, H, W) float32 images, (N, 1, H, W) int64 labels."""
     crop = v2.RandomCrop(args.size, pad_if_needed=True, fill={tv_tensors.Mask: IGNORED, "others": 0})
     augment = [v2.RandomHorizontalFlip(), crop]
     dtypes = {tv_tensors.Image: torch.float32, tv_tensors.Mask: torch.int64, "others": None}
@@ -142,20 +141,9 @@ def load_data(args: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
     train_set, val_set = datasets
     if len(train_set) < args.batch_size:
         sys.exit(f"{args.data / 'train'}: {len(train_set)} images are fewer than one batch. Lower --batch-size")
-    how: dict[str, Any] = {"num_workers": args.workers, "persistent_workers": args.workers > 0, "collate_fn": collate}
-    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **how)
-    return train_loader, DataLoader(val_set, args.batch_size, **how)
-
-
-def collate(samples: list[Any]) -> tuple[Tensor, Tensor]:
-    """Pad the images of a batch to the same size, a multiple of ``STRIDE``, and label maps with ``IGNORED``."""
-    height, width = (max(-(-image.shape[k] // STRIDE) * STRIDE for image, _ in samples) for k in (1, 2))
-    images = torch.zeros(len(samples), 3, height, width)
-    labels = torch.full((len(samples), height, width), IGNORED)
-    for k, (image, label_map) in enumerate(samples):
-        images[k, :, : image.shape[1], : image.shape[2]] = image
-        labels[k, : image.shape[1], : image.shape[2]] = label_map[0]
-    return images, labels
+    workers: dict[str, Any] = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    train_loader = DataLoader(train_set, args.batch_size, shuffle=True, drop_last=True, **workers)
+    return train_loader, DataLoader(val_set, batch_size=1, **workers)  # photos of different sizes
 
 
 def block(inputs: int, outputs: int) -> nn.Sequential:
@@ -163,7 +151,7 @@ def block(inputs: int, outputs: int) -> nn.Sequential:
 
 
 class Network(nn.Module):
-    """A small U-Net: (N, 3, H, W) images to (N, classes, H, W) logits. H and W are multiples of ``STRIDE``."""
+    """A small U-Net: (N, 3, H, W) images to (N, classes, H, W) logits."""
 
     def __init__(self, classes: int) -> None:
         super().__init__()
@@ -178,7 +166,8 @@ class Network(nn.Module):
             outputs.append(down(F.max_pool2d(outputs[-1], 2)))
         output = outputs.pop()
         for up in self.up:
-            output = up(torch.cat([F.interpolate(output, scale_factor=2), outputs.pop()], 1))
+            beside = outputs.pop()
+            output = up(torch.cat([F.interpolate(output, beside.shape[2:]), beside], 1))
         return self.classify(output)
 
 
@@ -187,7 +176,7 @@ def train(model: nn.Module, loader: DataLoader, optimizer: Any, scheduler: Any, 
     model.train()
     total = torch.zeros((), device=device)
     for images, labels in tqdm(loader, title, **BAR):
-        loss = F.cross_entropy(model(images.to(device)), labels.to(device), ignore_index=IGNORED)
+        loss = F.cross_entropy(model(images.to(device)), labels.squeeze(1).to(device), ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -202,7 +191,7 @@ def evaluate(model: nn.Module, loader: DataLoader, classes: int, device: torch.d
     model.eval()
     counts = torch.zeros(classes, classes, device=device)  # pixels by class and prediction
     for images, labels in tqdm(loader, "validation", **BAR):
-        labels, predicted = labels.to(device), model(images.to(device)).argmax(1)
+        labels, predicted = labels.to(device), model(images.to(device)).argmax(1, keepdim=True)
         counts += (classes * labels + predicted)[labels != IGNORED].bincount(minlength=classes**2).reshape(counts.shape)
     both = counts.diagonal()
     return (both / (counts.sum(0) + counts.sum(1) - both)).tolist()
