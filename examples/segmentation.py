@@ -13,7 +13,7 @@ Usage:
 The values of a label map are classes, where 0 is the background and 255 is ignored. The script prints the loss of each
 epoch, and then for each class its intersection over union on the validation photos (IoU): the pixels that are predicted
 as the class and belong to it, divided by those of either. The photos that it creates are easy: with the default
-options, the mean over classes (mIoU) reaches at least 0.80, in about a minute on two CPU cores.
+options, the mean over classes (mIoU) reaches at least 0.75, in half a minute on two CPU cores.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_args() -> argparse.Namespace:
     option = parser.add_argument
     option("data", type=Path, nargs="?", default=PHOTOS, help="folder with train/ and val/, of photos and label maps")
     option("--classes", type=int, default=len(SHAPES) + 1, help="number of classes, including the background")
-    option("--epochs", type=int, default=6, help="number of epochs, over which the learning rate decays to 0")
+    option("--epochs", type=int, default=8, help="number of epochs, over which the learning rate decays to 0")
     option("--batch-size", type=int, default=8, help="images per step")
     option("--workers", type=int, default=2, help="worker processes; 0: load in the main process")
     option("--lr", type=float, default=0.004, help="peak learning rate")
@@ -146,8 +146,8 @@ def load_data(args: argparse.Namespace) -> tuple[DataLoader, DataLoader]:
     return train_loader, DataLoader(val_set, batch_size=1, **workers)  # photos of different sizes
 
 
-def block(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
+def block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU())
 
 
 class Network(nn.Module):
@@ -156,19 +156,19 @@ class Network(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         pairs = list(pairwise(CHANNELS))
-        self.down = nn.ModuleList(block(*pair) for pair in pairs)
+        self.down = nn.ModuleList(block(*pair, stride=2) for pair in pairs)
         self.up = nn.ModuleList(block(below + beside, beside) for beside, below in pairs[:0:-1])
         self.classify = nn.Conv2d(CHANNELS[1], classes, 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        outputs = [self.down[0](images)]
-        for down in self.down[1:]:
-            outputs.append(down(F.max_pool2d(outputs[-1], 2)))
+        outputs = [images]
+        for down in self.down:
+            outputs.append(down(outputs[-1]))
         output = outputs.pop()
         for up in self.up:
             beside = outputs.pop()
             output = up(torch.cat([F.interpolate(output, beside.shape[2:]), beside], 1))
-        return self.classify(output)
+        return F.interpolate(self.classify(output), images.shape[2:], mode="bilinear")
 
 
 def train(model: nn.Module, loader: DataLoader, optimizer: Any, scheduler: Any, device: Any, title: str) -> float:
