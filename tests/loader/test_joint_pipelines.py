@@ -38,7 +38,6 @@ NEAREST, LANCZOS = v2.InterpolationMode.NEAREST, v2.InterpolationMode.LANCZOS
 for_gpu = pytest.mark.usefixtures("emulated_gpu")
 
 USE_PIXELS = {
-    "SSD of tensors": "torchvision computes tensors with operations that need values",
     "mosaic": "a tensor that a dataset makes is no Canvas",
     "NumPy": "arrays have pixels",
 }
@@ -82,6 +81,7 @@ def assert_equal(ours: Any, theirs: Any, bound: float = 0.0) -> None:
         assert vars(a) == vars(b)  # the format of boxes, for example
         a, b = (each.to_padded_tensor(-1) if each.is_nested else each for each in (a, b))
         assert (a.dtype, a.shape) == (b.dtype, b.shape) and (a.is_contiguous() or not b.is_contiguous())
+        assert all(getattr(a, name, None) == getattr(b, name, None) for name in ("format", "canvas_size"))
         is_image = b.ndim >= 3 and b.shape[-3] == 3
         assert torch.equal(a, b) or (
             is_image and (a.float() - b.float()).abs().mean() <= bound * (1 + 254 * (b > 9).any())
