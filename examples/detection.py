@@ -12,7 +12,7 @@ Usage, after pip install pycocotools:
 
 The script prints the loss of each epoch, and the mean average precision on the validation images as COCO defines it:
 AP is averaged over classes and IoU thresholds from 0.5 to 0.95, AP50 over classes. The photos that it creates are easy:
-with the default options, AP reaches at least 0.70, in half a minute on two CPU cores.
+with the default options, AP reaches at least 0.70, in about a minute on two CPU cores.
 """
 
 from __future__ import annotations

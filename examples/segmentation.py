@@ -13,7 +13,7 @@ Usage:
 The values of a label map are classes, where 0 is the background and 255 is ignored. The script prints the loss of each
 epoch, and then for each class its intersection over union on the validation photos (IoU): the pixels that are predicted
 as the class and belong to it, divided by those of either. The photos that it creates are easy: with the default
-options, the mean over classes (mIoU) reaches at least 0.75, in half a minute on two CPU cores.
+options, the mean over classes (mIoU) reaches at least 0.75, in about a minute on two CPU cores.
 """
 
 from __future__ import annotations
