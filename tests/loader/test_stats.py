@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -26,8 +27,8 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, LoaderStats, ProxyServer
 from proxyloader.loader import stats as module
-from proxyloader.loader.stats import STARVED_STEPS, WINDOW_BATCHES, ImageCounts, StatsRecorder, Step, profile_row
-from proxyloader.workers.messages import PackedBatch
+from proxyloader.loader.stats import STARVED_STEPS, WINDOW_BATCHES, StatsRecorder, Step, profile_row
+from proxyloader.workers.messages import PackedBatch, PackedInput, PackedRun
 
 from ..faults import Spelled, in_thread
 from ..integration.roads import picture_folder, picture_pipeline, read_bytes
@@ -223,10 +224,11 @@ def test_prometheus_reads_it(labels: dict[str, str], written: str | None) -> Non
 
 
 def test_workers_of_which_some_fall_back_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
-    images, run = ImageCounts(range(9), on_gpu=False), object()
+    recorder, step = StatsRecorder(range(9), 2), Step(0.0, 0.0, 0.0, 4)
+    run = PackedRun("server", (PackedInput("|u1", np.zeros(4, np.int64), np.ones((4, 1), np.int64)),), ("",) * 4)
     for _ in range(3):
-        images.add(PackedBatch(None, has_fallen_back=True, has_seen_images=True, decode_reason="pixels"))
-        images.add(PackedBatch(None, runs=(run,)))  # type: ignore[arg-type]
+        recorder.add(PackedBatch(None, has_fallen_back=True, has_seen_images=True, decode_reason="pixels"), step)
+        recorder.add(PackedBatch(None, runs=(run,)), step)
     told = [record.getMessage() for record in caplog.records]
     assert told == ["range, 9 samples falls back to torch's loading: pixels"]
 
