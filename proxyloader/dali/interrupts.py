@@ -36,9 +36,9 @@ def avoid_busy_cores() -> None:
                 if (thread / "comm").read_text().startswith("[DALI]"):
                     _exclude_busy_cores(int(thread.name))
     if _busy:
-        # It is moved at once, and may later use all cores again, like the threads and processes that it starts.
-        cores = _exclude_busy_cores(0)
-        os.sched_setaffinity(0, cores)
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            cores = _exclude_busy_cores(0)
+            os.sched_setaffinity(0, cores)  # it was moved at once, and may later use all cores again
 
 
 def _exclude_busy_cores(thread: int) -> set[int]:
