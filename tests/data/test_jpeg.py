@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import ExifTags, Image, UnidentifiedImageError
-from torchvision.datasets.folder import IMG_EXTENSIONS, default_loader
+from torchvision.datasets.folder import default_loader
 
 from proxyloader import ImageError
 from proxyloader.data import encoded_image
@@ -222,30 +222,6 @@ def test_pillow_reads_a_jpeg_without_an_end_as_far_as_it_needs(tmp_path: Path) -
 
 
 # --- the odd formats of these tests ----------------------------------------------------------------------------------
-
-HOW_PILLOW_SEES = {
-    "JPEG CMYK": "cmyk.jpg cmyk_without_adobe.jpg ycck.jpg",
-    "JPEG RGB": "rgb.jpg progressive.jpg 444.jpg 422.jpg orientation_6.jpg thumbnail.jpg zeros_behind.jpg "
-                "restart_intervals.jpg",
-    "JPEG L": "grey.jpg", "MPO RGB": "two_pictures.jpg", "GIF P": "gif.jpg", "PNG RGB": "png.jpg rgb.png",
-    "PNG P": "palette.png palette_transparent.png", "PNG RGBA": "rgba.png", "PNG LA": "grey_alpha.png",
-    "PNG I": "grey_16_bit.png", "PNG 1": "1_bit.png", "TIFF RGB": "rgb.tif", "WEBP RGB": "lossy.webp lossless.webp",
-    "BMP RGB": "rgb.bmp", "PPM RGB": "rgb.ppm", "PPM L": "grey.pgm",
-}  # fmt: skip
-"""Format and mode, and the names of files without ``odd_``."""
-
-
-def test_pillow_and_image_folder_read_an_odd_format_as_what_its_name_says() -> None:
-    found: dict[str, list[str]] = {}
-    for name, encode in ODD_FORMATS.items():
-        with Image.open(io.BytesIO(encode(PHOTO))) as image:
-            seen = f"{image.format} {image.mode.replace('I;16', 'I')}"  # as which Pillow opened it until version 10
-            assert image.size == PHOTO.size
-        found.setdefault(seen, []).append(name.removeprefix("odd_"))
-    assert {seen: sorted(names) for seen, names in found.items()} == {
-        seen: sorted(names.split()) for seen, names in HOW_PILLOW_SEES.items()
-    }
-    assert all(name.endswith(IMG_EXTENSIONS) for name in ODD_FORMATS)
 
 
 def test_what_is_odd_is_in_the_file() -> None:

@@ -156,14 +156,12 @@ RECORDED: dict[str, Callable[[Any], Any]] = {
     "by numpy's number": lambda x: x * np.float64(0.3),
     "addcmul": lambda x: torch.addcmul(x, OTHER, OTHER, value=0.1),
     "compared twice": lambda x: (x > 0.2) & (x < 0.6) | MASK,
-    "where": lambda x: torch.where(x > 0.5, x, OTHER),
     "a window": lambda x: x[:, 2:5, 3:],
     "reshape with a copy": lambda x: x.permute(1, 2, 0).reshape(-1, 3),
     "expand": lambda x: x[:1].expand(3, -1, -1),
     "unfold": lambda x: x.unfold(2, 4, 3),
     "channels_last": lambda x: x[None].to(memory_format=torch.channels_last),
     "iterated": list,
-    "cat": lambda x: torch.cat([x, OTHER, x[:1]]),
     "pad": lambda x: F.pad(x, (1, 2, 3, 0), value=0.7),
     "mean of axes": lambda x: x.mean((1, 2), keepdim=True),
     "to bytes": lambda x: (x * 255).to(torch.uint8),
@@ -601,15 +599,13 @@ def run(program: list[Step], images: list[torch.Tensor]) -> tuple[list[torch.Ten
 
 
 @given(program=programs, is_float=st.booleans())
-@settings(max_examples=400)
+@settings(max_examples=200)
 def test_any_program_gives_what_it_gives_on_real_tensors(program: list[Step], is_float: bool) -> None:
-    for is_replayed_first in (True, False):
-        late, real = both(FLOAT if is_float else WHOLE)
-        ours, read = run(program, late)
-        theirs, theirs_read = run(program, real)
-        assert repr(read) == repr(theirs_read)
-        if is_replayed_first:
-            assert_replayed(ours, theirs)
+    late, real = both(FLOAT if is_float else WHOLE)
+    ours, read = run(program, late)
+    theirs, theirs_read = run(program, real)
+    assert repr(read) == repr(theirs_read)
+    assert_replayed(ours, theirs)
 
 
 def test_assigning_a_tensor_to_overlapping_parts_of_itself_is_refused_as_by_torch() -> None:

@@ -44,7 +44,7 @@ def batches_of(sampler: ShardedSampler) -> list[list[int]]:
     last=st.integers(1, 20),
     shuffle=st.booleans(),
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_each_sample_comes_once_even_if_the_number_of_processes_changes_within_an_epoch(
     samples: int, batch: int, parts: list[tuple[int, int]], last: int, shuffle: bool
 ) -> None:

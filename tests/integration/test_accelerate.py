@@ -246,7 +246,7 @@ def test_a_prepared_loader_gives_what_torchs_gives(photos: Path, case: Case) -> 
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["workers", "split", "dispatched", "uneven", "seedable", "skipping", "stream"], id="some"),
+        pytest.param(["workers", "dispatched", "uneven", "skipping", "stream"], id="some"),
         pytest.param([*CASES], id="all", marks=pytest.mark.exhaustive),
     ],
 )

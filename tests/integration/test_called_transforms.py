@@ -151,11 +151,11 @@ def loader_over(dataset_class: Any, photos: Path, workers: int, **arguments: Any
     ],
     ids=lambda kind: kind.__name__,
 )
-def test_whoever_makes_them_batches_are_the_stock_loaders(photos: Path, kind: Any, device: str) -> None:
+@WORKERS
+def test_whoever_makes_them_batches_are_the_stock_loaders(photos: Path, kind: Any, workers: int, device: str) -> None:
     dataset_class = kind if isinstance(kind, type) else by(kind)
     arguments = {"collate_fn": stacked_values} if kind is ChangesItsCompose else {}
-    for workers in (0, 2):
-        assert_as_torch(loader_over(dataset_class, photos, workers, **arguments), device=device)
+    assert_as_torch(loader_over(dataset_class, photos, workers, **arguments), device=device)
 
 
 @WORKERS

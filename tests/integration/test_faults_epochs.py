@@ -82,11 +82,11 @@ def test_a_torch_without_nvtx_is_enough(road: Road, workers: int) -> None:
 def test_without_workers_a_broken_epoch_leaves_nothing_and_every_other_is_whole(road: Road) -> None:
     batches, runs = alive()
     loader = road.loader(num_workers=0)
-    for count in (1, 2, 3, 4):
+    for count in (1, 2, 4):
         take(loader, count)
         after = alive()
         assert after[0] == batches and after[1] <= runs + MAX_UNREAD  # a GPU may not have read the outputs of the last
-    for _ in range(3):
+    for _ in range(2):
         assert_batches_match(loader)
 
 
@@ -108,8 +108,8 @@ def test_what_was_made_before_the_loop_changes_nothing_and_appears_in_no_epoch(r
 
 
 BREAKS = {
-    "fork": [(1, 4, 6), (2, 8, 6), (1, 1, 1), (2, 4, 1), (4, 2, 1)],
-    "forkserver": [(1, 4, 6), (2, 8, 6)],
+    "fork": [(2, 8, 6), (1, 4, 1), (1, 1, 1), (4, 2, 1)],
+    "forkserver": [(2, 8, 6)],
     "spawn": [(1, 4, 1)],
 }
 """Workers, batches that each fetches ahead, and epochs after one that was left."""
@@ -129,7 +129,7 @@ def test_breaks_with_persistent_workers_pile_nothing_up(road: Road, start_method
     loader = road.loader(
         num_workers=1, prefetch_factor=4, persistent_workers=True, multiprocessing_context=start_method
     )
-    for count in (1, 3, 2, 1, 4, 1, 2):
+    for count in (1, 3, 1, 4, 2):
         take(loader, count)
         decoded, runs = alive()
         assert decoded == before[0]
@@ -197,9 +197,12 @@ def halves(road: Road, **arguments: Any) -> list[Any]:
     return [road.loader(Subset(dataset, half), num_workers=1, **arguments) for half in (TRAINED, VALIDATED)]
 
 
-def test_train_and_validation_side_by_side_keep_their_pictures(road: Road, start_method: str) -> None:
+@on_roads(*ROADS, "server, deterministic", "produced, deterministic")
+def test_train_and_validation_in_turn_and_side_by_side_keep_their_pictures(road: Road, start_method: str) -> None:
     train, val = halves(road, multiprocessing_context=start_method, persistent_workers=True)
     for _ in range(2):
+        assert_batches_match(train, TRAINED)
+        assert_batches_match(val, VALIDATED)
         pairs = list(zip(train, val))
         assert_batches_match((batch for batch, _ in pairs), TRAINED)
         assert_batches_match((batch for _, batch in pairs), VALIDATED)
@@ -217,14 +220,6 @@ def test_validation_in_the_midst_of_training_keeps_their_pictures_apart(road: Ro
             else:  # a look at the first batches, and away
                 assert_batches_match(itertools.islice(val, 2), VALIDATED[: 2 * BATCH])
         assert_batches_match(trained, TRAINED)
-
-
-@on_roads(*ROADS, "server, deterministic", "produced, deterministic")
-def test_epochs_in_turn_keep_their_pictures(road: Road) -> None:
-    train, val = halves(road, persistent_workers=True)
-    for _ in range(3):
-        assert_batches_match(train, TRAINED)
-        assert_batches_match(val, VALIDATED)
 
 
 # --- random augmentation, and batches that are kept -------------------------------------------------------------------
@@ -415,9 +410,9 @@ def test_breaks_of_persistent_workers_hold_no_batch(road: Road, start_method: st
 
         breaks(5)
         host, gpu = held_bytes(), gpu_bytes(road.device)
-        breaks(60)  # so many that the few batches under way at either moment are less than half of one of each break
-        assert held_bytes() - host < 60 * 590_000 // 2
-        assert gpu_bytes(road.device) - gpu < 60 * 590_000 // 2
+        breaks(30)  # so many that the few batches under way at either moment are less than half of one of each break
+        assert held_bytes() - host < 30 * 590_000 // 2
+        assert gpu_bytes(road.device) - gpu < 30 * 590_000 // 2
         assert_batches_match(loader, list(range(PICTURES)) * 10)
 
 

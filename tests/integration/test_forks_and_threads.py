@@ -290,8 +290,8 @@ class Draws(IterableDataset[torch.Tensor]):
 @pytest.mark.parametrize(
     ("dataset", "epochs", "arguments"),
     [
-        (torch.arange(64), 60, {"shuffle": True}),
-        (Draws(), 3, {"num_workers": 2, "multiprocessing_context": "fork"}),
+        (torch.arange(64), 25, {"shuffle": True}),
+        (Draws(), 2, {"num_workers": 2, "multiprocessing_context": "fork"}),
     ],
     ids=["shuffled", "drawn in workers"],
 )

@@ -126,44 +126,20 @@ def index_of(case: str) -> int:
     return CASES.index(case) * 2 * BATCH + ODD
 
 
-Walked = tuple[ImageFolder, list[Any]]
-
-
-@pytest.fixture(scope="module")
-def walked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], Walked]:
-    """Walks one epoch of all cases, each among pictures that spell their number; once for each way to walk."""
-
-    @functools.cache
-    def walk_all(workers: int, device: str) -> Walked:
-        odd = {index_of(case): (SUFFIXES.get(case, Path(case).suffix or ".jpg"), content(case)) for case in CASES}
-        files = [odd.get(number) or (".jpg", spelled(number)) for number in range(2 * BATCH * len(CASES))]
-        dataset = folder_of(tmp_path_factory.mktemp("hostile") / "set", files, transforms.PILToTensor())
-        return dataset, outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
-
-    return walk_all
-
-
 def numbers_of(images: Sequence[Pixels]) -> list[int]:
     return read_numbers(torch.stack(list(images)), white=255)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("case", CASES)
-def test_a_hostile_image_is_pillows_or_an_error(walked: Callable[[int, str], Walked], case: str, workers: int) -> None:
-    assert_as_pillow(*walked(workers, "cpu"), case, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("device", ["cuda"], indirect=True)
-@pytest.mark.parametrize("workers", [0, 2])
-def test_hostile_images_on_a_gpu_are_pillows_or_errors(
-    walked: Callable[[int, str], Walked], workers: int, device: str
-) -> None:
-    """All in one test: each process that has a part of them would walk the whole epoch."""
-    wrong = {}
+def test_a_hostile_image_is_pillows_or_an_error(tmp_path: Path, workers: int, device: str) -> None:
+    """One epoch of all cases, each among pictures that spell their number."""
+    odd = {index_of(case): (SUFFIXES.get(case, Path(case).suffix or ".jpg"), content(case)) for case in CASES}
+    files = [odd.get(number) or (".jpg", spelled(number)) for number in range(2 * BATCH * len(CASES))]
+    dataset, wrong = folder_of(tmp_path / "set", files, transforms.PILToTensor()), {}
+    batches = outcomes(DataLoader(dataset, BATCH, num_workers=workers, collate_fn=list, device=device))
     for case in CASES:
         try:
-            assert_as_pillow(*walked(workers, device), case, device)
+            assert_as_pillow(dataset, batches, case, device)
         except AssertionError as error:
             wrong[case] = str(error)
     assert not wrong

@@ -19,14 +19,12 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import pil_loader
 
 from proxyloader import DataLoader, ImageError
 
 from ..faults import Spelled
 from ..numbered import read_numbers
 from ..outcomes import outcomes
-from ..side_by_side import assert_as_torch
 from .roads import BATCH, PICTURES, TRANSFORM, Counted, assert_pictures_match
 
 
@@ -46,6 +44,11 @@ def change_its_size(dataset: Any) -> None:
     dataset.transform.transforms[0].size = (40, 24)
 
 
+def turn_it(dataset: Any) -> None:
+    """By a function, which is not translated."""
+    dataset.transform = transforms.Compose([lambda image: image.rotate(180), *transform_to(24).transforms])
+
+
 def take_the_transform_for_both(dataset: Any) -> None:
     parts = [transforms.Resize((16, 16)), transforms.RandAugment(), transforms.ToTensor()]
     dataset.transforms, dataset.transform = None, transforms.Compose(parts)
@@ -54,12 +57,24 @@ def take_the_transform_for_both(dataset: Any) -> None:
 CHANGES: dict[str, Callable[[Any], Any]] = {
     "exchange the transform": exchange_the_transform,
     "change its size": change_its_size,
+    "turn it": turn_it,
     "take the transform for both": take_the_transform_for_both,
     "reverse the samples": lambda dataset: setattr(dataset, "samples", dataset.samples[::-1]),
     "reverse them in place": lambda dataset: dataset.samples.reverse(),
 }
+
+
+class Streamed(IterableDataset[Any]):
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.dataset.__getitem__, range(16))
+
+
 WHOLES: dict[str, Callable[[Any], Any]] = {
     "the dataset": lambda dataset: dataset,
+    "a stream": Streamed,
     "a subset": lambda dataset: Subset(dataset, range(4, 20)),
     "a subset of several": lambda dataset: Subset(ConcatDataset([dataset, dataset]), range(4, 20)),
 }
@@ -90,39 +105,6 @@ def test_a_subsets_indices_may_change(photos: Path) -> None:
     subset.indices = [0, 1, 2, 3, 20, 21, 22, 23]
     expected = torch.stack([folder(photos)[index][0] for index in (20, 21, 22, 23)])
     assert (next(batches)[0] - expected).abs().mean() < 0.01
-
-
-class PictureStream(IterableDataset[Any]):
-    def __init__(self, root: Path) -> None:
-        self.paths, self.transform = [path for path, _ in folder(root).samples[:12]], transform_to(32)
-
-    def __iter__(self) -> Iterator[Any]:
-        for path in self.paths:
-            yield self.transform(pil_loader(path))
-
-
-@pytest.mark.parametrize("change", [exchange_the_transform, change_its_size])
-def test_a_change_holds_in_a_stream_that_has_begun(photos: Path, change: Any) -> None:
-    dataset = PictureStream(photos)
-    batches = iter(DataLoader(dataset, 4, device="cpu"))
-    assert next(batches).shape[2:] == (32, 32)
-    change(dataset)
-    assert next(batches).shape[2:] == ((48, 48) if change is exchange_the_transform else (40, 24))
-
-
-def test_by_default_torchvision_does_what_is_not_translated_from_the_batch_that_meets_it_on(photos: Path) -> None:
-    def changing(loader: Any) -> Any:
-        batches, images = iter(loader), []
-        for transform in (
-            None,
-            transforms.Compose([lambda image: image.rotate(180).crop((0, 0, 100, 100)), transforms.ToTensor()]),
-            transform_to(16),
-        ):
-            loader.dataset.transform = transform or loader.dataset.transform
-            images.append(next(batches)[0])
-        return images
-
-    assert_as_torch(lambda kind: kind(folder(photos), 4), changing)
 
 
 # --- between two epochs -----------------------------------------------------------------------------------------------

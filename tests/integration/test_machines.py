@@ -16,12 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from proxyloader import ImageError
 
-from ..faults import Misstep, all_numbers, children_of, loader_of, numbers_of, output_of, training
+from ..faults import Misstep, all_numbers, loader_of, numbers_of, output_of, training
 from ..installations import environment, with_own_dali, without
 from ..limits import WAIT_S
 from ..numbered import spell_dataset
@@ -61,24 +60,6 @@ def test_a_small_dev_shm_is_enough_for_large_batches(
     output_of(tmp_path, large_root, body, under=mount)
 
 
-def mapped_in_dev_shm(process: psutil.Process) -> list[str]:
-    """What torch keeps there, which has no name any more."""
-    lines = Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-    return [line for line in lines if "/torch_" in line]
-
-
-def test_pictures_never_go_through_dev_shm(large_root: Path) -> None:
-    loader, numbers = loader_of(large_root, prefetch_factor=6), []
-    trainer = psutil.Process()
-    before = set(mapped_in_dev_shm(trainer))  # by whatever came earlier in this process; forked workers inherit it
-    for batch in loader:
-        numbers += numbers_of(batch)
-        for process in [trainer, *children_of()]:
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                assert not set(mapped_in_dev_shm(process)) - before
-    assert numbers == ALL
-
-
 LIMITS = {
     "64 KB of locked memory": "resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))",
     "2 GB of address space beyond what imports took": """
@@ -115,36 +96,34 @@ def test_an_epoch_is_right_under_a_limit(spelled_root: Path, tmp_path: Path, lim
 # --- descriptors -----------------------------------------------------------------------------------------------------
 
 
-DESCRIPTORS = """
-    import logging
-    from torch.utils.data import DataLoader as StockLoader
-
-    logging.getLogger("proxyloader").setLevel("ERROR")  # it warns of short epochs with new workers
-
-    def most_while(loader):
-        most = 0
-        for k, _ in enumerate(loader):
-            until_s = time.monotonic() + (0.05 if k else 2.0)  # so that the workers get as far ahead as they may
-            while time.monotonic() < until_s:
-                most = max(most, len(os.listdir("/proc/self/fd")))
-                time.sleep(0.01)
-        return most
-
-    needed = most_while(StockLoader(Spelled(root), 4, num_workers=2))
-    import nvidia.dali  # a library is opened once, and takes a descriptor for as long as that
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed + 2, needed + 2))
-    for arguments in (dict(), dict(persistent_workers=True), dict(prefetch_factor=8), dict(workers=0)):
-        loader = loader_of(root, **arguments)
-        for _ in range(2):
-            assert all_numbers(loader) == list(range(48))
-"""
-
-
-@pytest.mark.parametrize("root", ["spelled_root", "large_root"])
 def test_two_descriptors_more_than_the_stock_loader_takes_are_enough(
-    root: str, tmp_path: Path, request: pytest.FixtureRequest
+    spelled_root: Path, large_root: Path, tmp_path: Path
 ) -> None:
-    output_of(tmp_path, request.getfixturevalue(root), DESCRIPTORS)
+    body = f"""
+        import logging
+        from torch.utils.data import DataLoader as StockLoader
+
+        logging.getLogger("proxyloader").setLevel("ERROR")  # it warns of short epochs with new workers
+
+        def most_while(loader):
+            most = 0
+            for k, _ in enumerate(loader):
+                until_s = time.monotonic() + (0.05 if k else 2.0)  # so that the workers get as far ahead as they may
+                while time.monotonic() < until_s:
+                    most = max(most, len(os.listdir("/proc/self/fd")))
+                    time.sleep(0.01)
+            return most
+
+        needed = most_while(StockLoader(Spelled(root), 4, num_workers=2))
+        import nvidia.dali  # a library is opened once, and takes a descriptor for as long as that
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed + 2, needed + 2))
+        for arguments in (dict(), dict(persistent_workers=True), dict(prefetch_factor=8), dict(workers=0)):
+            for each in (root, {str(large_root)!r}):
+                loader = loader_of(each, **arguments)
+                for _ in range(2):
+                    assert all_numbers(loader) == list(range(48))
+    """
+    output_of(tmp_path, spelled_root, body)
 
 
 _taken: list[int] = []
@@ -311,45 +290,36 @@ def test_files_that_change_all_the_time_are_whole_or_named(spelled_root: Path, o
 # --- installations without DALI, or a part of it ---------------------------------------------------------------------
 
 
-LOADER = """
+SCRIPT = """
 import sys
 from torchvision import datasets, transforms
-from proxyloader import DataLoader, PipelineError
-transform = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
-loader = DataLoader(datasets.ImageFolder(sys.argv[1], transform), 48, device="cpu")
+from proxyloader import DataLoader, MissingDaliError, PipelineError
 try:
-    ((images, labels),) = loader
-    print(*images.shape)
-except PipelineError as error:
+    for first in (transforms.RandomPerspective(), transforms.RandomHorizontalFlip()):
+        transform = transforms.Compose([first, transforms.RandomCrop(8), transforms.ToTensor()])
+        loader = DataLoader(datasets.ImageFolder(sys.argv[1], transform), 24, device="cpu")
+        print([tuple(images.shape) for _ in range(2) for images, _ in loader], loader.backend)
+    from proxyloader import ProxyServer
+except (MissingDaliError, PipelineError) as error:
     print(error.code, str(error).splitlines()[0])
 """
 
-SERVER = """
-from proxyloader import MissingDaliError
-try:
-    from proxyloader import ProxyServer
-except MissingDaliError as error:
-    print(error.code, error)
-"""
 
-
-def said(script: str, photos: Path, folder: Path) -> tuple[str, str]:
-    """What a script prints, and the log, where only what is in this folder is installed."""
-    command = [sys.executable, "-S", "-c", script, str(photos)]
+def said(photos: Path, folder: Path) -> tuple[list[str], str]:
+    """What the script prints, and the log, where only what is in this folder is installed."""
+    command = [sys.executable, "-S", "-c", SCRIPT, str(photos)]
     done = subprocess.run(command, env=environment(folder), capture_output=True, text=True, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip(), done.stderr
+    return done.stdout.splitlines(), done.stderr
 
 
-def test_without_dali_the_log_and_the_error_name_the_doctor(photos: Path, tmp_path: Path) -> None:
-    folder = without(tmp_path / "site", "dali")
-    shape, log = said(LOADER, photos, folder)
-    assert shape == "48 3 8 8"
-    assert (
-        "NVIDIA DALI is not installed: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"
-        in log
-    )
-    error, _ = said(SERVER, photos, folder)
+def test_without_dali_loaders_are_torchs_own_and_the_log_of_each_and_the_error_name_the_doctor(
+    photos: Path, tmp_path: Path
+) -> None:
+    (*loaders, error), log = said(photos, without(tmp_path / "site", "dali"))
+    assert loaders == [f"{[(24, 3, 8, 8)] * 4} torch: NVIDIA DALI is not installed"] * 2
+    why = "NVIDIA DALI is not installed: torch loads the data, without a speedup. Run `proxyloader doctor` for advice"
+    assert log.count(f"ImageFolder, 48 samples: {why}") == 2
     assert error.startswith("missing-dali NVIDIA DALI cannot be imported (No module named 'nvidia.dali')")
     assert error.endswith("`proxyloader doctor` shows what is wrong")
 
@@ -359,6 +329,6 @@ def test_without_nvimagecodec_the_error_says_so_and_names_the_doctor(photos: Pat
         folder = with_own_dali(without(tmp_path / "site", "nvimgcodec"))
     except OSError as error:
         pytest.skip(f"the temporary folder cannot share files with the installed DALI: {error}")
-    error, _ = said(LOADER, photos, folder)
+    (*_, error), _ = said(photos, folder)
     assert error.startswith("no-decoder DALI cannot load nvImageCodec, its image decoding library")
     assert "`proxyloader doctor` shows the installed one" in error

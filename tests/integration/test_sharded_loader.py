@@ -255,11 +255,3 @@ def test_a_copy_of_a_loader_has_epochs_of_its_own(spelled_root: Path) -> None:
     for copied in (copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
         assert numbers(copied) == expected(1, 1, shuffle=True)
     assert numbers(loader) == expected(1, 1, shuffle=True)
-
-
-def test_what_num_shards_cannot_deal_out_is_refused_when_the_loader_is_built(spelled_root: Path) -> None:
-    dataset = Spelled(spelled_root)
-    with pytest.raises(
-        ValueError, match="num_shards cannot be combined with sampler=DistributedSampler.* splits all samples itself"
-    ):
-        DataLoader(dataset, sampler=DistributedSampler(dataset, 2, 0), num_shards=World(2, 0))

@@ -413,7 +413,7 @@ def test_after_a_break_a_generator_is_where_torch_leaves_it(root: Path, kind: st
 
     def walk(loader: Any) -> Any:
         found = []
-        for taken in (1, 3, 5, 6, 14, 2):
+        for taken in (1, 5, 14, 2):
             for step, (_, labels) in enumerate(loader):
                 time.sleep(0.02)  # so that others are decoded meanwhile
                 found.append(labels)

@@ -26,7 +26,6 @@ from torchvision.datasets import ImageFolder
 import proxyloader
 
 from ..numbered import spell_dataset
-from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch, epochs, one_epoch, tried, walked
 from ..tiers import by_default
 
@@ -149,6 +148,7 @@ HOLDS: dict[str, Hold] = {
     "a number instead of one sample": lambda image, k: k if k == 4 else (image, k),
     "one sample a part too short": lambda image, k: (image,) if k == 4 else (image, k),
     "a tensor instead of one image": lambda image, k: (torch.full((3, 28, 28), 0.3) if k == 4 else image, k),
+    "None instead of one image": lambda image, k: (None if k == 4 else image, k),
     "a str instead of one number": lambda image, k: (image, "label" if k == 4 else k),
     "tuples of several lengths": lambda image, k: (image, [k] * (1 + k % 2)),
     "dicts of several keys": lambda image, k: {"image": image, str(k): k},
@@ -188,15 +188,6 @@ def test_images_in_samples_are_on_the_device_and_the_rest_is_not(root: Path, wor
     assert_as_torch(lambda loader: loader(dataset, 3, num_workers=workers), device=device)
     loader = proxyloader.DataLoader(Pictures(str(root), HOLDS["a tuple"]), 3, num_workers=workers, device=device)
     assert {(images.device.type, numbers.device.type) for images, numbers in loader} == {(device, "cpu")}
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("instead", [None, torch.zeros(3, 30, 28)], ids=["None", "a larger tensor"])
-def test_what_cannot_be_stacked_upon_images_costs_its_batch_alone(root: Path, instead: Any, workers: int) -> None:
-    dataset = Pictures(str(root), lambda image, k: (instead if k == 4 else image, k))
-    found = outcomes(proxyloader.DataLoader(dataset, 2, num_workers=workers, device="cpu"))
-    assert type(found.pop(2)) is (TypeError if instead is None else RuntimeError)
-    assert [numbers.tolist() for _, numbers in found] == [[0, 1], [2, 3], [6]]
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

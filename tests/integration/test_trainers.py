@@ -604,19 +604,18 @@ def assert_equal_batches(found: list[Any], expected: list[Any]) -> None:
 
 PLAIN = {"num_workers": 2, "prefetch_factor": 3, "drop_last": True, "in_order": True, "timeout": 30}
 SHARD = {"num_shards": World(2, 1), "seed": 5, "device": "cpu"}
-LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "torch's, used": (StockLoader, PLAIN),
-    "plain, used": (DataLoader, PLAIN),
-    "with options of ours": (DataLoader, OPTIONS | {"num_workers": 2}),
-    **{policy: (DataLoader, SHARD | {"last_batch_policy": policy}) for policy in ("fill", "partial", "drop")},
+LOADERS: dict[str, dict[str, Any]] = {
+    "plain, used": PLAIN,
+    "with options of ours": OPTIONS | {"num_workers": 2},
+    **{policy: SHARD | {"last_batch_policy": policy} for policy in ("fill", "partial", "drop")},
 }
 
 
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_rebuilt_loader_is_set_as_the_one_before_and_gives_its_batches(photos: Path, name: str) -> None:
-    kind, arguments = LOADERS[name]
+    arguments = LOADERS[name]
     for rebuilt in WAYS:
-        loader = kind(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, **arguments)
+        loader = DataLoader(ImageFolder(str(photos), TRANSFORM), 7, shuffle=True, **arguments)
         if "used" in name:
             batches_of(loader)
         again = rebuilt(loader)

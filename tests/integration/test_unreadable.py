@@ -115,7 +115,6 @@ NO_FILES: dict[str, Callable[[Path], None]] = {
     "an empty device": link_to("/dev/null"),
     "a file of the system": link_to("/proc/self/status"),
     "a file without permission": lambda path: path.touch(0),  # which the root user may read: it is empty
-    "memory": link_to("/proc/self/mem"),
     "a link to itself": lambda path: path.symlink_to(path),
     "a file as a directory": lambda path: path.symlink_to(f"{__file__}/a.jpg"),
 }
@@ -150,6 +149,7 @@ def test_what_is_no_file_ends_as_under_torch(name: str, kind: Any, workers: int,
         *((dict(seed=seed), f"seed must be an integer >= 0, got {seed!r}") for seed in (-1, 1.5, "x")),
         (dict(hw_decoder_load=2), r"hw_decoder_load must be in \[0, 1\] or 'auto', got 2"),
         (dict(device="meta"), "device must be a CUDA device .* or 'cpu', got 'meta'"),
+        *((dict(device=device), "device (is a|must be a) ") for device in ("gpu", "mps", "cuda:x")),
     ],
     ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
 )

@@ -327,20 +327,10 @@ def copied_and_pasted(scene: Scene) -> Any:
     return torch.where(masks.amax(0).bool(), one, two), {"masks": masks}
 
 
-def by_numpy(scene: Scene) -> Any:
-    """As albumentations are used."""
-    image, labels = np.array(scene.image), np.array(scene.label_map)
-    if random.random() < 0.5:
-        image, labels = image[:, ::-1], labels[:, ::-1]
-    top, left = (random.randrange(side - 48) for side in image.shape[:2])
-    image, labels = (each[top : top + 48, left : left + 48].copy() for each in (image, labels))
-    return torch.from_numpy(np.clip(image * random.uniform(0.8, 1.2), 0, 255)).permute(2, 0, 1), torch.tensor(labels)
-
-
 PIPELINES: dict[str, Callable[[Scene], Any]] = {
     "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "SSD by hand": ssd, "letterbox": letterbox,
     "augmented by hand": augmented_by_hand, "functions of tensors": functions_of_tensors,
-    "segmentation reference": segmentation_reference, "mixed up": mixed_up, "NumPy": by_numpy,
+    "segmentation reference": segmentation_reference, "mixed up": mixed_up,
     "segmentation by functions": segmentation_by_functions, "segmentation by Pillow": segmentation_by_pillow,
     "mosaic": mosaic, "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
     "boxes and masks": joint_v2(v2.RandomResizedCrop((72, 72)), v2.ColorJitter(0.2, 0.2), *END, *SANE, masks=True),

@@ -215,8 +215,12 @@ def test_decoded_images_are_a_reason_for_a_warning(
     assert "transformed 1 that Pillow decoded" in caplog.text and said in caplog.text
 
 
-CROPS = """
-import sys
+SCRIPT = """
+import sys, proxyloader
+assert "torch" not in sys.modules
+proxyloader.DataLoader, proxyloader.wrap
+assert not any(name.startswith("nvidia.dali") for name in sys.modules)
+import torch
 from torch.utils.data import Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -229,11 +233,14 @@ for side_px in (127, 128):
     print(loader.backend)
     list(loader)
     print(loader.backend)
+assert not torch.cuda.is_initialized()
 """
 
 
-def test_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(photos: Path) -> None:
-    command = [sys.executable, "-c", CROPS, str(photos)]
+def test_importing_loads_no_torch_or_dali_and_on_a_cpu_crops_that_torchvision_makes_faster_are_its_own(
+    photos: Path,
+) -> None:
+    command = [sys.executable, "-c", SCRIPT, str(photos)]
     # Without the tests' own sitecustomize.py, which has DALI make small images, too.
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)

@@ -8,8 +8,6 @@ import inspect
 import multiprocessing
 import multiprocessing.util
 import pickle
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 
-from .. import scripts
 from ..limits import WAIT_S
 
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
@@ -79,41 +76,6 @@ def test_options_that_are_set_later_are_checked_then_and_hold_from_the_next_epoc
     for each in (loader, pickle.loads(pickle.dumps(loader))):
         assert next(iter(each))[0].dtype == torch.float16 and each.backend == "torch: translate=False"
         assert each.prefetch == 3
-
-
-WITHOUT_DALI = """
-import sys
-sys.modules["nvidia.dali"] = None
-import logging
-logging.basicConfig()
-import torch
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from proxyloader import DataLoader
-transform = transforms.Compose([transforms.RandomPerspective(), transforms.Resize((8, 8)), transforms.ToTensor()])
-for _ in range(2):
-    loader = DataLoader(ImageFolder(sys.argv[1], transform), 16)
-    for _ in range(2):
-        print([tuple(images.shape) for images, _ in loader])
-    print(loader.backend)
-"""
-
-
-def test_without_dali_the_loader_is_torchs_own_and_each_says_so_once(dataset: ImageFolder) -> None:
-    done = scripts.run(WITHOUT_DALI, dataset.root, timeout_s=WAIT_S)
-    of_one = [*[str([(16, 3, 8, 8)] * 3)] * 2, "torch: NVIDIA DALI is not installed"]
-    assert done.stdout.splitlines() == of_one * 2
-    assert done.stderr.count("ImageFolder, 48 samples: NVIDIA DALI is not installed") == 2
-
-
-def test_importing_the_package_loads_no_dali_and_starts_no_cuda() -> None:
-    code = (
-        "import sys, proxyloader; assert 'torch' not in sys.modules; "
-        "proxyloader.DataLoader, proxyloader.wrap; "
-        "assert not any(name.startswith('nvidia.dali') for name in sys.modules); "
-        "import torch; assert not torch.cuda.is_initialized()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
 
 
 both_loaders = pytest.mark.parametrize("loader_class", [StockLoader, DataLoader])
@@ -250,16 +212,6 @@ def test_who_starts_new_workers_for_short_epochs_is_told_once(
     for _ in range(2):
         list(loader)
     assert caplog.text.count("set persistent_workers=True") == times
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [({"device": device}, ValueError) for device in ("gpu", "mps", "cuda:x")] + [({"server": 3}, TypeError)],
-    ids=str,
-)
-def test_a_device_or_server_that_is_none_is_refused(dataset: ImageFolder, arguments: Any, error: type) -> None:
-    with pytest.raises(error, match=f"{next(iter(arguments))} (is a|must be a) "):
-        DataLoader(dataset, **arguments)
 
 
 def test_an_option_that_is_changed_applies_to_the_next_epoch(folder: ImageFolder) -> None:

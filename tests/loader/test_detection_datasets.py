@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 from torchvision import tv_tensors
 from torchvision.datasets import Cityscapes, CocoDetection, VOCDetection, VOCSegmentation
 from torchvision.datasets import wrap_dataset_for_transforms_v2 as wrap
@@ -26,7 +26,6 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, ImageError
 from proxyloader.make_dataset import photograph
 
-from ..faults import WORKER_LOST, Misstep, be_killed, without_torchs_signal
 from ..integration.test_unreadable import broken_tables, text, unchecked
 from ..kernels.emulation import emulated_gpu
 from ..odd_formats import ODD_FORMATS, jpeg
@@ -246,29 +245,6 @@ def test_damaged_image(coco_root: Path, how: Any, kind: Any, workers: int, eithe
                 indices = [*indices[:place], *instead, *indices[place + 1 :]]
             assert_equal(batch, together([samples[index] for index in indices]))
         assert instead is None or [(each.index, each.path) for each in loader.errors] == [(BAD, str(path))]
-
-
-class Stumbles(Dataset[Any]):
-    def __init__(self, dataset: Any, misstep: Misstep) -> None:
-        self.dataset, self.misstep = dataset, misstep
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        self.misstep(index)
-        return self.dataset[index]
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_killed_worker(coco_root: Path, persistent: bool, either_device: str, tmp_path: Path) -> None:
-    samples = list(wrapped(coco_root, *FLIPPED))
-    dataset = Stumbles(wrapped(coco_root, *FLIPPED), Misstep(BATCH + 2, be_killed, tmp_path))
-    loader = DataLoader(dataset, BATCH, num_workers=2, collate_fn=together, persistent_workers=persistent)
-    with without_torchs_signal(), pytest.raises(RuntimeError, match=WORKER_LOST):
-        list(loader)
-    for batch, start in zip(loader, range(0, len(samples), BATCH), strict=True):
-        assert_equal(batch, together(samples[start : start + BATCH]))
 
 
 @pytest.mark.parametrize("workers", [2, 0])

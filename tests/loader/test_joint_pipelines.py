@@ -39,7 +39,6 @@ for_gpu = pytest.mark.usefixtures("emulated_gpu")
 
 USE_PIXELS = {
     "mosaic": "a tensor that a dataset makes is no Canvas",
-    "NumPy": "arrays have pixels",
 }
 """Why images are decoded in the workers."""
 

@@ -6,7 +6,6 @@ That decoder gives Pillow's pixels, so whole batches equal the stock loader's to
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,29 +132,6 @@ def test_floats_are_not_stored_as_uint8_behind_many_transforms(folder: ImageFold
     loader = DataLoader(Alike(folder), 1, num_workers=1, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"dtype=torch\.uint8, but"):
         list(loader)
-
-
-@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
-def test_an_image_that_does_not_decode_leaves_the_others(folder: ImageFolder, tmp_path: Path, on_error: Any) -> None:
-    """Its header is whole, so that only DALI finds the damage."""
-    copies = tmp_path / "set"
-    for path, _ in folder.samples[:24]:
-        copy = copies / Path(path).relative_to(folder.root)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(Path(path).read_bytes())
-    dataset = ImageFolder(str(copies), v1.Compose(PRESETS["RandAugment"]))
-    bad = Path(dataset.samples[5][0])
-    bad.write_bytes(bad.read_bytes()[:900])
-    loader = DataLoader(dataset, 8, num_workers=2, on_error=on_error, check_scans=False)
-    if on_error == "raise":
-        with pytest.raises(ImageError, match=bad.name):
-            list(loader)
-        return
-    torch.manual_seed(1)
-    sizes = [len(images) for images, _ in loader]
-    assert sizes == ([7, 8, 8] if on_error == "skip" else [8, 8, 8])
-    (error,) = loader.errors
-    assert error.path == str(bad)
 
 
 class Clips(Dataset[Any]):

@@ -17,11 +17,6 @@ from ..outcomes import raises
 COLORS = v1.Compose([v1.ColorJitter(0.3), v1.ToTensor()])
 
 
-def test_without_a_gpu_the_transform_that_dali_lacks_is_named_before_the_dataset_is_read(folder: ImageFolder) -> None:
-    folder.transform = COLORS
-    assert DataLoader(folder, device="cpu").backend == "torch: ColorJitter: requires CUDA kernels"
-
-
 def test_the_transform_that_has_no_kernel_is_named_before_the_dataset_is_read(
     folder: ImageFolder, with_kernels: None
 ) -> None:

@@ -26,6 +26,7 @@ from ..compare import picture
 from ..kernels.emulation import emulated_gpu
 from ..limits import WAIT_S
 from ..odd_formats import encoded
+from ..tiers import by_default
 from ..undecoded import image_calls_in, in_worker
 
 __all__ = ["emulated_gpu"]
@@ -90,7 +91,9 @@ def add_2(passed: PassedSamples) -> None:
     passed.add([2])
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize(
+    "method", by_default({each: each for each in ("fork", "forkserver", "spawn")}, "fork", "forkserver")
+)
 def test_all_processes_know_what_a_worker_has_checked(method: Any) -> None:
     passed = PassedSamples(3)
     passed.add([1])
