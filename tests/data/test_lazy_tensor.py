@@ -136,7 +136,7 @@ PURE: dict[str, Callable[[Any, Any, int], Any]] = {
     "unbind": lambda x, y, n: x.unbind(0)[-1],
     "detach": lambda x, y, n: x.detach(),
     "reshape": lambda x, y, n: x.reshape(-1),
-    "view": lambda x, y, n: x.view(len(x), -1),
+    "view": lambda x, y, n: x.contiguous().view(len(x), -1),  # of other strides torch alone refuses it
     "expand": lambda x, y, n: x[None].expand(2, *x.shape),
     "contiguous": lambda x, y, n: x.contiguous(),
     "chunk": lambda x, y, n: x.chunk(2)[-1],
