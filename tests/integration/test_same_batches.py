@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, Subset, default_collate
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2
@@ -218,28 +217,15 @@ class WithWeights:
         return mixed
 
 
-class Score(float):
-    """A target for which default_collate is told what to do."""
-
-
-def collate_scores(batch: list[Score], *, collate_fn_map: Any = None) -> Any:
-    return torch.tensor(sorted(batch))
-
-
-def collate_with_scores(samples: list[Any]) -> Any:
-    return collate(samples, collate_fn_map={**default_collate_fn_map, Score: collate_scores})
-
-
 def labels_first(samples: list[Any]) -> Any:
     images, labels = default_collate(samples)
     return labels, [images[0::2], images[1::2]], {"flipped": images.flip(-1)}
 
 
 @each_number_of_workers
-@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first, collate_with_scores])
+@pytest.mark.parametrize("collate_fn", [WithWeights(), labels_first])
 def test_built_on_default_collate(folder: ImageFolder, collate_fn: Any, workers: int, device: str) -> None:
     folder.transform = TRAIN
-    folder.target_transform = Score if collate_fn is collate_with_scores else None
 
     def build(kind: Any) -> Any:
         return kind(folder, 10, True, num_workers=workers, collate_fn=collate_fn)
@@ -249,5 +235,3 @@ def test_built_on_default_collate(folder: ImageFolder, collate_fn: Any, workers:
     if isinstance(collate_fn, WithWeights):
         assert list(batches[0]) == ["images", "labels", "weights", "count"]
         assert batches[0]["labels"].shape == (10, CLASSES)
-    if collate_fn is collate_with_scores:
-        assert all(labels.tolist() == sorted(labels.tolist()) for _, labels in batches)

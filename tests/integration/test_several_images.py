@@ -343,15 +343,3 @@ def test_floats_never_become_whole_levels(photos: Path, arguments: Any, message:
     loader = DataLoader(dataset, 8, dtype=torch.uint8, device=device, **arguments)
     with pytest.raises(ValueError, match=message):
         next(iter(loader))
-
-
-def last(samples: list[Any]) -> Any:
-    images, labels = default_collate(samples)
-    return images.to(memory_format=torch.channels_last), labels
-
-
-@pytest.mark.parametrize("dtype", FLOAT_TYPES, ids=str)
-def test_a_collate_fn_may_choose_the_memory_format(photos: Path, dtype: Any, device: str) -> None:
-    loader = DataLoader(ImageFolder(str(photos), TRAINING), 8, dtype=dtype, collate_fn=last, device=device)
-    images, _ = next(iter(loader))
-    assert images.is_contiguous(memory_format=torch.channels_last) and images.dtype == (dtype or torch.float32)

@@ -307,14 +307,6 @@ def views(*crops: Any) -> Callable[[Scene], Any]:
 GLOBAL, LOCAL = view(48, (0.4, 1.0), Blur(), Solarize()), view(24, (0.05, 0.4), Blur())
 
 
-def mosaic(scene: Scene) -> Any:
-    canvas = torch.full((3, 96, 96), 114 / 255)
-    for k, each in enumerate([scene, scene.other, scene.other, scene.other]):
-        y, x = 48 * (k // 2), 48 * (k % 2)
-        canvas[:, y : y + 48, x : x + 48] = TF.to_tensor(TF.resize(each.image, [48, 48]))
-    return canvas, scene.target
-
-
 def mixed_up(scene: Scene) -> Any:
     one, two = (TF.to_tensor(TF.resize(each.image, [64, 64])) for each in (scene, scene.other))
     share = float(np.random.beta(8, 8))
@@ -332,7 +324,7 @@ PIPELINES: dict[str, Callable[[Scene], Any]] = {
     "augmented by hand": augmented_by_hand, "functions of tensors": functions_of_tensors,
     "segmentation reference": segmentation_reference, "mixed up": mixed_up,
     "segmentation by functions": segmentation_by_functions, "segmentation by Pillow": segmentation_by_pillow,
-    "mosaic": mosaic, "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
+    "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
     "boxes and masks": joint_v2(v2.RandomResizedCrop((72, 72)), v2.ColorJitter(0.2, 0.2), *END, *SANE, masks=True),
     "shortest size": joint_v2(SHORTEST, FLIP, *END, *SANE),
     "SSD": joint_v2(v2.RandomPhotometricDistort(), ZOOM_OUT, v2.RandomIoUCrop(), FLIP, *END, *SANE),

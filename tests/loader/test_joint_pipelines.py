@@ -37,11 +37,6 @@ pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason=
 NEAREST, LANCZOS = v2.InterpolationMode.NEAREST, v2.InterpolationMode.LANCZOS
 for_gpu = pytest.mark.usefixtures("emulated_gpu")
 
-USE_PIXELS = {
-    "mosaic": "a tensor that a dataset makes is no Canvas",
-}
-"""Why images are decoded in the workers."""
-
 IMAGES = {"mixed up": 2, "copied and pasted": 2, "functions of tensors": 2}
 """Number of images of a sample, unless it is one."""
 
@@ -115,8 +110,7 @@ def test_pipeline(scenes: list[Scene], name: str, workers: int) -> None:
     # The kernel sums a blur in another order than torch's convolution, so a few levels differ by 1.
     bound = 1e-5 * (name == "blurred label map")
     loader = assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=bound, workers=workers)
-    if name not in USE_PIXELS:
-        assert_late(loader, len(scenes) * IMAGES.get(name, 1))
+    assert_late(loader, len(scenes) * IMAGES.get(name, 1))
 
 
 @pytest.mark.parametrize(

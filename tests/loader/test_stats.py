@@ -337,13 +337,6 @@ def test_a_loop_that_starves_is_told_once(
     assert says in record.getMessage() and record.levelno == logging.WARNING
 
 
-@pytest.mark.usefixtures("two_starved_steps")
-def test_a_loop_that_is_fed_is_told_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    for _ in DataLoader(TensorDataset(torch.arange(40)), 4):
-        time.sleep(0.02)
-    assert not caplog.records
-
-
 # --- torch's profiler ------------------------------------------------------------------------------------------------
 
 # Torch 2.11 says so of each profile that is told no schedule, though it has a single cycle.
