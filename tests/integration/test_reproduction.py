@@ -395,15 +395,6 @@ def test_after_the_last_batch_the_dataset_goes_on_as_it_would_have(kind: Any, wo
     assert [list(map(told, resumed)) for _ in range(2)] == following
 
 
-def test_the_state_of_a_dataset_without_workers_is_the_users_own() -> None:
-    datasets = Counting(), Counting()
-    loader, resumed = (DataLoader(dataset, 4, device="cpu") for dataset in datasets)
-    next(iter(loader))
-    assert datasets[0].asked == 4
-    resumed.load_state_dict(loader.state_dict())
-    assert told(next(iter(resumed))) == [[4, 5, 6, 7], [5, 6, 7, 8]] and datasets[1].asked == 8
-
-
 # --- the order -------------------------------------------------------------------------------------------------------
 
 

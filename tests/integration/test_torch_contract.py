@@ -25,7 +25,6 @@ from torch.utils.data import (
     DistributedSampler,
     RandomSampler,
     Sampler,
-    SequentialSampler,
     Subset,
     SubsetRandomSampler,
     TensorDataset,
@@ -126,7 +125,6 @@ def refuse(worker_id: int) -> None:
 
 ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "torch's defaults": lambda d: {},
-    "batches of 5": lambda d: dict(batch_size=5),
     "a batch larger than the dataset": lambda d: dict(batch_size=50),
     "no batches": lambda d: dict(batch_size=None),
     "no batches, shuffled": lambda d: dict(batch_size=None, shuffle=True),
@@ -135,8 +133,6 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "shuffle": lambda d: dict(batch_size=4, shuffle=True),
     "shuffle by a generator": lambda d: dict(batch_size=4, shuffle=True, generator=seeded()),
     "a generator without shuffle": lambda d: dict(batch_size=4, generator=seeded()),
-    "sequential sampler": lambda d: dict(batch_size=4, sampler=SequentialSampler(d)),
-    "random sampler": lambda d: dict(batch_size=4, sampler=RandomSampler(d)),
     "random sampler with replacement": lambda d: dict(sampler=RandomSampler(d, True, 20), batch_size=6),
     "random sampler of a part": lambda d: dict(
         sampler=RandomSampler(d, num_samples=5, generator=seeded()), batch_size=2
@@ -163,11 +159,9 @@ ARGUMENTS: dict[str, Callable[[Any], dict[str, Any]]] = {
     "an empty batch": lambda d: dict(batch_sampler=[[1], [], [2]]),
     "no batch at all": lambda d: dict(batch_sampler=[]),
     "pinned memory": lambda d: dict(batch_size=4, pin_memory=True),
-    "prefetch_factor 1": lambda d: dict(batch_size=2, prefetch_factor=1),
     "prefetch_factor 5": lambda d: dict(batch_size=2, prefetch_factor=5, shuffle=True),
     "persistent workers": lambda d: dict(batch_size=3, persistent_workers=True, shuffle=True),
     "persistent workers, a generator": lambda d: dict(batch_size=3, persistent_workers=True, generator=seeded()),
-    "a context by name": lambda d: dict(batch_size=5, multiprocessing_context="fork"),
     "a context": lambda d: dict(batch_size=5, multiprocessing_context=multiprocessing.get_context("fork")),
     "workers of a forkserver": lambda d: dict(batch_size=4, multiprocessing_context="forkserver", shuffle=True),
     "a worker_init_fn that raises": lambda d: dict(batch_size=5, worker_init_fn=refuse),
@@ -249,7 +243,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "batch_sampler and drop_last": dict(batch_sampler=[[1]], drop_last=True),
     "drop_last without batches": dict(batch_size=None, drop_last=True),
     "batch_size 0": dict(batch_size=0),
-    "batch_size below 0": dict(batch_size=-3),
     "batch_size True": dict(batch_size=True),
     "batch_size a float": dict(batch_size=2.5),
     "batch_size a str": dict(batch_size="4"),
