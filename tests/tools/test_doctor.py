@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +18,12 @@ from typing import Any
 import psutil
 import pytest
 
-from proxyloader.tools.doctor import ask, run_checks
+import proxyloader
+from proxyloader.tools.doctor import Answer, ask, run_checks
 
 from .. import scripts
 from ..faults import await_true
-from ..installations import environment, stand_in, without
+from ..installations import SITE, environment, stand_in, without
 from ..limits import STOP_S, WAIT_S
 from .command import SCRIPT, main
 
@@ -63,33 +64,38 @@ def test_a_sound_machine_without_a_gpu() -> None:
     assert names | {"CUDA_DEVICE_MAX_CONNECTIONS"} <= findings.keys()
 
 
+@pytest.mark.slow
+def test_a_machine_without_torch(tmp_path: Path) -> None:
+    status, findings = report(site=False, env=environment(without(tmp_path / "site", "torch"), **NO_GPU))
+    assert (status, failing(findings)) == (1, {"torch", "torchvision", "DALI"})
+    assert "No module named 'torch'" in findings["torch"]["found"]
+    assert "'torch>=2.6'" in findings["torch"]["remedy"] and "'torch>=2.6'" in findings["DALI"]["remedy"]
+
+
 MISSING = "libcudart.so.13: cannot open shared object file"
 FAILED = f"exit status 1: ImportError: {MISSING}"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("package", "failed", "found", "remedy"),
+    ("is_wrong", "found", "remedy"),
     [
-        ("dali", {"DALI"}, {"DALI": "ModuleNotFoundError: No module named 'nvidia.dali'"}, "nvidia-dali-cuda120"),
-        ("torch", {"torch", "torchvision", "DALI"}, {"torch": "No module named 'torch'"}, "'torch>=2.6'"),
-        ("wrong build", {"DALI"}, {"DALI": f"nvidia-dali-cuda130 2.4.0; cannot be imported: {FAILED}"}, "uninstall"),
+        (False, "ModuleNotFoundError: No module named 'nvidia.dali'", "nvidia-dali-cuda120"),
+        (True, f"nvidia-dali-cuda130 2.4.0; cannot be imported: {FAILED}", "uninstall"),
     ],
-    ids=["without DALI", "without torch", "wrong build of DALI"],
-)  # fmt: skip
-def test_a_package_that_is_missing(
-    tmp_path: Path, package: str, failed: set[str], found: dict[str, str], remedy: str
+    ids=["without DALI", "wrong build of DALI"],
+)
+def test_dali_that_cannot_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_wrong: bool, found: str, remedy: str
 ) -> None:
-    folder = without(tmp_path / "site", "dali" if package == "wrong build" else package)
-    folders = [folder]
-    if package == "wrong build":
-        folders.insert(
-            0, stand_in(tmp_path / "wrong", "nvidia-dali-cuda130", "2.4.0", f"raise ImportError({MISSING!r})")
-        )
-    status, findings = report(site=False, env=environment(*folders, **NO_GPU))
-    assert (status, failing(findings)) == (1, failed)
-    assert all(text in findings[name]["found"] for name, text in found.items())
-    assert all(remedy in findings[name]["remedy"] for name in failed & {"DALI", "torch"})
+    folders = [without(tmp_path / "site", "dali"), Path(proxyloader.__file__).parents[1]]
+    if is_wrong:
+        code = f"raise ImportError({MISSING!r})"
+        folders.insert(0, stand_in(tmp_path / "wrong", "nvidia-dali-cuda130", "2.4.0", code))
+    standard = [path for path in sys.path if not path.startswith(str(SITE))]
+    monkeypatch.setattr(sys, "path", [*map(str, folders), *standard])
+    findings = found_on(asked={"DALI": ask("DALI", WAIT_S)})
+    assert {name for name, each in findings.items() if each.status == "fail"} == {"DALI"}
+    assert found in findings["DALI"].found and remedy in findings["DALI"].remedy
 
 
 WRONG_DECODER = """
@@ -99,13 +105,22 @@ fn.decoders.image = lambda *files, **how: fn.cast(right(*files, **how) ^ 1, dtyp
 """
 
 
-@pytest.mark.slow
-def test_a_decoder_with_wrong_pixels_fails(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(WRONG_DECODER)
-    status, findings = report(env=environment(tmp_path, **NO_GPU))
-    assert (status, failing(findings)) == (1, {ON_CPU})
-    assert findings[ON_CPU]["found"].startswith("JPEG: wrong pixels, off by 1 levels; ")
-    assert "translate=False" in findings[ON_CPU]["remedy"]
+@pytest.fixture
+def customized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has children run this code when they start."""
+
+    def customize(code: str) -> None:
+        (tmp_path / "sitecustomize.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
+
+    return customize
+
+
+def test_a_decoder_with_wrong_pixels_fails(customized: Callable[[str], None]) -> None:
+    customized(WRONG_DECODER)
+    finding = found_on(asked={"pictures cpu 0": ask("pictures cpu 0", WAIT_S)})[ON_CPU]
+    assert finding.status == "fail" and finding.found.startswith("JPEG: wrong pixels, off by 1 levels; ")
+    assert "translate=False" in finding.remedy
 
 
 HOOK = """
@@ -116,13 +131,13 @@ class Finder:
             {}
 sys.meta_path.insert(0, Finder())
 """
-AT_PNG = """
-import os, time
+CRASHES_AT_PNG = """
+import os
 from PIL import Image
 save = Image.Image.save
 def until_png(image, file, format, **options):
     if format == "PNG":
-        {}
+        os.kill(os.getpid(), 11)
     save(image, file, format, **options)
 Image.Image.save = until_png
 """
@@ -135,16 +150,15 @@ Image.Image.save = until_png
         ("DALI", HOOK.format("os.write(2, b'bad'); os.abort()"), WAIT_S, 0, "crashed with SIGABRT: bad"),
         ("DALI", HOOK.format("os._exit(3)"), WAIT_S, 0, "exit status 3"),
         ("DALI", "import os; os.write(1, b'{}\\n{'); os._exit(3)", WAIT_S, 1, "exit status 3"),
-        ("pictures cpu 0", AT_PNG.format("os.kill(os.getpid(), 11)"), WAIT_S, 4, "crashed with SIGSEGV"),
-        ("pictures cpu 0", AT_PNG.format("time.sleep(1000)"), WAIT_S / 3, 4, "timed out after"),
+        ("pictures cpu 0", CRASHES_AT_PNG, WAIT_S, 4, "crashed with SIGSEGV"),
+        ("DALI", "import os, time; os.write(1, b'{}\\n'); time.sleep(1000)", 2.0, 1, "timed out after 2 s"),
     ],
-    ids=["import hangs", "import crashes", "import exits", "half an answer", "decoder crashes", "decoder hangs"],
+    ids=["import hangs", "import crashes", "import exits", "half an answer", "decoder crashes", "hangs after one"],
 )
 def test_a_child_that_crashes_or_hangs_keeps_its_answers(
-    monkeypatch: Any, tmp_path: Path, question: str, code: str, limit_s: float, answers: int, failure: str
+    customized: Callable[[str], None], question: str, code: str, limit_s: float, answers: int, failure: str
 ) -> None:
-    (tmp_path / "sitecustomize.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", environment(tmp_path)["PYTHONPATH"])
+    customized(code)
     told, failed = ask(question, limit_s)
     assert len(told) == answers and failed.startswith(failure)
 
@@ -154,8 +168,8 @@ def test_ctrl_c_waits_for_no_child_that_hangs(tmp_path: Path) -> None:
     hang = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     hang += f"os.mkdir(os.path.join({str(tmp_path / 'pids')!r}, str(os.getpid()))); time.sleep(1000)"
     (tmp_path / "pids").mkdir()
-    (tmp_path / "sitecustomize.py").write_text(HOOK.format(hang))
-    process = scripts.start(SCRIPT, "doctor", environment=environment(tmp_path, **NO_GPU), afresh=True)
+    (tmp_path / "sitecustomize.py").write_text(HOOK.replace("nvidia.dali", "pynvml").format(hang))
+    process = scripts.start(SCRIPT, "doctor", environment=environment(tmp_path, **NO_GPU))
     try:
         await_true(lambda: any((tmp_path / "pids").iterdir()))
         children = [psutil.Process(int(path.name)) for path in (tmp_path / "pids").iterdir()]
@@ -177,9 +191,9 @@ NO_WEBP = {**PICTURE, "format": "WebP", "error": "y"}
 def found_on(
     *, driver: Any = 13.0, torch: str = "2.14.1", cuda: Any = 13.0, dali: Any = ("2.4.0", 12), codec: int = 9000,
     gpu: Any = SEEN, pictures: Any = PICTURE, root: str = "/",
-    driver_failure: str = "", decoder_failure: str = "",
+    driver_failure: str = "", decoder_failure: str = "", asked: Mapping[str, Answer] = {},
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the findings of a machine with one GPU, by name."""
+    """Return the findings of a machine with one GPU, by name. Those that were ``asked`` have given these answers."""
     told = [{"version": "580.82", "cuda": driver, "gpus": 1} if driver else {"cuda": None, "gpus": 0}]
     seen = [gpu] if gpu and driver else []
     answers: dict[str, Any] = {
@@ -188,6 +202,7 @@ def found_on(
         "torchvision": ([{"version": "0.29"}], ""),
         "DALI": ([{"version": dali[0], "cuda": dali[1], "codec": codec}], ""),
         **{f"pictures {engine} 0": ([pictures], decoder_failure) for engine in ("cpu", "engines", "cuda")},
+        **asked,
     }
     return {each.name: each for each in run_checks(answers.__getitem__, Path(root))}
 
