@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "proxyloader"
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 
+@functools.cache
 def imports(module: Path) -> set[str]:
     """The modules that one of ours imports, at any depth; ours as file names relative to the package."""
     tree = ast.parse((PACKAGE / module).read_text())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -109,8 +107,9 @@ def test_a_child_may_do_what_another_thread_was_doing() -> None:
 
 def test_a_worker_imports_nothing_of_pillows_formats() -> None:
     """Another thread may hold the lock of such an import at the fork."""
-    code = "import proxyloader.data.lazy_image; from PIL import Image; assert Image._initialized"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=WAIT_S)
+    code = "from PIL import Image; print(Image._initialized); import proxyloader.data.lazy_image"
+    code += "; print(Image._initialized)"
+    assert scripts.run(code, timeout_s=WAIT_S).stdout.split() == ["0", "1"]
 
 
 class Interrupted(Slow):
@@ -225,7 +224,7 @@ if __name__ == "__main__":
 
 
 def test_an_interrupt_while_dali_is_imported_leaves_it_usable(photos: Path) -> None:
-    done = scripts.run(INTERRUPTED, photos, timeout_s=WAIT_S, afresh=True)
+    done = scripts.run(INTERRUPTED, photos, timeout_s=WAIT_S)
     assert done.stdout == "interrupted\nTrue 400\n", done.stderr
 
 

@@ -14,6 +14,9 @@ import torch
 from proxyloader.kernels import compiler
 from proxyloader.kernels.compiler import KernelError, compile_kernels
 
+from .. import scripts
+from ..limits import WAIT_S
+
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch has no NVRTC")
 
 
@@ -21,6 +24,12 @@ pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch h
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path / "proxyloader"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is compiled at once."""
+    monkeypatch.setattr(compiler, "read_source", lambda: "__global__ void kernel() {}")
 
 
 def compile_for_h100(_: int = 0) -> bytes:
@@ -35,6 +44,7 @@ def test_code_is_kept_and_read_again(cache: Path) -> None:
     assert compile_for_h100() == b"kept"
 
 
+@pytest.mark.usefixtures("small")
 def test_processes_that_compile_at_once_keep_one_file(cache: Path) -> None:
     with multiprocessing.get_context("fork").Pool(2) as pool:
         first, second = pool.map(compile_for_h100, range(2))
@@ -42,6 +52,7 @@ def test_processes_that_compile_at_once_keep_one_file(cache: Path) -> None:
     assert first == second == kept.read_bytes()
 
 
+@pytest.mark.usefixtures("small")
 def test_where_nothing_can_be_written_the_code_is_compiled_each_time(cache: Path) -> None:
     cache.write_text("a file, and no folder")
     assert compile_for_h100().startswith(b"\x7fELF")
@@ -84,10 +95,6 @@ class TestWhetherKernelsCanBeCompiled:
 
     def test_is_asked_without_initializing_cuda(self) -> None:
         """So a forked child can use CUDA. It can't on a CPU, but there it is asked, too."""
-        with multiprocessing.get_context("spawn").Pool(1) as pool:
-            assert pool.apply(_asks_and_is_uninitialized)
-
-
-def _asks_and_is_uninitialized() -> bool:
-    compiler.can_compile()
-    return not torch.cuda.is_initialized() and not torch.cuda._is_in_bad_fork()  # type: ignore[no-untyped-call]
+        script = "import torch; from proxyloader.kernels import compiler; compiler.can_compile();"
+        script += "print(torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork())"
+        assert scripts.run(script, timeout_s=WAIT_S).stdout == "False False\n"

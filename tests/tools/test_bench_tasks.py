@@ -174,23 +174,3 @@ def test_four_workers_are_compared_with_all(tmp_path: Path, monkeypatch: pytest.
     assert cases[f"{FEW} + lsj"]["targets_differ"] == 4 and cases["proxyloader + lsj"]["targets_differ"] == 8
     assert {config.tuning.workers for config in tried} == {4, 8}
     assert all(case["passes"] == 10 and case["first_epoch_images_per_s"] == 40 for case in cases.values())
-    with pytest.raises(SystemExit):
-        main(["bench", "--task", "keypoints"])
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--task", "detection", "--model", "resnet18"], "--model, --dtype, --channels-last, --augment and --datasets"),
-        (["--task", "clips", "--dtype", "float16"], "require --task classification"),
-        (["--task", "clips", "--only", "hflip"], "no case 'hflip' with these options, only 'torch + clips', "),
-        (["--only", "kornia"], "no case 'kornia' with these options, only 'torch', 'upstream-proxy', "),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_options_of_another_task_are_refused(
-    photos: Path, tmp_path: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = str(tmp_path / "bench.jsonl")
-    assert main(["bench", "--data", str(photos), *SMALL, *ON_CPU, "--out", out, *options]) == 1
-    assert said in capsys.readouterr().err

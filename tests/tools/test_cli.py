@@ -142,12 +142,6 @@ class TestFailures:
         with pytest.raises(type(error), match=error.args[0]):
             main(["explain", "resnet50", *options])
 
-    def test_ctrl_c_is_quiet(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        fail_with(monkeypatch, KeyboardInterrupt())
-        assert main(["explain", "resnet50"]) == 130
-        assert capsys.readouterr() == ("", "")
-
-
 class TestMakeDataset:
     SMALL = ("--images", "6", "--size", "48x36", "--classes", "3", "--processes", "1")
 

@@ -124,12 +124,16 @@ def test_a_loader_that_breaks_the_promise_is_named_and_ends_with_exit_status_1(
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_an_option_that_cannot_be_is_an_error(
-    cache: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
+    tmp_path: Path, cache: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
 ) -> None:
-    assert main(["demo", *options]) == 1
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith(f"proxyloader: error: {message}") and err.count("\n") == 1
+    (tmp_path / "old.png").write_text("content")
+    for sheet in ("new.png", "old.png"):
+        assert main(["demo", "--out", str(tmp_path / sheet), *options]) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and err.startswith(f"proxyloader: error: {message}") and err.count("\n") == 1
     assert not list(cache.glob("demo-*"))
+    assert [path.name for path in tmp_path.glob("*.png")] == ["old.png"]
+    assert (tmp_path / "old.png").read_text() == "content"
 
 
 @pytest.mark.parametrize("content", [slice(0, 8), slice(0, 2000)], ids=["no image", "cut off"])
@@ -143,14 +147,6 @@ def test_a_file_that_is_no_image_is_named_in_one_line(
     assert main(["demo", "--data", str(tmp_path / "data"), *SMALL]) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("proxyloader: error: dataset[0]: ") and "bad.jpg" in line
-
-
-def test_an_error_leaves_no_sheet_and_does_not_change_one(tmp_path: Path) -> None:
-    (tmp_path / "old.png").write_text("content")
-    for name in ("new.png", "old.png"):
-        assert main(["demo", "--data", str(tmp_path / "nowhere"), "--out", str(tmp_path / name)]) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["old.png"]
-    assert (tmp_path / "old.png").read_text() == "content"
 
 
 @pytest.mark.parametrize("blocked", ["cache", "cache/proxyloader"])

@@ -76,7 +76,7 @@ def transforms(draw: st.DrawFn) -> Any:
 
 
 @given(transform=transforms(), seed=st.integers(0, 99))
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_transforms_may_follow_upon_each_other(transform: Any, seed: int, device: str) -> None:
     assert_alike(transform, device, lossless("landscape", "small", "tiny", "grey"), seed=seed)
 

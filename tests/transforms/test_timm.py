@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,7 +13,9 @@ from timm.data import random_erasing as timm_erasing
 from timm.data import transforms as timm_transforms
 from torchvision.transforms import transforms as v1
 
+from .. import scripts
 from ..compare import CLOSE, EXACT, THIN, Images, assert_alike, composed, images, lossless
+from ..limits import WAIT_S
 from ..plans import has_plan
 
 MEAN, STD = (0.5, 0.4, 0.6), (0.2, 0.3, 0.25)
@@ -48,6 +48,9 @@ TRAINING: list[dict[str, Any]] = [
     {"re_prob": 0.7, "re_mode": "const", "re_count": 3, "color_jitter": None},
     {"re_prob": 0.7, "re_mode": "rand", "re_count": 2, "color_jitter": None},
     {"re_prob": 0.7, "re_mode": "pixel", "re_count": 3, "color_jitter": None},
+    {"auto_augment": "rand-m9-mstd0.5", "interpolation": "random", "re_prob": 0.3, "re_mode": "pixel"},
+    *({"auto_augment": policy, "interpolation": "bilinear"} for policy in ("rand-m6-n3-t3aw-inc1", "original", "3a")),
+    {"auto_augment": "augmix-m5-w4-d2", "re_prob": 0.3, "re_mode": "pixel"},
 ]
 EVALUATION: list[dict[str, Any]] = [
     {},
@@ -69,23 +72,14 @@ class TestCreateTransform:
         bound = CLOSE if "gaussian_blur_prob" in settings else EXACT
         assert_alike(training(**settings), device, files(), bound=bound, times=3)
 
-    @pytest.mark.parametrize("interpolation", ["random", "bilinear"])
-    @pytest.mark.parametrize(
-        "policy",
-        ["rand-m9-mstd0.5", "rand-m7-mstd0.5-inc1", "rand-m6-n3-t3aw-inc1", "original", "3a", "augmix-m5-w4-d2"],
-    )
-    def test_with_automatic_augmentation(self, policy: str, interpolation: str, device: str) -> None:
-        transform = training(auto_augment=policy, interpolation=interpolation, re_prob=0.3, re_mode="pixel")
-        assert_alike(transform, device, files(), times=4)
-
 
 class TestEachClass:
-    @pytest.mark.parametrize("size", [20, (30, 200), 700], ids=str)
+    @pytest.mark.parametrize("size", [20, (30, 200), 520], ids=str)
     @pytest.mark.parametrize("fill", [0, (9, 90, 200)], ids=str)
     @pytest.mark.parametrize("name", ["CenterCropOrPad", "RandomCropOrPad"])
     def test_crops_and_pads_with_a_constant(self, name: str, size: Any, fill: Any, device: str) -> None:
         transform = composed("pil", getattr(timm_transforms, name)(size, fill=fill))
-        assert_alike(transform, device, lossless(), times=2)
+        assert_alike(transform, device, lossless("large", "tiny") if size == 520 else lossless(), times=2)
 
     @pytest.mark.parametrize("size", [20, (200, 130), (31, 230)], ids=str)
     @pytest.mark.parametrize("name", ["CenterCropOrPad", "RandomCropOrPad"])
@@ -97,7 +91,7 @@ class TestEachClass:
         transform = composed("pil", timm_transforms.CenterCropOrPad((1, 40), padding_mode="reflect"))
         assert_alike(transform, device, lossless("one pixel high"))
         transform = composed("pil", timm_transforms.RandomPad((140, 150), fill=7), timm_transforms.TrimBorder(3))
-        assert_alike(transform, device, lossless(), times=3)
+        assert_alike(transform, device, lossless(but=("large",)), times=2)
 
     @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
     def test_resizes_by_every_interpolation(self, interpolation: str, device: str) -> None:
@@ -117,7 +111,7 @@ class TestEachClass:
         ],
     )
     def test_draws_boxes_sizes_and_interpolations(self, transform: Any, device: str) -> None:
-        assert_alike(composed("pil", transform), device, files(), times=12)
+        assert_alike(composed("pil", transform), device, files(), times=6)
 
     def test_converts(self, device: str) -> None:
         to_tensor, pil_to_tensor = timm_transforms.MaybeToTensor(), timm_transforms.MaybePILToTensor()
@@ -130,7 +124,7 @@ class TestEachClass:
         low, high = counts
         erase = timm_erasing.RandomErasing(0.8, mode=mode, min_count=low, max_count=high, device="cpu")
         transform = v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), erase])
-        assert_alike(transform, device, lossless(), times=4)
+        assert_alike(transform, device, lossless(but=("large",)), times=3)
 
     def test_erases_boxes_of_no_pixels_and_whole_levels_with_zeros(self, device: str) -> None:
         """Of a small image, a share of a small area rounds to nothing."""
@@ -264,11 +258,13 @@ def test_has_no_plan(transforms: Any) -> None:
 
 def test_timm_is_imported_for_its_own_transforms_only() -> None:
     script = (
-        "import sys; from torchvision import transforms as v1; from proxyloader.transforms.chain import START;"
+        "import sys; assert 'timm' not in sys.modules;"
+        "from torchvision import transforms as v1; from proxyloader.transforms.chain import START;"
         "assert START.through(v1.Compose([v1.RandomResizedCrop(9), v1.ToTensor()])); START.through(v1.Lambda(len));"
         "assert 'timm' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
+    done = scripts.run(script, timeout_s=WAIT_S)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_timm_that_is_too_old_has_no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
