@@ -49,7 +49,7 @@ def seen(error: ProxyLoaderError) -> dict[str, Any]:
     return {"message": str(error), "args": error.args, "errno": getattr(error, "errno", None), **vars(error)}
 
 
-def test_every_code_that_is_raised_is_one_of_its_class() -> None:
+def test_every_code_that_is_raised_is_one_of_its_class_and_none_is_there_for_nothing() -> None:
     calls = [
         node
         for module in PACKAGE.rglob("*.py")
@@ -64,15 +64,13 @@ def test_every_code_that_is_raised_is_one_of_its_class() -> None:
     }
     assert raised
     assert [(name, code) for name, code in raised if code not in CLASSES[name].CODES] == []
-
-
-def test_no_code_is_there_for_nothing() -> None:
     text = "\n".join(module.read_text() for module in PACKAGE.rglob("*.py") if module.name != "errors.py")
     others = [code for cls in CLASSES.values() for code in list(cls.CODES)[1:]]
     assert [code for code in others if f'"{code}"' not in text] == []
 
 
 def test_the_usual_code_needs_no_word() -> None:
+    assert {type(error) for error in ERRORS.values()} == set(CLASSES.values())
     assert [ImageError("x").code, InputError("x").code] == ["undecodable", "wrong-input"]
     assert InputError("x", code="wrong-mode").code == "wrong-mode"
 
@@ -83,10 +81,6 @@ def test_code_and_fields_stay(error: ProxyLoaderError, again: Any) -> None:
     found = again(error)
     assert type(found) is type(error)
     assert seen(found) == seen(error)
-
-
-def test_every_class_is_among_them() -> None:
-    assert {type(error) for error in ERRORS.values()} == set(CLASSES.values())
 
 
 def test_a_place_stands_before_the_message_and_the_rest_stays() -> None:

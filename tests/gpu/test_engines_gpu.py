@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,10 +20,11 @@ from proxyloader.dali import executor as _executor
 from proxyloader.dali import interrupts, jpeg_engines
 from proxyloader.make_dataset import make_dataset
 
+from .. import scripts
 from ..faults import Spelled
 from ..integration.roads import read_bytes
+from ..limits import WAIT_S
 from ..numbered import SIDE_PX, read_numbers, spell_dataset
-from ..scripts import WITH_THE_PROJECT
 
 TO_TENSOR = transforms.Compose([transforms.CenterCrop(224), transforms.ToTensor()])
 
@@ -182,25 +181,26 @@ def test_a_users_pipeline_is_made_to_leave_them_alone(
         assert is_right(server, root)
 
 
+def exhausting(script: str, *arguments: Any) -> Any:
+    # The more queues a process has, the more room each decoder takes.
+    environment = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
+    done = scripts.run(EXHAUST + script, *arguments, timeout_s=4 * WAIT_S, environment=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
 @pytest.mark.timeout(240)
 def test_who_was_there_before_others_use_them_up_keeps_them_and_who_comes_later_is_right(tmp_path: Path) -> None:
     images = make_dataset(tmp_path / "images", images=8 * 8 + 1, size=(320, 240), processes=1, progress=False)
     numbers = spell_dataset(tmp_path / "numbers", 64)
-    command = [sys.executable, "-c", EXHAUST + EARLY, str(images), EXHAUST + LATE, str(numbers)]
-    # The more queues a process has, the more room each decoder takes.
-    environment = WITH_THE_PROJECT | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = exhausting(EARLY, images, EXHAUST + LATE, numbers)
     assert done.stdout.split()[1:] == ["right", "right"]
     assert "Falling back to CUDA" not in done.stderr
 
 
 @pytest.mark.timeout(240)
 def test_who_pauses_while_others_use_them_up_goes_on_without(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", EXHAUST + PAUSED, str(spell_dataset(tmp_path / "numbers", 64))]
-    environment = WITH_THE_PROJECT | {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = exhausting(PAUSED, spell_dataset(tmp_path / "numbers", 64))
     assert done.stdout.split()[1:] == ["right"]
     assert done.stderr.count("Falling back to CUDA") == 1
 

@@ -19,7 +19,7 @@ from torchvision.transforms import v2
 import proxyloader
 
 from ..compare import engines_decode
-from ..reference_presets import AUGMENTED_AND_ERASED, PRESETS, Eval, Preset, Train
+from ..reference_presets import AUGMENTED_AND_ERASED, PRESETS, Preset
 from ..side_by_side import assert_as_torch, used
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -126,7 +126,7 @@ EACH_ON_ITS_DEVICES = [
     *(pytest.param(preset, "cpu", id=f"{preset}, cpu") for preset in PRESETS),
     *(
         pytest.param(preset, "cuda", id=f"{preset}, cuda", marks=pytest.mark.gpu)
-        for preset in [*AUGMENTED_AND_ERASED, Eval(use_v2=True)]
+        for preset in [*AUGMENTED_AND_ERASED, Preset(is_training=False, use_v2=True)]
     ),
 ]
 """On a GPU fewer: a pipeline takes seconds to build there."""
@@ -138,7 +138,7 @@ def test_an_epoch_is_the_stock_loaders(folder: ImageFolder, preset: Preset, devi
     how: dict[str, Any] = dict(batch_size=8, shuffle=True, num_workers=2)
     theirs = batches(StockLoader, folder, 1, **how)
     ours = batches(proxyloader.DataLoader, folder, 1, device=device, **how)
-    if not augments(preset):
+    if preset.auto_augment is None:
         assert_same(ours, theirs)
         return
     assert len(ours) == len(theirs) == 6
@@ -148,15 +148,11 @@ def test_an_epoch_is_the_stock_loaders(folder: ImageFolder, preset: Preset, devi
         assert levels(images, stock_images).mean() <= (0 if device == "cpu" else A_LEVEL)
 
 
-def augments(preset: Preset) -> bool:
-    return isinstance(preset, Train) and preset.auto_augment is not None
-
-
 def test_on_a_cpu_augmentation_and_erasing_are_left_to_torchvision(folder: ImageFolder) -> None:
     for preset in PRESETS:
         folder.transform = preset.transforms
         is_left = proxyloader.DataLoader(folder, device="cpu").backend.startswith("torch: ")
-        assert is_left == (isinstance(preset, Train) and bool(preset.auto_augment or preset.random_erase)), preset
+        assert is_left == bool(preset.auto_augment or preset.random_erase), preset
 
 
 # --- MixUp, CutMix and other collate functions built on default_collate ----------------------------------------------

@@ -142,6 +142,7 @@ class TestFailures:
         with pytest.raises(type(error), match=error.args[0]):
             main(["explain", "resnet50", *options])
 
+
 class TestMakeDataset:
     SMALL = ("--images", "6", "--size", "48x36", "--classes", "3", "--processes", "1")
 

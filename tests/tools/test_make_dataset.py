@@ -69,15 +69,11 @@ def test_any_number_of_processes_writes_the_same_bytes_and_larger_sets_begin_ali
     assert one == two and {name for name in one if more[name] != one[name]} == {MANIFEST}
 
 
-def test_the_same_arguments_again_write_nothing(tmp_path: Path) -> None:
-    make_small(tmp_path / "a" / "set", seed=4)
+def test_the_same_arguments_again_write_nothing_but_what_an_interrupted_one_lacks(tmp_path: Path) -> None:
+    whole, root = make_small(tmp_path / "whole"), make_small(tmp_path / "a" / "interrupted")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    assert make_small(tmp_path / "a" / "set", seed=4, processes=2) == tmp_path / "a" / "set"
+    assert make_small(root, processes=2) == tmp_path / "a" / "interrupted"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
-
-
-def test_an_interrupted_one_is_completed(tmp_path: Path) -> None:
-    whole, root = make_small(tmp_path / "whole"), make_small(tmp_path / "interrupted")
     for path in sorted(root.rglob("*.jpg"))[5:]:
         path.unlink()
     written = {path: path.stat().st_mtime_ns for path in root.rglob("*.jpg")}

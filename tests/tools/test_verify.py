@@ -74,7 +74,7 @@ def test_all_damaged_files_are_found_and_no_others_and_all_are_counted(
 ) -> None:
     root, expected = damaged
     for processes in (1, 2):
-        found = verified(root, processes, r"truncated +8 (.|\n)*sound +40 ")
+        found = verified(root, processes, r"sound +40 (.|\n)*truncated +8 ")
         assert found == expected and list(found) == sorted(expected)
     for path in expected:
         os.remove(path)
