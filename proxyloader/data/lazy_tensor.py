@@ -205,9 +205,9 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.Tensor.__repr__:
+        if function in (torch.Tensor.__repr__, torch.Tensor.__reduce_ex__):
             materialize(args[0])
-            return repr(get_values(args[0]))
+            return getattr(get_values(args[0]), function.__name__)(*args[1:])
         result = LazyTensor.__torch_function__(function, types, args, kwargs)
         is_forced = function in _FORCE_TORCHFUNCTION_SUBCLASS and isinstance(args[0], LazyImageTensor)
         if is_forced or _must_return_subclass():

@@ -433,6 +433,11 @@ def test_copies_of_tv_tensors_keep_their_class_and_unknown_strides_are_reshaped(
     copied = copy.deepcopy(ours[0])
     assert isinstance(copied, tv_tensors.Image) and not is_materialized(copied)
     assert_same(replayed([copied]), theirs[:1])
+    for copies in copy.copy, lambda x: pickle.loads(pickle.dumps(x)):
+        (late, *_), (real, *_) = both()
+        copied = copies(tv_tensors.Image(late))
+        assert isinstance(copied, tv_tensors.Image)
+        assert_same(copied, real)
     image = v2_functional.to_image(v1_functional.to_pil_image(torch.arange(48, dtype=torch.uint8).reshape(3, 4, 4)))
     told = LazyTensor(torch.empty(3, 4, 4, dtype=torch.uint8, device="meta"), image.as_subclass(torch.Tensor))
     assert not image.is_contiguous() and told.is_contiguous()
