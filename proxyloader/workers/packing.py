@@ -116,7 +116,7 @@ class Packer:
             _pack_run(outputs, files, layout, self.kernel_output) for outputs, files in zip(pickler.runs, pickler.files)
         )
         masks, sizes = pickler.masks.packed()
-        packed_masks = PackedMasks(layout.add(masks), sizes) if len(masks) else None
+        packed_masks = PackedMasks(layout.add(masks), sizes) if pickler.places else None  # they may all be empty
         if self.arena is not None and slot is not None:
             layout.write(self.arena.memory_to_write(slot, layout.size_bytes))
         else:
@@ -224,7 +224,7 @@ class _ContentPickler(ForkingPickler):
         self.files: list[dict[int, int]] = []  # of each run: number of the decoded image, by ``_get_file``
         self.objects: list[Any] = []
         self.masks, self._packs_masks = MaskWriter(), packs_masks
-        self._places: dict[int, MaskPlace] = {}  # of masks, by id
+        self.places: dict[int, MaskPlace] = {}  # of masks, by id
         self.is_computed = False  # whether there are tensors computed from images
         self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
         self._runs_of: dict[Any, int] = {}  # kind of run and ids of the images -> run for batches of these images
@@ -254,9 +254,9 @@ class _ContentPickler(ForkingPickler):
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self._refer(obj) if self._needs_dali(obj) else None
         if self._packs_masks and is_mask(obj):
-            if id(obj) not in self._places:
-                self._places[id(obj)] = self.masks.add(obj)
-            return self._places[id(obj)]
+            if id(obj) not in self.places:
+                self.places[id(obj)] = self.masks.add(obj)
+            return self.places[id(obj)]
         by_reference = isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
         if get_worker_info() is not None:
             by_reference = by_reference and _find_small_tensor(obj) is None

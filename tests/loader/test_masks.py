@@ -36,6 +36,7 @@ class Segmented(Dataset[Any]):
         masks |= {"levels": torch.randint(256, (64, 50), generator=random).mT, "empty": torch.zeros(0, 64, 64).byte()}
         masks |= {"negative": torch.randint(-1, 2, (64, 64), generator=random)}
         masks |= {"wrapped": tv_tensors.Mask(masks["torch.bool"])}
+        masks = masks if index >= 5 else {"empty": masks["empty"]}  # alone in the first batch
         others = {"boxes": torch.arange(8).reshape(2, 4), "score": torch.rand(64, 64, generator=random), "id": index}
         if self.folder is None:
             return masks | others
