@@ -81,11 +81,10 @@ class BatchAssembler:
             return SKIPPED_BATCH
         if not batch.runs and not batch.is_computed:
             content = self._format.convert_batch(batch.content)
-            if not self._options.translate or self._options.masks_on_device:
-                content = tree_map(self._to_device, content)
-            if not self._options.translate:
-                return content
-            return pin_memory(content) if self._pin else content  # type: ignore[no-untyped-call]
+            if self._pin:
+                content = pin_memory(content)  # type: ignore[no-untyped-call]
+            moves = not self._options.translate or self._options.masks_on_device
+            return tree_map(self._to_device, content) if moves else content
         outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, in_flight.pipeline_runs)]
         if any(isinstance(result, PipelineError) for result in outputs):
             outputs, failures = self._recover(batch, outputs)

@@ -45,7 +45,7 @@ class Segmented(Dataset[Any]):
 
 def check(dataset: Segmented, device: str, **options: Any) -> None:
     for collate_fn in (None, lambda samples: samples):
-        stock = list(StockLoader(dataset, 5, collate_fn=collate_fn))
+        stock = list(StockLoader(dataset, 5, collate_fn=collate_fn, pin_memory=options.get("pin_memory", False)))
         loader = DataLoader(dataset, 5, collate_fn=collate_fn, masks_on_device=True, device=device, **options)
         for _ in range(2):
             for theirs, ours in zip(stock, loader, strict=True):
@@ -81,4 +81,5 @@ def test_masks_are_the_stock_loaders(folder: ImageFolder, has_images: bool, work
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_images", [True, False])
 def test_masks_are_on_the_gpu(folder: ImageFolder, has_images: bool) -> None:
-    check(Segmented(folder if has_images else None), "cuda", num_workers=2)
+    pinned = {} if has_images else {"pin_memory": True, "memory_format": torch.channels_last}
+    check(Segmented(folder if has_images else None), "cuda", num_workers=2, **pinned)
