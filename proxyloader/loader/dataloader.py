@@ -344,8 +344,7 @@ class DataLoader(TorchDataLoader[T]):
         transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
         recorder.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
-        sends_to_gpu = not options.translate and options.on_gpu
-        if self._uses_torch_batches(bool(reason) and not sends_to_gpu, loader_state):
+        if self._uses_torch_batches(bool(reason), loader_state):
             self._pool = WorkerPool(self)
             return self._pool
         arena = pool.reusable_arena() if pool is not None else None
@@ -381,6 +380,7 @@ class DataLoader(TorchDataLoader[T]):
         sampler_type = type(self._inner_sampler)  # other samplers' states are recorded per batch
         return (
             never_uses_dali
+            and not (options.on_gpu and (options.masks_on_device or not options.translate))  # torch moves nothing
             and (options.server, options.seed, options.on_error) == (None, None, "raise")
             and options.format.is_default
             and not (loader_state.resumes or is_stateful(self.dataset))

@@ -28,7 +28,7 @@ class Segmented(Dataset[Any]):
         self.folder, self.error = folder, error
 
     def __len__(self) -> int:
-        return 24
+        return 24 if self.folder else 160  # enough for workers to fall back to torch's loading
 
     def __getitem__(self, index: int) -> Any:
         random = torch.Generator().manual_seed(index)
