@@ -188,9 +188,12 @@ class Feed:
         # server, it is disabled, as leaving the loop early must not change what later runs draw.
         prefetches = self.pool.workers.num_workers and queues and not any(queue.deterministic for queue in queues)
         has_room = len(self._in_flight) <= self._options.prefetch and self._in_flight[-1].error is None
-        return (
-            bool(prefetches) and has_room and (requests is None or requests.has_ready_batch(self.pool.workers.in_order))
-        )
+        if not prefetches or not has_room:
+            return False
+        if requests is not None:
+            return requests.has_ready_batch(self.pool.workers.in_order)
+        # A stream may wait for what the training loop does with a batch.
+        return isinstance(self._batches, WorkersIterator) and self._batches.has_arrived()
 
     def _receive(self) -> None:
         """Receive the next batch from the workers, and submit its runs."""

@@ -69,6 +69,10 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         if not (isinstance(self._index_sampler, RequestSampler) and self._index_sampler.is_full):
             super()._try_put_index()
 
+    def has_arrived(self) -> bool:
+        """Return whether a batch has arrived, which may be a later one than the next."""
+        return len(self._task_info.get(self._rcvd_idx, ())) > 1 or not self._data_queue.empty()
+
     def _get_data(self) -> Any:
         active = list(self._workers_status)  # torch may mark a dead worker as inactive before it raises
         try:

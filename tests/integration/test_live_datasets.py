@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -105,6 +106,23 @@ def test_a_subsets_indices_may_change(photos: Path) -> None:
     subset.indices = [0, 1, 2, 3, 20, 21, 22, 23]
     expected = torch.stack([folder(photos)[index][0] for index in (20, 21, 22, 23)])
     assert (next(batches)[0] - expected).abs().mean() < 0.01
+
+
+class Fed(IterableDataset[Any]):
+    """Yields an image for each item of a queue."""
+
+    def __init__(self, root: Path) -> None:
+        self.images, self.queue = folder(root), multiprocessing.Queue()  # type: ignore[var-annotated]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.images[index][0] for index in range(12) if self.queue.get())
+
+
+def test_a_stream_may_wait_for_the_loop(photos: Path) -> None:
+    dataset = Fed(photos)
+    dataset.queue.put(True)
+    for _ in DataLoader(dataset, 1, num_workers=1, device="cpu"):
+        dataset.queue.put(True)
 
 
 # --- between two epochs -----------------------------------------------------------------------------------------------
