@@ -38,13 +38,14 @@ class Arena:
     it cannot be created or mapped, for example because of a limit on open files or on address space.
     """
 
-    def __init__(self, slots: int, sent: Any = None) -> None:  # ``sent``: see ``__reduce__``
+    def __init__(self, slots: int, slot_bytes: int = SLOT_BYTES, sent: Any = None) -> None:
+        # ``sent``: see ``__reduce__``
         self._fd = os.memfd_create("proxyloader") if sent is None else sent.detach()
         weakref.finalize(self, os.close, self._fd).atexit = False  # NOTE [ Shutdown order ]
-        os.ftruncate(self._fd, (1 + slots) * SLOT_BYTES)
-        self.slots = slots
-        mapped = mmap.mmap(self._fd, (1 + slots) * SLOT_BYTES)
-        self._slots: list[Memory] = list(np.frombuffer(mapped, np.uint8).reshape(1 + slots, SLOT_BYTES))
+        os.ftruncate(self._fd, (1 + slots) * slot_bytes)
+        self.slots, self._slot_bytes = slots, slot_bytes
+        mapped = mmap.mmap(self._fd, (1 + slots) * slot_bytes)
+        self._slots: list[Memory] = list(np.frombuffer(mapped, np.uint8).reshape(1 + slots, slot_bytes))
         self._ready = self._slots[slots]  # of each slot, whether its batch is complete
         self._free = deque(range(slots))
         self._releasing: deque[tuple[int, Sequence[Any]]] = deque()  # slots that these runs may still read
@@ -54,7 +55,7 @@ class Arena:
         # Only called while spawn or forkserver starts a worker. DupFd passes the descriptor on.
         from multiprocessing.reduction import DupFd  # not on Windows
 
-        return Arena, (self.slots, DupFd(self._fd))
+        return Arena, (self.slots, self._slot_bytes, DupFd(self._fd))
 
     def acquire(self) -> int | None:
         """Return a free slot, or None if there is none. Main process."""
@@ -82,7 +83,7 @@ class Arena:
             self.release(*self._releasing.popleft())
 
     def memory(self, slot: int) -> Memory:
-        """Return the memory of a slot, (SLOT_BYTES,) uint8."""
+        """Return the memory of a slot, (slot_bytes,) uint8."""
         return self._slots[slot]
 
     def memory_to_write(self, slot: int, size_bytes: int) -> Memory:

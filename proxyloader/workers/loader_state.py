@@ -22,6 +22,8 @@ from .arena import Arena
 
 STATE_VERSION = 4
 
+STATE_BYTES = 1 << 28  # more than the state of a worker's dataset; small enough for limits on address space
+
 RESTART = "restart the epoch: loader.set_epoch(state['epoch'])"
 
 WorkerStates = Mapping[int, dict[str, Any]]
@@ -174,7 +176,7 @@ class StateBoard:
     """Shared memory of a stream for what is not sent with a batch: the epoch, and the states of workers at its end."""
 
     def __init__(self, workers: int) -> None:
-        self._arena = Arena(workers + 1)  # the last slot holds the epoch
+        self._arena = Arena(workers + 1, STATE_BYTES)  # the last slot holds the epoch
 
     def begin(self, epoch: int) -> None:
         """Publish the number of the next epoch, and discard all states. Main process."""

@@ -63,8 +63,16 @@ def test_a_small_dev_shm_is_enough_for_large_batches(
 LIMITS = {
     "64 KB of locked memory": "resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))",
     "2 GB of address space beyond what imports took": """
+        import random, torch
+
+        class Draws(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                yield random.random()
+
+        drawn = list(DataLoader(Draws(), num_workers=1, seed=0))
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (2 << 30),) * 2)
+        assert list(DataLoader(Draws(), num_workers=1, seed=0)) == drawn
     """,
     "files of at most 1 MB": "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))",
     "a stack of 1 MB": "resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, 1 << 20))",
