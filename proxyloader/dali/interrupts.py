@@ -19,6 +19,7 @@ BUSY_PER_S = 1000  # interrupts per second from which a core is avoided
 _checked_s = 0.0
 _counts: dict[int, int] = {}  # interrupts of NVIDIA GPUs by core, at ``_checked_s``
 _busy: set[int] = set()
+_cores: dict[int, set[int]] = {}  # that each thread of DALI could use at first, as interrupts may move to other cores
 
 
 def avoid_busy_cores() -> None:
@@ -34,19 +35,13 @@ def avoid_busy_cores() -> None:
         for thread in Path("/proc/self/task").iterdir() if _busy else ():
             with contextlib.suppress(OSError):  # the thread has ended
                 if (thread / "comm").read_text().startswith("[DALI]"):
-                    _exclude_busy_cores(int(thread.name))
-    if _busy:
-        with contextlib.suppress(OSError):  # a sandbox may forbid it
-            cores = _exclude_busy_cores(0)
-            os.sched_setaffinity(0, cores)  # it was moved at once, and may later use all cores again
-
-
-def _exclude_busy_cores(thread: int) -> set[int]:
-    """Exclude the busy cores from those that a thread may use, unless no other is left. Return the previous ones."""
-    cores = os.sched_getaffinity(thread)
+                    cores = _cores.setdefault(int(thread.name), os.sched_getaffinity(int(thread.name)))
+                    os.sched_setaffinity(int(thread.name), cores - _busy or cores)
+    cores = os.sched_getaffinity(0) if _busy else set()
     if cores & _busy and cores - _busy:
-        os.sched_setaffinity(thread, cores - _busy)
-    return cores
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.sched_setaffinity(0, cores - _busy)
+            os.sched_setaffinity(0, cores)  # it was moved at once, and may later use all cores again
 
 
 def _count_interrupts() -> dict[int, int]:

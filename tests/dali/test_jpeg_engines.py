@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import os
+import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +19,7 @@ from torchvision.transforms import PILToTensor
 
 from proxyloader import PipelineError
 from proxyloader.dali import executor as _executor
-from proxyloader.dali import jpeg_engines
+from proxyloader.dali import interrupts, jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 
 from ..outcomes import raises
@@ -314,3 +318,20 @@ def test_where_others_use_them_up_who_asks_is_told_so_and_what_is_built_from_the
     assert caplog.text.count("CUDA, which decodes more slowly") == 1
     jpeg_engines.build(decoder_of({}))
     assert gpu.built == [True, False] and gpu.tried == [()]
+
+
+def test_threads_of_dali_return_to_a_core_whose_interrupts_have_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    task, cores = thread.native_id or 0, os.sched_getaffinity(0)
+    Path(f"/proc/self/task/{task}/comm").write_text("[DALI] thread")
+    for busy in cores:
+        monkeypatch.setattr(interrupts, "_checked_s", time.monotonic() - 2 * interrupts.INTERVAL_S)
+        monkeypatch.setattr(interrupts, "_counts", {busy: 0})
+        monkeypatch.setattr(interrupts, "_busy", set())
+        monkeypatch.setattr(interrupts, "_count_interrupts", functools.partial(dict, {busy: 1 << 20}))
+        interrupts.avoid_busy_cores()
+        assert os.sched_getaffinity(task) == (cores - {busy} or cores)
+    assert os.sched_getaffinity(0) == cores
+    done.set()
