@@ -28,7 +28,7 @@ MAX_READ_BYTES = 64 << 20
 MAX_PIXEL_BYTES = 2**31 - 1
 """Maximum size of an uncompressed image, which DALI stores in an int."""
 
-REPLACE_ADVICE = "Replace the file, or remove it from the dataset"
+REPLACE_ADVICE = "Replace the file, remove it from the dataset, or pass on_error='skip'"
 LIMIT_ADVICE = "Raise PIL.Image.MAX_IMAGE_PIXELS if the image is supposed to be this large"
 SYSTEM_ADVICE = "The file may be intact; the cause may be the disk, the network or a process limit"
 

@@ -240,6 +240,8 @@ class DataLoader(TorchDataLoader[T]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in OPTION_NAMES and "_options" in vars(self):  # a trainer sets loader.device, for example
             self._options = LoaderOptions.from_loader(self, **{name: value})
+        if name in ("num_shards", "last_batch_policy"):
+            raise ValueError(f"{name} cannot be changed; create another DataLoader")
         super().__setattr__(name, value)
 
     @property

@@ -55,6 +55,9 @@ class LoaderOptions:
             check_int("num_threads", self.num_threads, 1, ", or 'auto'")
             if self.num_threads > MAX_THREADS:
                 raise ValueError(f"num_threads must be at most {MAX_THREADS}, or 'auto', got {self.num_threads}")
+        for name in ("check_scans", "translate", "masks_on_device"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False, got {value!r}")
         load = self.hw_decoder_load
         if load != "auto" and not (isinstance(load, (int, float)) and 0 <= load <= 1):
             raise ValueError(f"hw_decoder_load must be in [0, 1] or 'auto', got {load!r}")

@@ -142,7 +142,7 @@ class StatsRecorder:
         if batch.has_fallen_back and self.fallback_reason != self._logged_fallback:
             self._logged_fallback = self.fallback_reason
             level = logging.WARNING if self.has_images else logging.INFO
-            log.log(level, "%s falls back to torch's loading: %s", self._name, self.fallback_reason)
+            log.log(level, "%s: falling back to torch's loading: %s", self._name, self.fallback_reason)
         self.has_fallen_back = batch.has_fallen_back or (self.has_fallen_back and not batch.runs)
         by_dali = sum(map(len, batch.runs)) - new_pillow
         self._counts.update(images_by_dali=by_dali, images_by_pillow=new_pillow, bytes_read=batch.bytes_read)

@@ -31,7 +31,7 @@ Ask = Callable[[str], Answer]
 FORMATS: dict[str, dict[str, Any]] = {
     "JPEG": {"quality": 90},
     "JPEG 4:4:4": {"quality": 90, "subsampling": "4:4:4"},
-    "grey JPEG": {"quality": 90, "mode": "L"},
+    "grayscale JPEG": {"quality": 90, "mode": "L"},
     "progressive JPEG": {"quality": 90, "progressive": True},
     **{name: {"format": name, "lossless": True} for name in ("PNG", "BMP", "TIFF", "WebP")},
 }

@@ -72,7 +72,7 @@ class Explanation:
     stock_us: float
 
     def __str__(self) -> str:
-        times = f"{self.worker_us:,.0f} µs in a worker, {self.stock_us:,.0f} µs in a worker of torch's DataLoader"
+        times = f"{self.worker_us:,.0f} µs in a worker, if a GPU does the rest; {self.stock_us:,.0f} µs with torch"
         sections = {
             "Recorded": self.steps,
             "Replayed on the GPU": self.operations,

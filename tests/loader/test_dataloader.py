@@ -214,6 +214,13 @@ def test_who_starts_new_workers_for_short_epochs_is_told_once(
     assert caplog.text.count("set persistent_workers=True") == times
 
 
+def test_arguments_of_the_sampler_cannot_be_changed(photos: Path) -> None:
+    loader = DataLoader(ImageFolder(str(photos), TRANSFORM), num_shards=2)
+    for name in ("num_shards", "last_batch_policy", "batch_size"):
+        with pytest.raises(ValueError, match=name):
+            setattr(loader, name, 1)
+
+
 def test_an_option_that_is_changed_applies_to_the_next_epoch(folder: ImageFolder) -> None:
     folder.transform = transforms.Compose([transforms.RandomCrop(64), transforms.ToTensor()])
     loader = DataLoader(folder, 16, device="cpu")

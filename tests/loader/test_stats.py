@@ -230,7 +230,7 @@ def test_workers_of_which_some_fall_back_are_told_of_once(caplog: pytest.LogCapt
         recorder.add(PackedBatch(None, has_fallen_back=True, has_seen_images=True, decode_reason="pixels"), step)
         recorder.add(PackedBatch(None, runs=(run,)), step)
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["range, 9 samples falls back to torch's loading: pixels"]
+    assert told == ["range, 9 samples: falling back to torch's loading: pixels"]
 
 
 # --- a loop that waits -----------------------------------------------------------------------------------------------

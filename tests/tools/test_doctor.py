@@ -27,7 +27,7 @@ from ..installations import SITE, environment, stand_in, without
 from ..limits import STOP_S, WAIT_S
 from .command import SCRIPT, main
 
-ALL_FORMATS = "JPEG, JPEG 4:4:4, grey JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
+ALL_FORMATS = "JPEG, JPEG 4:4:4, grayscale JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
 NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
 ON_CPU, ENGINES = "decoding on the CPU", "decoding by the engines of GPU 0"
 CUDA = "decoding by CUDA of GPU 0"
