@@ -12,7 +12,7 @@ Usage, after pip install pycocotools:
 
 The script prints the loss of each epoch, and the mean average precision on the validation images as COCO defines it:
 AP is averaged over classes and IoU thresholds from 0.5 to 0.95, AP50 over classes. The photos that it creates are easy:
-with the default options, AP reaches at least 0.70, in about a minute on two CPU cores.
+with the default options, AP reaches at least 0.70, in about half a minute on two CPU cores.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=Help)
     option = parser.add_argument
     option("data", type=Path, nargs="?", default=PHOTOS, help="folder with train/ and val/, each with annotations.json")
-    option("--epochs", type=int, default=8, help="number of epochs, over which the learning rate decays to 0")
+    option("--epochs", type=int, default=5, help="number of epochs, over which the learning rate decays to 0")
     option("--batch-size", type=int, default=4, help="images per step")
     option("--workers", type=int, default=2, help="worker processes; 0: load in the main process")
     option("--lr", type=float, default=0.004, help="peak learning rate")
