@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -252,7 +254,8 @@ class BatchAssembler:
     def _run_with_pillow(self, batch: PackedBatch, run: PackedRun) -> tuple[Outputs, dict[int, ImageError]]:
         inputs, schedule = batch.read(run, self._pool.arena)
         images, *rest = map(list, inputs)
-        decoded: list[Any] = list(map(_decode, images, run.sources))
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as pool:  # errors thus do not reference this frame
+            decoded: list[Any] = list(pool.map(_decode, images, run.sources))
         failures = {row: result for row, result in enumerate(decoded) if isinstance(result, ImageError)}
         good_row = next((row for row in range(len(decoded)) if row not in failures), None)
         if good_row is None or (failures and self._on_error == "raise"):
