@@ -41,7 +41,7 @@ from ..hostile_jpegs import (
 )
 from ..jpeg_writer import Scan, segment, write_jpeg
 from ..numbered import numbered_image, read_numbers
-from ..odd_formats import ODD_FORMATS
+from ..odd_formats import ODD_FORMATS, encoded
 from ..outcomes import outcomes
 from ..tiers import by_default
 from ..undecoded import get_encoded
@@ -86,9 +86,7 @@ Pixels = torch.Tensor  # (3, H, W) uint8
 
 @functools.lru_cache(maxsize=8)
 def plain(subsampling: str = "4:2:0", **options: Any) -> bytes:
-    file = io.BytesIO()
-    picture(0, (67, 45)).save(file, "JPEG", quality=93, subsampling=subsampling, **options)
-    return file.getvalue()
+    return encoded(picture(0, (67, 45)), "JPEG", quality=93, subsampling=subsampling, **options)
 
 
 @functools.cache
@@ -98,15 +96,7 @@ def content(case: str) -> bytes:
     return FILES[case].read_bytes() if case in FILES else HOSTILE_JPEGS[case](plain())
 
 
-def pixels_by_pillow(data: bytes) -> Pixels | None:
-    """None where Pillow raises."""
-    with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
-        return transforms.functional.pil_to_tensor(image.convert("RGB"))
-    return None
-
-
 def folder_of(root: Path, files: Sequence[tuple[str, bytes]], transform: Any, kind: type = ImageFolder) -> ImageFolder:
-    """A data set of (suffix, content) each, in this order."""
     (root / "class").mkdir(parents=True)
     for number, (suffix, data) in enumerate(files):
         (root / "class" / f"{number:05d}{suffix}").write_bytes(data)
@@ -117,9 +107,7 @@ def folder_of(root: Path, files: Sequence[tuple[str, bytes]], transform: Any, ki
 
 @functools.cache
 def spelled(number: int) -> bytes:
-    file = io.BytesIO()
-    numbered_image(number).save(file, "JPEG", quality=90)
-    return file.getvalue()
+    return encoded(numbered_image(number), "JPEG", quality=90)
 
 
 def index_of(case: str) -> int:
@@ -145,13 +133,21 @@ def test_a_hostile_image_is_pillows_or_an_error(tmp_path: Path, workers: int, de
     assert not wrong
 
 
+def by_pillow(dataset: ImageFolder, index: int) -> Pixels | None:
+    """None where Pillow raises."""
+    with contextlib.suppress(Exception):
+        image: Pixels = dataset[index][0]
+        return image
+    return None
+
+
 def assert_as_pillow(dataset: ImageFolder, batches: list[Any], case: str, device: str) -> None:
     index = index_of(case)
     assert len(batches) == 2 * len(CASES)
     found, after = batches[index // BATCH : index // BATCH + 2]
     start = index // BATCH * BATCH
     assert numbers_of([image for image, _ in after]) == list(range(start + BATCH, start + 2 * BATCH))
-    theirs = pixels_by_pillow(content(case))
+    theirs = by_pillow(dataset, index)
     if theirs is None:
         assert case not in SOUND
         assert isinstance(found, ImageError), found
@@ -188,13 +184,6 @@ class CroppedByIndex(ImageFolder):
         return super().__getitem__(index)
 
 
-def crop_by_pillow(dataset: CroppedByIndex, index: int) -> Pixels | None:
-    with contextlib.suppress(Exception):
-        image: Pixels = dataset[index][0]
-        return image
-    return None
-
-
 def is_shown_otherwise(path: str) -> bool:
     """Without a marker out of place, a GPU shows damage inside a scan in its own way: docs/errors.md."""
     return check_file(path).kind == "damaged" and EncodedImage.from_jpeg(Path(path).read_bytes()) is not None
@@ -203,21 +192,15 @@ def is_shown_otherwise(path: str) -> bool:
 def compare_one_by_one(
     root: Path, files: Sequence[bytes], is_cropped: bool, device: str, gpu_levels: float = 0.5
 ) -> tuple[list[str], int]:
-    """Load each file whole or cropped, in batches of one, and compare with Pillow.
-
-    On a GPU, a picture may be ``gpu_levels`` further off in the mean.
-
-    Returns:
-        What is wrong, by the number of the file, and how many images raised the error that they should.
-    """
+    """What is wrong, by the number of the file, and how many images raised the error that they should."""
     wrong, refused = [], 0
     transform, kind = (CROP, CroppedByIndex) if is_cropped else (transforms.PILToTensor(), ImageFolder)
     dataset = folder_of(root, [(".jpg", data) for data in files], transform, kind)
     found = outcomes(DataLoader(dataset, 1, num_workers=2, device=device))
     assert len(found) == len(dataset)
-    for index, (ours, data) in enumerate(zip(found, files)):
+    for index, ours in enumerate(found):
         path = dataset.samples[index][0]
-        their = crop_by_pillow(dataset, index) if is_cropped else pixels_by_pillow(data)
+        their = by_pillow(dataset, index)
         if their is None:
             named = isinstance(ours, ImageError) and (ours.index, ours.path) == (index, path)
             refused += named
@@ -298,25 +281,18 @@ PHOTO = picture(0, (48, 40))
 
 
 def saved(image: Image.Image = PHOTO, **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, "JPEG", **options)
-    return file.getvalue()
+    return encoded(image, "JPEG", **options)
 
 
-def exif(thumbnail: bytes = b"") -> bytes:
+def exif() -> bytes:
     content = Image.Exif()
     content[0x010F], content[0x0128], content[0x011A], content[0x011B] = "Maker", 2, 300.0, 300.0
-    return content.tobytes() + thumbnail
+    return content.tobytes()
 
 
 def with_photoshop(data: bytes) -> bytes:
     resolution = b"8BIM\x03\xed\0\0\0\0\0\x10" + b"\0\x48\0\0\0\1\0\1" * 2
     return data[:2] + segment(0xED, b"Photoshop 3.0\0" + resolution + b"8BIM\x04\x04\0\0\0\0\0\2ab") + data[2:]
-
-
-def as_ycck(data: bytes) -> bytes:
-    at = data.index(b"Adobe")
-    return data[: at + 11] + b"\2" + data[at + 12 :]
 
 
 SOURCES: dict[str, Callable[[], bytes]] = {
@@ -334,11 +310,11 @@ SOURCES: dict[str, Callable[[], bytes]] = {
     "grey": lambda: saved(PHOTO.convert("L")),
     "grey, progressive": lambda: saved(PHOTO.convert("L"), progressive=True),
     "CMYK": lambda: saved(PHOTO.convert("CMYK")),
-    "YCCK": lambda: as_ycck(saved(PHOTO.convert("CMYK"))),
+    "YCCK": lambda: ODD_FORMATS["odd_ycck.jpg"](PHOTO),
     "RGB": functools.partial(saved, keep_rgb=True),
     "density": functools.partial(saved, dpi=(72, 72)),
     "EXIF behind JFIF": functools.partial(saved, exif=exif()),
-    "EXIF and a thumbnail": lambda: without(JFIF)(saved(exif=exif(saved(PHOTO.resize((16, 12)), quality=20)))),
+    "EXIF and a thumbnail": lambda: without(JFIF)(ODD_FORMATS["odd_thumbnail.jpg"](PHOTO)),
     "ICC profile": functools.partial(saved, icc_profile=bytes(range(64))),
     "Photoshop": lambda: with_photoshop(saved(comment=b"a comment")),
     "two pictures": lambda: two_pictures(saved()),
@@ -393,8 +369,6 @@ def mutations(data: bytes, rng: random.Random, share: float) -> Iterator[tuple[s
 
 
 class Catching(Dataset[Any]):
-    """Opens each file as most datasets do, and gives the class of the error, if there is one."""
-
     def __init__(self, files: list[bytes]) -> None:
         self.files, self.late = files, [False] * len(files)
 
