@@ -70,13 +70,6 @@ def tensors_in(value: Any) -> Iterator[Any]:
         yield value
 
 
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    if tensor.dtype is torch.bfloat16:  # which numpy does not have
-        tensor = tensor.float()
-    data: bytes = tensor.numpy().tobytes()
-    return data
-
-
 def strides_of(tensor: torch.Tensor) -> list[int]:
     """But of dimensions of size 1, where a stride means nothing, and torch's meta device gives others at times."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride()) if size != 1]
@@ -90,7 +83,8 @@ def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
             assert a == b, where
             continue
         assert (a.shape, a.dtype, strides_of(a)) == (b.shape, b.dtype, strides_of(b)), where
-        assert bytes_of(a) == bytes_of(b), f"{where}: {a}, and torch's is {b}"
+        found, expected = (t.float() if t.dtype is torch.bfloat16 else t for t in (a, b))  # numpy has no bfloat16
+        assert found.numpy().tobytes() == expected.numpy().tobytes(), f"{where}: {a}, and torch's is {b}"
 
 
 def assert_replayed(ours: Any, theirs: Any) -> None:
