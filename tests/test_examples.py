@@ -69,8 +69,6 @@ beside the folders of the runs.
 
 @dataclass(frozen=True)
 class Run:
-    """How a script ended, and the folder it wrote to."""
-
     status: int
     stdout: str
     stderr: str

@@ -157,7 +157,7 @@ def test_a_worker_killed_in_one_loader_leaves_another_loader_right(spelled_root:
     assert all_numbers(healthy) == all_numbers(dying) == list(range(48))
 
 
-# --- batches that fail -----------------------------------------------------------------------------------------------
+# --- workers without memory ------------------------------------------------------------------------------------------
 
 
 def assert_only_the_fourth_fails(loader: Any, error: Any, match: str | None = None) -> None:
@@ -166,9 +166,6 @@ def assert_only_the_fourth_fails(loader: Any, error: Any, match: str | None = No
     with pytest.raises(error, match=match):
         next(batches)
     assert numbers + all_numbers(batches) == [*range(12), *range(16, 48)]
-
-
-# --- workers without memory ------------------------------------------------------------------------------------------
 
 
 def allow_little_memory(worker_id: int) -> None:
@@ -404,8 +401,7 @@ def test_timeout_ends_the_wait_for_a_worker_that_hangs_from_the_epoch_before(
 CONTROL_C = {
     # Said late, when the trainer waits indeed: Python may lose an interrupt while it still forks and builds.
     "waiting for the first batch": """
-        late = lambda index: (time.sleep(3), say_ready_and_hang()) if index == 4 else hang()
-        for batch in loader_of(root, late): pass
+        for batch in loader_of(root, Misstep(0, lambda: (time.sleep(3), say_ready_and_hang()), notes)): pass
     """,
     "waiting for a batch in mid epoch": "for batch in loader_of(root, Misstep(13, say_ready_and_hang, notes)): pass",
     "in the body, with a worker that sleeps": """
@@ -416,7 +412,6 @@ CONTROL_C = {
         kept = loader_of(root, persistent_workers=True)
         all_numbers(kept); say_ready(); hang()
     """,
-    "while workers begin": "for batch in loader_of(root, worker_init_fn=say_ready_and_hang): pass",
     "while a spawned worker is given the dataset": """
         Spelled.__getstate__ = say_ready_and_hang
         for batch in loader_of(root, multiprocessing_context="spawn"): pass
@@ -429,11 +424,7 @@ CONTROL_C = {
 }
 
 
-ALONE = (
-    "waiting for a batch in mid epoch",
-    "waiting for a worker that waits for a file",
-    "in the body, with a worker that sleeps",
-)
+ALONE = "waiting for a worker that waits for a file", "in the body, with a worker that sleeps"
 
 
 @pytest.mark.parametrize(
@@ -453,9 +444,6 @@ def test_control_c_stops_the_training_and_its_workers_at_once(
 ) -> None:
     # The interpreter takes a while to end, with torch in it; so the script says when it begins to.
     steps = ("\n" + " " * 12).join(line.strip() for line in body.strip().splitlines())
-    # Python loses an interrupt that comes in the middle of a fork; then the end of the workers ends the training.
-    in_a_fork = "worker_init_fn" in body
-    stop, stop_s = ("(KeyboardInterrupt, RuntimeError)", ERROR_S) if in_a_fork else ("KeyboardInterrupt", STOP_S)
     script = f"""
         from tests.integration.test_processes import open_pipe
         notes = Path({str(tmp_path)!r})
@@ -463,7 +451,7 @@ def test_control_c_stops_the_training_and_its_workers_at_once(
             {steps}
         try:
             train()
-        except {stop} as error:
+        except KeyboardInterrupt as error:
             error.__traceback__ = None
             print("stopped", time.monotonic(), flush=True)
             sys.exit(130)
@@ -476,9 +464,9 @@ def test_control_c_stops_the_training_and_its_workers_at_once(
         output, errors = process.communicate(timeout=WAIT_S)
         assert process.returncode == 130, errors
         word, stopped_s = output.replace("ready\n", "").split()
-        assert word == "stopped" and float(stopped_s) - start_s < stop_s
+        assert word == "stopped" and float(stopped_s) - start_s < STOP_S
         assert_gone(children, STOP_S)
-        if "spawn" not in body and not in_a_fork:  # where a worker says that its dataset never came
+        if "spawn" not in body:  # where a worker says that its dataset never came
             assert "Traceback" not in errors
 
 

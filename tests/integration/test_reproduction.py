@@ -58,7 +58,6 @@ def cpu(batches: Any) -> Batches:
 
 
 def loader_of(dataset: Any, workers: int = 0, seed: int | None = 5, **arguments: Any) -> Any:
-    """Batches of 7 in a random order."""
     how: dict[str, Any] = {"shuffle": True, "device": "cpu"} | arguments
     return DataLoader(dataset, 7, num_workers=workers, seed=seed, **how)
 
@@ -237,8 +236,6 @@ WORKERS = pytest.mark.parametrize(
 
 
 class Counting(Dataset[Any]):
-    """Counts what it was asked for, in each worker by itself."""
-
     def __init__(self, size: int = 20) -> None:
         self.size, self.asked = size, 0
 
@@ -309,24 +306,13 @@ class Generating(IterableDataset[Any]):
         self.at, self.epochs = state["at"], state["epochs"]
 
 
-class Itself(IterableDataset[int]):
+class Itself(Counter, IterableDataset[int]):
     def __init__(self) -> None:
-        self.numbers: list[int] | None = None
-        self.at = 0
-
-    def __iter__(self) -> Iterator[int]:
-        return self
+        super().__init__([])
 
     def __next__(self) -> int:
-        if self.numbers is None:
-            self.numbers = of_this_worker()
-        if self.at == len(self.numbers):
-            raise StopIteration
-        self.at += 1
-        return self.numbers[self.at - 1]
-
-    state_dict = Counter.state_dict  # type: ignore[assignment]
-    load_state_dict = Counter.load_state_dict  # type: ignore[assignment]
+        self.numbers = self.numbers or of_this_worker()
+        return super().__next__()
 
 
 class StatefulFolder(ImageFolder):
@@ -350,7 +336,6 @@ KINDS: dict[str, Callable[[Path], Any]] = {
 
 
 def through(kind: Any, state: Any) -> Any:
-    """As a checkpoint is written and read."""
     return kind.loads(kind.dumps(state))
 
 

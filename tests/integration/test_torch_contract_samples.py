@@ -170,14 +170,9 @@ def test_samples_hold_what_they_hold_under_torch(make_of: MakeOf, hold: Hold, wo
 @pytest.mark.parametrize(
     "arguments", [dict(batch_size=4, drop_last=True), dict(batch_size=None)], ids=["batches", "none"]
 )
-@pytest.mark.parametrize(
-    "collate_fn",
-    [lambda samples: tuple(zip(*samples)), deque, lambda samples: list(iter(samples))],
-    ids=["columns", "a deque", "a list"],
-)
-def test_a_collate_fn_gets_what_torchs_gets(make_of: MakeOf, collate_fn: Any, arguments: Any, workers: int) -> None:
+def test_a_collate_fn_gets_what_torchs_gets(make_of: MakeOf, arguments: Any, workers: int) -> None:
     dataset = make_of(lambda image, k: [(image, k), (k, k)])
-    how = dict(num_workers=workers, **arguments, collate_fn=collate_fn)
+    how = dict(num_workers=workers, **arguments, collate_fn=lambda samples: tuple(zip(*samples)))
     assert_as_torch(lambda loader: loader(dataset, **how), one_epoch)
 
 
@@ -335,11 +330,7 @@ def test_a_wrong_answer_to_a_batch_of_indices_fails_as_under_torch(size: int, wo
 
 
 class Stream(IterableDataset[Any]):
-    """Samples without images; ``shards`` says how workers part them.
-
-    Attributes:
-        start, stop: of the numbers; a worker_init_fn may change them.
-    """
+    """Samples without images; ``shards`` says how workers part them."""
 
     def __init__(self, *, shards: str = "even", count: int = 10, fail_at: int | None = None) -> None:
         self.start, self.stop, self.shards, self.fail_at = 0, count, shards, fail_at
@@ -375,8 +366,6 @@ class Sized:
 
 
 class PictureStream(Stream):
-    """Opens images, so that DALI decodes them."""
-
     def __init__(self, root: Any, **arguments: Any) -> None:
         super().__init__(**arguments)
         self.folder, self.transform = ImageFolder(root), TRANSFORM

@@ -37,10 +37,6 @@ TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor
 SIZE, BATCH, BAD = 24, 4, 9  # the bad sample is in the third batch
 
 
-def missing(path: Path) -> None:
-    path.unlink()
-
-
 def a_device_without_end(path: Path) -> None:
     path.unlink()
     path.symlink_to("/dev/zero")
@@ -76,8 +72,6 @@ def broken_tables(path: Path) -> None:
 
 
 class OpensItself(ImageFolder):
-    """Reads with Pillow, as many datasets do."""
-
     def __getitem__(self, index: int) -> Any:
         path, label = self.samples[index]
         return self.transform(Image.open(path).convert("RGB")), label, index
@@ -213,7 +207,7 @@ def numbers_of(batches: list[Any], dataset: ImageFolder) -> list[list[int]]:
 
 WAYS = pytest.mark.parametrize(
     "how",
-    [FOUND_BY_THE_WORKER, FOUND_BY_DALI, missing, empty, cut_in_the_scan, a_device_without_end, too_many_pixels],
+    [FOUND_BY_THE_WORKER, FOUND_BY_DALI, Path.unlink, empty, cut_in_the_scan, a_device_without_end, too_many_pixels],
     ids=lambda how: how.__name__,
 )
 EITHER = pytest.mark.parametrize("how", [FOUND_BY_THE_WORKER, FOUND_BY_DALI], ids=["by the worker", "by DALI"])
@@ -234,7 +228,7 @@ DEPRECATED = pytest.mark.filterwarnings("ignore:The image decoding and encoding 
 def test_what_torchvision_cannot_read_is_left_out(
     spelled: Numbered, workers: int, translate: bool, device: str
 ) -> None:
-    for index, how in {5: missing, 6: empty, 23: text}.items():
+    for index, how in {5: Path.unlink, 6: empty, 23: text}.items():
         damage(spelled, how, index)
     dataset = ReadByTorchvision(spelled.root)
     dataset.samples = spelled.samples  # with those that are missing
@@ -251,8 +245,6 @@ def test_what_torchvision_cannot_read_is_left_out(
 
 
 class Lists(Numbered):
-    """Reads a batch at once."""
-
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
@@ -359,7 +351,7 @@ def test_each_sample_is_one_line_in_the_log_of_all_epochs(spelled: Numbered, cap
 
 
 def test_the_log_ends_before_it_gets_long(spelled: Numbered, caplog: pytest.LogCaptureFixture) -> None:
-    damage(spelled, missing, *range(23))
+    damage(spelled, Path.unlink, *range(23))
     loader = DataLoader(spelled, BATCH, on_error="skip", device="cpu")
     with caplog.at_level(logging.WARNING, "proxyloader"):
         list(loader)
@@ -400,9 +392,7 @@ def test_the_users_random_numbers_go_on_as_if_nothing_had_been_replaced(spelled:
     assert torch.equal(*states)
 
 
-class PastesIts(OpensItself):
-    """Pastes a second file into the first."""
-
+class PastesTheNext(OpensItself):
     def __getitem__(self, index: int) -> Any:
         path, after = (self.samples[k][0] for k in (index, (index + 1) % len(self)))
         with Image.open(path) as image, Image.open(after) as second:
@@ -412,29 +402,34 @@ class PastesIts(OpensItself):
 
 def test_the_file_is_named_whose_pixels_pillow_could_not_read(spelled: Numbered) -> None:
     paths = damage(spelled, cut_in_the_scan, 5)
-    loader = DataLoader(PastesIts(spelled.root, TRANSFORM), BATCH, on_error="skip", device="cpu")
+    loader = DataLoader(PastesTheNext(spelled.root, TRANSFORM), BATCH, on_error="skip", device="cpu")
     assert len([*loader]) == SIZE // BATCH
     assert [(each.index, each.path) for each in loader.errors] == [(4, paths[0]), (5, paths[0])]
 
 
 class Fails(Numbered):
-    """Raises at one index what has nothing to do with the file there."""
+    """Has at one index an error that has nothing to do with the file there."""
 
-    error: Exception | Callable[[], Any]
+    error: Exception | Callable[[str], Any]
 
     def __getitem__(self, index: int) -> Any:
-        if index == 5:
-            if isinstance(self.error, Exception):
-                raise self.error
-            self.error()
-        return super().__getitem__(index)
+        if index != 5:
+            return super().__getitem__(index)
+        if isinstance(self.error, Exception):
+            raise self.error
+        return self.error(self.samples[index][0]), 0, index
 
 
-def multiply_what_does_not_fit() -> None:
-    torch.ones(2) @ torch.ones(3)
+def multiply_what_does_not_fit(path: str) -> Any:
+    return torch.ones(2) @ torch.ones(3)
 
 
-def read_without_descriptors() -> None:
+def forget_to_convert(path: str) -> Any:
+    """The others of the batch are in RGB."""
+    return TRANSFORM(Image.open(path).convert("L"))
+
+
+def read_without_descriptors(path: str) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
@@ -458,18 +453,21 @@ def read_without_descriptors() -> None:
         SyntaxError("of a module that the dataset imports"),
         MemoryError("mine"),
         multiply_what_does_not_fit,
+        forget_to_convert,
         read_without_descriptors,
     ],
     ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", repr(value)),
 )
 def test_faults_of_the_program_and_of_the_machine_are_never_skipped(
-    spelled: Numbered, on_error: Any, error: Exception | Callable[[], Any]
+    spelled: Numbered, on_error: Any, error: Exception | Callable[[str], Any]
 ) -> None:
     dataset = Fails(spelled.root, TRANSFORM)
     dataset.error = error
     loader = DataLoader(dataset, BATCH, num_workers=1, on_error=on_error, device="cpu")
     found = outcomes(loader)
-    assert isinstance(found.pop(1), type(error) if isinstance(error, Exception) else RuntimeError)
+    raised = found.pop(1)
+    assert isinstance(raised, type(error) if isinstance(error, Exception) else RuntimeError)
+    assert error is not forget_to_convert or "RGB" in str(raised)
     assert numbers_of(found, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 8, 12, 16, 20)]
     assert len(loader.errors) == 0
 
@@ -494,24 +492,6 @@ def test_errors_of_the_disk_are_raised_as_by_torch(
         assert isinstance(error, ImageError)
         assert (error.code, error.index, error.path, error.errno) == ("machine", 9, path, errno.EIO)
     assert numbers_of(ours, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
-
-
-class ForgetsToConvert(Numbered):
-    """Opens its pictures itself, and one of them in another mode."""
-
-    def __getitem__(self, index: int) -> Any:
-        image = Image.open(self.samples[index][0]).convert("L" if index == 5 else "RGB")
-        return self.transform(image), index
-
-
-@pytest.mark.parametrize("on_error", ["skip", "replace"])
-def test_a_picture_in_another_mode_is_never_skipped(spelled: Numbered, on_error: Any) -> None:
-    arguments: dict[str, Any] = dict(num_workers=1, on_error=on_error, device="cpu")
-    loader = DataLoader(ForgetsToConvert(spelled.root, TRANSFORM), BATCH, **arguments)
-    found = outcomes(loader)
-    error = found.pop(1)
-    assert isinstance(error, RuntimeError) and "RGB" in str(error)
-    assert len(found) == 5 and len(loader.errors) == 0
 
 
 class TwoViews(Numbered):
