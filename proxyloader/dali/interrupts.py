@@ -2,7 +2,7 @@
 
 The JPEG engines interrupt a core 5,000 times a second or more, and always the same one. DALI's executor spins while it
 waits for them, so the scheduler does not move it away from that core, on which it decodes half as many images: 13,205
-instead of 25,789 images/s on a virtual machine with an H200 (``benchmarks/results/interrupts.txt``). A busy main thread
+instead of 25,852 images/s on a virtual machine with an H200 (``benchmarks/results/interrupts.txt``). A busy main thread
 stays there as well.
 """
 
@@ -32,16 +32,24 @@ def avoid_busy_cores() -> None:
     if elapsed_s > INTERVAL_S:
         before, _counts, _checked_s = _counts, _count_interrupts(), time.monotonic()
         _busy = {core for core, count in _counts.items() if count - before.get(core, count) > BUSY_PER_S * elapsed_s}
-        for thread in Path("/proc/self/task").iterdir() if _busy else ():
-            with contextlib.suppress(OSError):  # the thread has ended
-                if (thread / "comm").read_text().startswith("[DALI]"):
-                    cores = _cores.setdefault(int(thread.name), os.sched_getaffinity(int(thread.name)))
-                    os.sched_setaffinity(int(thread.name), cores - _busy or cores)
+        if _busy:
+            _move_dali_threads()
     cores = os.sched_getaffinity(0) if _busy else set()
     if cores & _busy and cores - _busy:
         with contextlib.suppress(OSError):  # a sandbox may forbid it
             os.sched_setaffinity(0, cores - _busy)
             os.sched_setaffinity(0, cores)  # it was moved at once, and may later use all cores again
+
+
+def _move_dali_threads() -> None:
+    global _cores
+    known, _cores = _cores, {}  # forget threads that have ended, as their numbers are used again
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # the thread has ended
+            if (thread / "comm").read_text().startswith("[DALI]"):
+                number = int(thread.name)
+                cores = _cores[number] = known.get(number) or os.sched_getaffinity(number)
+                os.sched_setaffinity(number, cores - _busy or cores)
 
 
 def _count_interrupts() -> dict[int, int]:
