@@ -224,7 +224,7 @@ class _ContentPickler(ForkingPickler):
         self.files: list[dict[int, int]] = []  # of each run: number of the decoded image, by ``_get_file``
         self.objects: list[Any] = []
         self.masks, self._packs_masks = MaskWriter(), packs_masks
-        self.places: dict[int, MaskPlace] = {}  # of masks, by id
+        self.places: dict[int, tuple[MaskPlace, Any]] = {}  # by id of masks, which are kept, as ids are used again
         self.is_computed = False  # whether there are tensors computed from images
         self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
         self._runs_of: dict[Any, int] = {}  # kind of run and ids of the images -> run for batches of these images
@@ -255,8 +255,8 @@ class _ContentPickler(ForkingPickler):
             return self._refer(obj) if self._needs_dali(obj) else None
         if self._packs_masks and is_mask(obj):
             if id(obj) not in self.places:
-                self.places[id(obj)] = self.masks.add(obj)
-            return self.places[id(obj)]
+                self.places[id(obj)] = self.masks.add(obj), obj
+            return self.places[id(obj)][0]
         by_reference = isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
         if get_worker_info() is not None:
             by_reference = by_reference and _find_small_tensor(obj) is None

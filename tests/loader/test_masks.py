@@ -24,8 +24,8 @@ BINARY = [torch.bool, torch.uint8, torch.int64]
 class Segmented(Dataset[Any]):
     """Images with masks of many kinds, and with what is none."""
 
-    def __init__(self, folder: ImageFolder | None = None, error: Any = None) -> None:
-        self.folder, self.error = folder, error
+    def __init__(self, folder: ImageFolder | None = None) -> None:
+        self.folder = folder
 
     def __len__(self) -> int:
         return 24 if self.folder else 160  # enough for workers to fall back to torch's loading
@@ -76,6 +76,25 @@ def compare(theirs: Any, ours: Any, device: str) -> None:
 @pytest.mark.usefixtures("emulated_gpu")
 def test_masks_are_the_stock_loaders(folder: ImageFolder, has_images: bool, workers: int) -> None:
     check(Segmented(folder if has_images else None), "cpu", num_workers=workers)
+
+
+class Copied(list[torch.Tensor]):
+    """Its pickle has copies of its masks, each of which exists only meanwhile."""
+
+    def __reduce__(self) -> Any:
+        return list, (), None, (mask.clone() for mask in self)
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_masks_that_exist_only_while_they_are_pickled_are_not_mixed_up(folder: ImageFolder) -> None:
+    folder.transform = F.to_tensor
+    masks = [torch.arange(4096).reshape(64, 64) % (number + 2) == 0 for number in range(8)]
+
+    def collate(samples: Any) -> Any:
+        return [image for image, _ in samples], Copied(masks)
+
+    for _, found in DataLoader(folder, 16, num_workers=1, collate_fn=collate, masks_on_device=True):
+        assert all(map(torch.equal, found, masks)) and len(found) == len(masks)
 
 
 @pytest.mark.gpu
