@@ -27,6 +27,8 @@ from rich.table import Table
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import RandAugment, RandomResizedCrop, functional
+from torchvision.transforms.v2 import RandomIoUCrop
+from torchvision.tv_tensors import BoundingBoxes
 from tqdm import tqdm
 
 from proxyloader.dali.build import PipelineOptions
@@ -39,6 +41,7 @@ from proxyloader.data.jpeg import checks
 from proxyloader.kernels.operations import find_obstacle
 from proxyloader.tools.bench.cases import OwnDataset
 from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, make_transform
+from proxyloader.transforms import iou_crop
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher, PassedSamples
 from proxyloader.workers.messages import PackedBatch
@@ -46,19 +49,22 @@ from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory, set_up_worker
 
-PARTS = ("files", "worker", "main_process")
+PARTS = ("files", "worker", "iou_crops", "main_process")
 """Functions of this file. Each runs in its own process, because hooks and the settings of malloc are permanent."""
 
+CROPS = 64
 ROUNDS = 9
 """After a first one that is not counted."""
 
 ALONE, TOGETHER = "worker: ImageFolder, sample by sample", "worker: ImageFolder, all files read first"
 COMPOSE, BY_HAND = "worker: own dataset, Compose", "worker: own dataset, functionals by hand"
 AT_ONCE, BY_CALL = "worker: own dataset, RandAugment", "worker: own dataset, RandAugment recorded call by call"
+THEIR_CROPS, OUR_CROPS = "worker: RandomIoUCrop's draws by torchvision", "worker: RandomIoUCrop's draws in NumPy"
 GAINS = {
     "all files read first, drawn together": (ALONE, TOGETHER),
     "crop, flip, conversions drawn at once": (BY_HAND, COMPOSE),
     "RandAugment drawn at once": (BY_CALL, AT_ONCE),
+    "RandomIoUCrop drawn in NumPy": (THEIR_CROPS, OUR_CROPS),
 }
 """The slower and the faster of two ways to do the same."""
 
@@ -121,6 +127,23 @@ def worker(root: str) -> Costs:
     deferral = start_deferring(on_gpu=True)
     workers = {name: Worker(dataset, deferral, name == TOGETHER) for name, dataset in datasets.items()}
     return measure({name: each.pack for name, each in workers.items()}, len(datasets[ALONE]))
+
+
+def iou_crops(root: str) -> Costs:
+    """The crops that v2's RandomIoUCrop draws for five boxes in each image, without applying them."""
+    crop, theirs = RandomIoUCrop(), RandomIoUCrop.make_params
+    boxes = torch.tensor(
+        [[20, 30, 120, 310], [200, 100, 480, 300], [5, 5, 60, 60], [250, 10, 400, 370], [90, 90, 99, 99]]
+    )
+    target = BoundingBoxes(boxes.float(), format="XYXY", canvas_size=(375, 500))  # type: ignore[call-overload]
+
+    def draw(make_params: Callable[..., Any]) -> None:
+        torch.manual_seed(0)
+        for _ in range(CROPS):
+            make_params(crop, [target])
+
+    ours = functools.partial(iou_crop.make_params, theirs)
+    return measure({THEIR_CROPS: lambda: draw(theirs), OUR_CROPS: lambda: draw(ours)}, CROPS)
 
 
 def start_deferring(on_gpu: bool) -> Deferral:

@@ -338,7 +338,7 @@ TASK_CASES = {
     "dataloader-rs": Case(
         dataloader_rs, "dataloader-rs's threads, with the same", ("workers",), False, "dataloader-rs==0.2.0"
     ),
-    "kornia": Case(kornia, "torch's workers, Kornia on the GPU", ("workers",), False, "kornia==0.9.0", NO_IOU_CROP),
+    "kornia": Case(kornia, "torch's workers, Kornia on the device", ("workers",), False, "kornia==0.9.0", NO_IOU_CROP),
 }
 """Cases of the other tasks. All packages but torch and proxyloader decode with torchvision."""
 CASES |= TASK_CASES
