@@ -157,7 +157,7 @@ data that are put in place of a tensor's own are lost
     data/lazy_tensor.py:LazyTensor.__torch_function__ | or function == SET_DATA =>
     data/test_lazy_tensor.py
 a tensor that is decoded late is looked up as a class of ours
-    data/lazy_tensor.py:_StockType.__eq__ | or cls.stock is other =>
+    data/lazy_tensor.py:StockType.__eq__ | or cls.stock is other =>
     integration/test_called_transforms.py
 a default dtype that changes later is not seen
     data/called_transforms.py:apply_undecoded | torch.get_default_dtype() is not torch.float32 => False

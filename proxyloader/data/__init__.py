@@ -10,6 +10,7 @@ __all__ = [
     "hooks",
     "jpeg",
     "lazy_image",
+    "lazy_mask",
     "lazy_tensor",
     "placeholders",
     "recorded",

@@ -22,6 +22,7 @@ from .called_transforms import call_patches
 from .deferral import Deferral, deferring
 from .lazy_decoding import decoder_patches
 from .lazy_image import opener_patches
+from .lazy_mask import mask_patches
 from .pillow_calls import pillow_patches
 from .tensor_calls import tensor_patches
 
@@ -37,7 +38,7 @@ def hold(deferral: Deferral) -> None:
         if not _is_held():
             # Before installing any, because classes inherit from each other.
             patches = [*opener_patches(), *decoder_patches(), *pillow_patches(), *tensor_patches(), *call_patches()]
-            _undo.extend(_patch(*each) for each in patches)
+            _undo.extend(_patch(*each) for each in (*patches, *mask_patches()))
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
 

@@ -83,10 +83,10 @@ recorders: dict[Any, Callable[..., Any]] = {}
 
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
-_set_class = vars(object)["__class__"].__set__
+set_class = vars(object)["__class__"].__set__
 
 
-class _StockType(type(torch.Tensor)):  # type: ignore[misc]
+class StockType(type(torch.Tensor)):  # type: ignore[misc]
     """Metaclass of classes that compare equal to the stock class they stand for, also as keys of dicts and sets."""
 
     stock: type[torch.Tensor]
@@ -98,10 +98,10 @@ class _StockType(type(torch.Tensor)):  # type: ignore[misc]
         return hash(cls.stock)
 
 
-copyreg.pickle(_StockType, lambda cls: (operators.getitem, ((cls.stock,), 0)))
+copyreg.pickle(StockType, lambda cls: (operators.getitem, ((cls.stock,), 0)))
 
 
-class LazyTensor(torch.Tensor, metaclass=_StockType):
+class LazyTensor(torch.Tensor, metaclass=StockType):
     """A CPU tensor whose values may not be computed yet. A tensor computed from one is also one."""
 
     stock = torch.Tensor
@@ -258,7 +258,7 @@ def wrap_values(value: Any) -> Any:
 def as_image(value: Any) -> Any:
     """Return a tensor as a ``tv_tensors.Image``; any other value unchanged."""
     if type(value) is LazyTensor:
-        _set_class(value, LazyImageTensor)
+        set_class(value, LazyImageTensor)
     return value.as_subclass(tv_tensors.Image) if type(value) is torch.Tensor else value
 
 
@@ -314,7 +314,7 @@ def _become_stock(tensor: LazyTensor) -> None:
     """Turn a LazyTensor into a tensor of its stock class."""
     torch._C._swap_tensor_impl(tensor, materialize(tensor))
     vars(tensor).clear()
-    _set_class(tensor, type(tensor).stock)
+    set_class(tensor, type(tensor).stock)
 
 
 def run_eagerly(function: Any, args: Any, kwargs: dict[str, Any], wrap: Callable[[Any], Any] = wrap_values) -> Any:
@@ -514,7 +514,7 @@ _overloaded_args = torch.overrides._get_overloaded_args
 @functools.wraps(_overloaded_args)
 def _overloaded_args_lazy_first(args: Any, *more: Any) -> Any:
     """Sort LazyTensors first, because torch dispatches on one argument per type, and these types compare equal."""
-    return _overloaded_args(sorted(args, key=lambda each: not isinstance(each, LazyTensor)), *more)
+    return _overloaded_args(sorted(args, key=lambda each: type(type(each)) is not StockType), *more)
 
 
 setattr(torch.overrides, "_get_overloaded_args", _overloaded_args_lazy_first)  # noqa: B010

@@ -29,6 +29,7 @@ from torchvision import tv_tensors
 from ..data.batch_memory import aligned, batch_memory
 from ..data.canvas import Canvas, Canvases
 from ..data.deferral import Deferral
+from ..data.lazy_mask import LazyMask
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
@@ -100,7 +101,8 @@ class Packer:
         content = self._collate(samples) if collates else samples
         pickler = self._make_pickler()
         may_have_images = self.has_images or has_placeholders
-        if may_have_images or (LazyTensor.any_created and contains(content, (LazyTensor,))):
+        any_lazy = LazyTensor.any_created or LazyMask.any_created
+        if may_have_images or (any_lazy and contains(content, (LazyTensor, LazyMask))):
             data = pickler.pickle(content)
             if rejected := self._reject_plans(pickler.runs):
                 pickler = self._make_pickler(rejected)
@@ -253,6 +255,8 @@ class _ContentPickler(ForkingPickler):
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self._refer(obj) if self._needs_dali(obj) else None
+        if isinstance(obj, LazyMask) and not (self._packs_masks and obj.numel() >= obj.selection.pixels.numel()):
+            obj.compute()
         if self._packs_masks and is_mask(obj):
             if id(obj) not in self.places:
                 self.places[id(obj)] = self.masks.add(obj), obj

@@ -1,0 +1,295 @@
+"""LazyMask: a mask whose flips, crops, padding and resizes are recorded. Runs where the dataset runs.
+
+Each of these operations selects rows and columns, and so does a chain of them. If masks are for a device, a worker
+sends the original pixels and the selection, which ``workers/masks.py`` applies there. Any other use of a LazyMask turns
+it into the tensor of its stock class that torchvision would have returned.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torchvision import tv_tensors
+from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
+
+from ..transforms.geometry import as_ltrb, as_pair, center_box
+from ..transforms.plan import Size
+from ..transforms.resize import interpolation_value, nearest_pixels, parse_size
+from .lazy_tensor import StockType, set_class
+from .recorded import flatten
+from .replaced_code import find, unless_handled
+
+DTYPES = frozenset({torch.bool, torch.uint8, torch.int64})
+"""Dtypes of masks whose operations are recorded."""
+
+MIN_PIXELS = 1024
+"""Minimum number of pixels of a mask. Smaller tensors may be anything, such as boxes."""
+
+METADATA = frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in ("shape", "dtype", "device", "ndim", "layout", "is_sparse", "is_nested", "requires_grad", "is_cuda")
+) | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__}
+"""Functions that do not use values."""
+
+OUTSIDE = -1
+
+Lines = NDArray[np.int64]
+"""Numbers of rows or columns."""
+
+
+class Selection(NamedTuple):
+    """Rows and columns of masks. Lines that are OUTSIDE contain ``fill``."""
+
+    pixels: torch.Tensor  # (..., H, W), whose values do not change
+    rows: Lines
+    columns: Lines
+    fill: int = 0
+
+    def without_outside(self) -> Selection:
+        """Return an equal selection of pixels to which a row and a column of ``fill`` may have been added."""
+        if not has_outside(self.rows) and not has_outside(self.columns):
+            return self
+        height, width = self.pixels.shape[-2:]
+        pixels = torch.nn.functional.pad(self.pixels, [0, 1, 0, 1], value=self.fill)
+        rows, columns = np.where(self.rows < 0, height, self.rows), np.where(self.columns < 0, width, self.columns)
+        return Selection(pixels, rows, columns)
+
+    def values(self) -> torch.Tensor:
+        pixels, rows, columns, _ = self.without_outside()
+        return torch.from_numpy(pixels.numpy().take(columns, -1).take(rows, -2))
+
+
+class LazyMask(torch.Tensor):
+    """A CPU tensor without values, in place of one of the class ``stock``."""
+
+    stock: ClassVar[type[torch.Tensor]]
+
+    any_created: ClassVar[bool] = False
+    """Whether this process has created one. If not, batches are not searched for them."""
+
+    selection: Selection
+
+    _owner: LazyMask | None
+    """The mask whose memory it shares; None for its own memory."""
+
+    _views: list[tuple[weakref.ref[LazyMask], Callable[[torch.Tensor], torch.Tensor]]]
+    """Masks that share its memory, and functions that return their part of it."""
+
+    @staticmethod
+    def create(selection: Selection, is_pure: bool = False) -> LazyMask:
+        LazyMask.any_created = True
+        pixels, rows, columns, _ = selection
+        mask: LazyMask = torch.Tensor._make_wrapper_subclass(
+            _LazyPureTensor if is_pure else _LazyTVTensor,
+            (*pixels.shape[:-2], len(rows), len(columns)),
+            dtype=pixels.dtype,
+            device=pixels.device,
+        )
+        mask.selection, mask._owner, mask._views = selection, None, []
+        return mask
+
+    def share(self, view: LazyMask, get_part: Callable[[torch.Tensor], torch.Tensor]) -> LazyMask:
+        """Record that ``view`` shares the part ``get_part(values)`` of its memory. Return it."""
+        view._owner = self
+        self._views.append((weakref.ref(view), get_part))
+        return view
+
+    def compute(self) -> None:
+        """Turn all masks that share its memory into tensors of their stock class."""
+        root = self
+        while root._owner is not None:
+            root = root._owner
+        with torch._C.DisableTorchFunctionSubclass():
+            root._become(root.selection.values())
+
+    def _become(self, values: torch.Tensor) -> None:
+        views = [(view, get_part(values)) for reference, get_part in self._views if (view := reference()) is not None]
+        stock = self.stock
+        torch._C._swap_tensor_impl(self, values)
+        vars(self).clear()
+        set_class(self, stock)
+        for view, part in views:
+            view._become(part)
+
+    def as_subclass(self, cls: Any) -> Any:
+        stock = getattr(cls, "stock", cls)
+        if stock in (torch.Tensor, tv_tensors.Mask):
+            view = LazyMask.create(self.selection, is_pure=stock is torch.Tensor)
+            return self.share(view, lambda values: values.view_as(values))
+        self.compute()
+        return self.as_subclass(stock)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        if function is torch.Tensor.__getitem__ and isinstance(args[0], LazyMask) and _selects_masks(*args):
+            selection = args[0].selection
+            is_pure = args[0].stock is torch.Tensor or not _must_return_subclass()
+            return LazyMask.create(selection._replace(pixels=selection.pixels[args[1]]), is_pure)
+        compute_all((args, kwargs))
+        return function(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        compute_all((args, kwargs))
+        return operator(*args, **(kwargs or {}))
+
+
+class _LazyPureTensor(LazyMask, metaclass=StockType):
+    stock = torch.Tensor
+    __class__ = property(lambda self: type(self).stock)
+
+
+class _LazyTVTensor(LazyMask, tv_tensors.Mask, metaclass=StockType):  # type: ignore[misc]
+    stock = tv_tensors.Mask
+    __class__ = property(lambda self: type(self).stock)
+
+
+for _class in (_LazyPureTensor, _LazyTVTensor):
+    for _name in ("__module__", "__qualname__", "__name__"):  # for error messages
+        setattr(_class, _name, getattr(_class.stock, _name))
+
+
+def compute_all(value: Any) -> None:
+    """Compute the masks inside lists, tuples and dicts."""
+    for each in flatten(value):
+        if isinstance(each, LazyMask):
+            each.compute()
+
+
+def _selects_masks(mask: LazyMask, index: Any) -> bool:
+    """Return whether ``mask[index]`` selects some of several masks by a bool each."""
+    is_flags = isinstance(index, torch.Tensor) and index.dtype is torch.bool and index.shape == mask.shape[:1]
+    return is_flags and mask.ndim == 3 and bool(index.any())
+
+
+# --- recorded functions -----------------------------------------------------------------------------------------------
+
+
+def mask_patches() -> Iterator[tuple[Any, Any, Any]]:
+    """Yield v2's registry of each function of masks that is recorded, the key, and the replacement."""
+    for registry in find("torchvision.transforms.v2.functional._utils:_KERNEL_REGISTRY").values():
+        for function, kernels in registry.items():
+            note = _NOTES.get(function.__name__)
+            if note is not None and tv_tensors.Mask in kernels:
+                call = kernels[tv_tensors.Mask]
+                yield kernels, tv_tensors.Mask, unless_handled(call, functools.partial(_apply, note))
+
+
+Note = tuple[Lines, Lines, Any]
+"""The rows and columns that a call selects, and the value of those OUTSIDE the mask."""
+
+
+def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a call without values; NotImplemented if torchvision is to return it."""
+    is_lazy = isinstance(mask, LazyMask)
+    is_mask = is_lazy or (type(mask) is tv_tensors.Mask and mask.dtype in DTYPES and mask.device.type == "cpu")
+    if not is_mask or mask.ndim < 2 or mask.shape[-2] * mask.shape[-1] < MIN_PIXELS:
+        return NotImplemented
+    *_, height, width = mask.shape
+    noted = note((height, width), *args, **kwargs)
+    if noted is None or not (len(noted[0]) and len(noted[1])):
+        return NotImplemented
+    rows, columns, fill = noted
+    is_view = note not in _COPIES and _is_range(rows) and _is_range(columns)
+    if not is_lazy and is_view:
+        return NotImplemented  # the result shares the memory of the mask, which may change
+    before = mask.selection if is_lazy else Selection(mask, np.arange(height), np.arange(width))
+    if has_outside(rows) or has_outside(columns):
+        dtype, is_other = before.pixels.dtype, fill != before.fill
+        is_mixed = is_other and (has_outside(before.rows) or has_outside(before.columns))
+        if is_mixed or fill not in range(2 if dtype is torch.bool else 256):
+            return NotImplemented
+    else:
+        fill = before.fill
+    rows, columns = _through(before.rows, rows), _through(before.columns, columns)
+    if not is_lazy:
+        pixels = mask.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
+        return LazyMask.create(Selection(pixels, rows, columns, int(fill)))
+    result = LazyMask.create(Selection(before.pixels, rows, columns, int(fill)))
+    if not is_view:
+        return result
+    top, left = int(noted[0][0]), int(noted[1][0])
+    return mask.share(result, operator.itemgetter((..., slice(top, top + len(rows)), slice(left, left + len(columns)))))
+
+
+def has_outside(lines: Lines) -> bool:
+    return bool(lines.min() < 0)
+
+
+def _through(before: Lines, lines: Lines) -> Lines:
+    return np.where(lines < 0, OUTSIDE, before[lines])
+
+
+def _is_range(lines: Lines) -> bool:
+    return not has_outside(lines) and bool((np.diff(lines) == 1).all())
+
+
+def _span(begin: int, count: int, available: int) -> Lines:
+    lines = np.arange(begin, begin + count)
+    return np.where(lines < available, lines.clip(OUTSIDE), OUTSIDE)
+
+
+def crop(shape: Size, top: int, left: int, height: int, width: int) -> Note | None:
+    rows, columns = _span(top, height, shape[0]), _span(left, width, shape[1])
+    return (rows, columns, 0) if rows.max() >= 0 and columns.max() >= 0 else None
+
+
+def center_crop(shape: Size, output_size: Any) -> Note | None:
+    return crop(shape, *center_box(as_pair(output_size), *shape))
+
+
+def pad(shape: Size, padding: Any, fill: Any = None, padding_mode: str = "constant") -> Note | None:
+    left, top, right, bottom = as_ltrb(padding)
+    if padding_mode != "constant" or min(left, top, right, bottom) < 0:
+        return None
+    rows, columns = _span(-top, top + shape[0] + bottom, shape[0]), _span(-left, left + shape[1] + right, shape[1])
+    return rows, columns, 0 if fill is None else fill
+
+
+def horizontal_flip(shape: Size) -> Note:
+    return np.arange(shape[0]), np.arange(shape[1])[::-1], 0
+
+
+def vertical_flip(shape: Size) -> Note:
+    return np.arange(shape[0])[::-1], np.arange(shape[1]), 0
+
+
+def resize(shape: Size, size: Any, interpolation: Any = "nearest", max_size: Any = None, **others: Any) -> Note | None:
+    if interpolation_value(interpolation) == "nearest-exact":
+        return None
+    rows, columns = nearest_pixels(shape, parse_size(size, max_size).resolve(shape), "nearest")
+    return rows.astype(np.int64), columns.astype(np.int64), 0
+
+
+def resized_crop(
+    shape: Size, top: int, left: int, height: int, width: int, size: Any, interpolation: Any = "nearest", **others: Any
+) -> Note | None:
+    cropped, resized = crop(shape, top, left, height, width), resize((height, width), size, interpolation)
+    return None if cropped is None or resized is None else (cropped[0][resized[0]], cropped[1][resized[1]], 0)
+
+
+_COPIES = frozenset({pad, horizontal_flip, vertical_flip})
+"""Functions whose result does not share the memory of the mask, even if it has the same values."""
+
+_NOTES: dict[str, Callable[..., Note | None]] = {
+    "horizontal_flip": horizontal_flip,
+    "vertical_flip": vertical_flip,
+    "pad": pad,
+    "crop": crop,
+    "center_crop": center_crop,
+    "resize": resize,
+    "resized_crop": resized_crop,
+}
