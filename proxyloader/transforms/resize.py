@@ -109,10 +109,14 @@ def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, 
     rows, columns = (np.arange(count, dtype=np.float32) for count in size)
     if nearest == "pil":
         return _pillow_nearest(rows, new_size[0]), _pillow_nearest(columns, new_size[1])
-    # torch chooses between two kernels with different rounding by the new height and width.
-    row, column = torch.from_numpy(columns).reshape(1, 1, 1, -1), torch.from_numpy(rows).reshape(1, 1, -1, 1)
-    new_columns, new_rows = (torch.nn.functional.interpolate(line, new_size, mode=nearest) for line in (row, column))
-    return new_rows[0, 0, :, 0].numpy(), new_columns[0, 0, 0].numpy()
+    return _torch_nearest(rows, *new_size, nearest), _torch_nearest(columns, *new_size[::-1], nearest)
+
+
+def _torch_nearest(line: Line, new_count: int, other: int, mode: str) -> Line:
+    # torch has two kernels with different rounding, one for a sum of new height and width of up to 128.
+    other = min(other, max(1, 129 - new_count))
+    new = torch.nn.functional.interpolate(torch.from_numpy(line)[None, None, None], (other, new_count), mode=mode)
+    return new[0, 0, 0].numpy()
 
 
 def _pillow_nearest(line: Line, new_count: int) -> Line:
