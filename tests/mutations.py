@@ -159,6 +159,15 @@ data that are put in place of a tensor's own are lost
 a tensor that is decoded late is looked up as a class of ours
     data/lazy_tensor.py:StockType.__eq__ | or cls.stock is other =>
     integration/test_called_transforms.py
+masks are filled with 0 outside of the original
+    data/lazy_mask.py:Selection.without_outside | value=self.fill => value=0
+    loader/test_masks.py
+a mask does not see what its crop is set to
+    data/lazy_mask.py:_apply | if not is_view: => if True:
+    loader/test_masks.py
+pixels of a mask that change later are sent
+    data/lazy_mask.py:_apply | .clone(memory_format=torch.contiguous_format) => .contiguous()
+    loader/test_masks.py
 a default dtype that changes later is not seen
     data/called_transforms.py:apply_undecoded | torch.get_default_dtype() is not torch.float32 => False
     integration/test_called_transforms.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
+from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
 
 from proxyloader import DataLoader
@@ -21,17 +24,24 @@ __all__ = ["emulated_gpu"]
 BINARY = [torch.bool, torch.uint8, torch.int64]
 
 
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 class Segmented(Dataset[Any]):
     """Images with masks of many kinds, and with what is none."""
 
-    def __init__(self, folder: ImageFolder | None = None) -> None:
-        self.folder = folder
+    def __init__(self, folder: ImageFolder | None = None, length: int = 0) -> None:
+        self.folder, self.length = (
+            folder,
+            length or (24 if folder else 160),
+        )  # for workers to fall back to torch's loading
 
     def __len__(self) -> int:
-        return 24 if self.folder else 160  # enough for workers to fall back to torch's loading
+        return self.length
 
     def __getitem__(self, index: int) -> Any:
-        random = torch.Generator().manual_seed(index)
+        random = seeded(index)
         masks = {str(dtype): torch.randint(2, (3, 37, 41), generator=random).to(dtype) for dtype in BINARY}
         masks |= {"levels": torch.randint(256, (64, 50), generator=random).mT, "empty": torch.zeros(0, 64, 64).byte()}
         masks |= {"negative": torch.randint(-1, 2, (64, 64), generator=random)}
@@ -76,6 +86,74 @@ def compare(theirs: Any, ours: Any, device: str) -> None:
 @pytest.mark.usefixtures("emulated_gpu")
 def test_masks_are_the_stock_loaders(folder: ImageFolder, has_images: bool, workers: int) -> None:
     check(Segmented(folder if has_images else None), "cpu", num_workers=workers)
+
+
+def pad(mask: Any, draw: Random) -> Any:
+    mode = draw.choice(["constant", "constant", "reflect"])
+    return v2.functional.pad(mask, [2, 0, 9, 1], draw.choice([None, 1, 255]), mode)
+
+
+def select(mask: Any, draw: Random) -> Any:
+    flags = torch.tensor([True] + [draw.random() < 0.7 for _ in mask[1:]])
+    return tv_tensors.wrap(mask[flags], like=mask)
+
+
+def change(mask: Any, draw: Random) -> Any:
+    return mask.logical_not_() if mask.dtype == torch.bool else mask.add_(draw.randint(1, 9))
+
+
+def change_part(mask: Any, draw: Random) -> Any:
+    part = v2.functional.crop(mask, 3, 3, *[side - 6 for side in mask.shape[-2:]])
+    _ = (part if draw.random() < 0.5 else part.as_subclass(torch.Tensor)).zero_()
+    return mask
+
+
+CALLS: list[Callable[[Any, Random], Any]] = [
+    *(pad, select, change, change_part),
+    lambda mask, draw: v2.functional.resize(mask, sides(draw), draw.choice([*InterpolationMode][:3])),
+    lambda mask, draw: v2.functional.resize(mask, draw.choice([mask.shape[-2:], sides(draw)[:1]])),
+    lambda mask, draw: v2.functional.crop(mask, draw.randint(-9, 20), draw.randint(-9, 20), *sides(draw)),
+    lambda mask, draw: v2.functional.crop(mask, 1, 2, mask.shape[-2] - 2, mask.shape[-1] - 3),
+    lambda mask, draw: v2.functional.center_crop(mask, sides(draw)),
+    lambda mask, draw: v2.functional.resized_crop(mask, 1, 2, 30, mask.shape[-1] - 5, sides(draw)),
+    lambda mask, draw: v2.functional.horizontal_flip(mask),
+    lambda mask, draw: v2.functional.vertical_flip(mask),
+    lambda mask, draw: v2.functional.rotate(mask, 30),
+]
+
+
+def sides(draw: Random) -> list[int]:
+    return [draw.randint(33, 160), draw.randint(33, 160)]
+
+
+class Programs(Segmented):
+    """Masks that random programs of torchvision's functions, and of code that uses values, make of one."""
+
+    def __getitem__(self, index: int) -> Any:
+        dtype = [torch.bool, torch.uint8, torch.uint8, torch.int64, torch.int16][index % 5]
+        pixels = torch.randint(2 if index % 2 else 256, (1 + index % 3, 64, 50 + index), generator=seeded(index))
+        draw, masks = Random(index), [tv_tensors.Mask(pixels.to(dtype))]
+        for _ in range(draw.randint(1, 5)):
+            masks.append(draw.choice(CALLS)(masks[-1], draw))
+            if draw.random() < 0.3:
+                change(masks[-2], draw)
+            masks = masks[-draw.randint(1, 2) :]
+        last = masks[-1].as_subclass(torch.Tensor)
+        if index % 7 == 0:
+            last[..., 9:, 9:] = 0
+        image, _ = super().__getitem__(0)
+        return image, {"kept": masks, "last": last}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.usefixtures("emulated_gpu")
+def test_transformed_masks_are_the_stock_loaders(folder: ImageFolder, on_device: bool, workers: int) -> None:
+    dataset = Programs(folder, length=200)
+    stock = StockLoader(dataset, 8, collate_fn=list)
+    ours = DataLoader(dataset, 8, collate_fn=list, masks_on_device=on_device, num_workers=workers, device="cpu")
+    for expected, actual in zip(stock, ours, strict=True):
+        compare(expected, actual, "cpu")
 
 
 class Copied(list[torch.Tensor]):
