@@ -190,6 +190,7 @@ def test_every_row_of_the_faults_has_a_test_that_exists() -> None:
 
 BENCHMARKS = {
     "decoders": "--batches 2 --batch-size 4 --kinds 4:2:0 gray --qualities 90",
+    "detection": "--images 8 --batch-size 2 --workers 1 --steps 2 --soak 24",
     "imagenet": "--archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
     "parts": "--images 16",
     "remote": "--images 16 --image-size 64 48 --crop 32 --batch-size 4 --rounds 1 --stores moto waits --clients s3fs "

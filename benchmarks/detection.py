@@ -1,0 +1,145 @@
+"""Does a detector train as on torch's loader, are the targets equal, and does memory stay flat over many images?
+
+    python benchmarks/detection.py                                    # on a GPU if there is one
+    python benchmarks/detection.py --device cpu --images 16 --batch-size 2 --workers 1 --steps 4 --soak 64
+
+Trains torchvision's Faster R-CNN with MobileNet on photographs with labelled polygons, flipped and resized to several
+sizes, once with torch's loader and once with this one, from one seed. torch's loader does it twice, because some
+operations on a GPU are not deterministic.
+
+Then loads as many images as --soak says, in epochs of three pipelines in turn. The first epoch of each is compared with
+torch's: targets must be equal, and images close. Appends one JSON line to benchmarks/results/detection.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from _common import append_record, make_parser
+from torch.utils.data import DataLoader as StockLoader
+from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
+from tqdm import tqdm
+
+from proxyloader import DataLoader
+from proxyloader.make_dataset import FORMAT, make_dataset
+from proxyloader.tools.bench import tasks
+
+SOAKED = ("multiscale", "lsj-masks", "hflip")
+CLOSE_LEVELS = 3.0
+"""Bound of the mean difference of an image, in levels of 255. Another crop is above 15."""
+
+
+def arguments() -> argparse.Namespace:
+    parser = make_parser("detection", __doc__)
+    parser.add_argument("--images", type=int, default=1024)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=50, help="of training")
+    parser.add_argument("--soak", type=int, default=200_000, metavar="IMAGES")
+    return parser.parse_args()
+
+
+def make_loader(kind: Any, root: str, pipeline: str, args: argparse.Namespace) -> Any:
+    dataset = tasks.Photographs(root, pipeline, tasks.open_pillow, tasks.PIPELINES[pipeline])
+    own = {"device": args.device, "masks_on_device": True} if kind is DataLoader else {}
+    collate = tasks.collate_lists
+    return kind(dataset, args.batch_size, shuffle=True, num_workers=args.workers, collate_fn=collate, **own)
+
+
+def move_all(targets: Any, device: str) -> list[Any]:
+    return [{name: _move(value, device) for name, value in target.items()} for target in targets]
+
+
+def _move(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def train(loader: Any, args: argparse.Namespace) -> list[float]:
+    """Return the loss of each step."""
+    torch.manual_seed(0)
+    model = fasterrcnn_mobilenet_v3_large_320_fpn(weights=None, weights_backbone=None, num_classes=91).to(args.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+    torch.manual_seed(1)
+    losses = []
+    batches = itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), args.steps)
+    for images, targets in tqdm(batches, "training", args.steps, leave=False):
+        loss = sum(model([each.to(args.device) for each in images], move_all(targets, args.device)).values())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def difference(losses: list[float], others: list[float]) -> tuple[float, float]:
+    """Return the median and the largest relative difference of a step."""
+    differences = [abs(one - other) / one for one, other in zip(losses, others, strict=True)]
+    return statistics.median(differences), max(differences)
+
+
+def compare(root: str, pipeline: str, args: argparse.Namespace) -> float:
+    """Compare an epoch with torch's. Return the largest mean difference of an image, in levels."""
+    levels = 0.0
+    epochs = []
+    for kind in (StockLoader, DataLoader):
+        torch.manual_seed(2)
+        epochs.append(iter(make_loader(kind, root, pipeline, args)))
+    for (expected, their_targets), (images, our_targets) in zip(*epochs, strict=True):
+        for theirs, mine in zip(their_targets, move_all(our_targets, "cpu"), strict=True):
+            assert theirs.keys() == mine.keys()
+            for name, value in theirs.items():
+                equal = torch.equal(value, mine[name]) if isinstance(value, torch.Tensor) else value == mine[name]
+                assert equal, f"{pipeline}: {name} of image {theirs['image_id']} differs"
+        for one, other in zip(expected, images, strict=True):
+            levels = max(levels, 255 * (one - other.cpu()).abs().mean().item())
+    assert levels < CLOSE_LEVELS, f"{pipeline}: an image differs by {levels:.1f} levels on average"
+    return levels
+
+
+def held() -> dict[str, int]:
+    """Return what the process holds, in MB."""
+    gc.collect()
+    free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+    return {"host": psutil.Process().memory_full_info().uss >> 20, "gpu": (total - free) >> 20}
+
+
+def soak(root: str, args: argparse.Namespace) -> list[dict[str, int]]:
+    """Load many images. Return what is held after each loader."""
+    memory: list[dict[str, int]] = []
+    pipelines = itertools.cycle(SOAKED)
+    with tqdm(total=args.soak, desc="soak", leave=False) as progress:
+        while progress.n < args.soak:
+            loader = make_loader(DataLoader, root, next(pipelines), args)
+            for _ in range(4):
+                progress.update(sum(len(images) for images, _ in loader))
+            del loader
+            memory.append(held() | {"images": progress.n})
+    return memory
+
+
+def main() -> None:
+    args = arguments()
+    path = Path(tempfile.gettempdir()) / f"coco-v{FORMAT}-{args.images}"
+    root = str(make_dataset(path, images=args.images, size=(640, 480)))
+    runs = [train(make_loader(kind, root, "multiscale", args), args) for kind in (StockLoader, StockLoader, DataLoader)]
+    stock, again, ours = runs
+    print("relative difference of a step's loss to torch's loader, median and largest:")
+    print(f"proxyloader {difference(stock, ours)}, torch's loader again {difference(stock, again)}")
+    levels = {pipeline: compare(root, pipeline, args) for pipeline in SOAKED}
+    print(f"targets are equal; largest mean difference of an image in levels: {levels}")
+    memory = soak(root, args)
+    print(f"memory in MB after each loader: {memory}")
+    settings = ("images", "batch_size", "workers", "steps", "soak", "device")
+    append_record(args, *settings, losses={"stock": stock, "again": again, "ours": ours}, levels=levels, held=memory)
+
+
+if __name__ == "__main__":
+    main()
