@@ -85,9 +85,9 @@ def difference(losses: list[float], others: list[float]) -> tuple[float, float]:
     return statistics.median(differences), max(differences)
 
 
-def compare(root: str, pipeline: str, args: argparse.Namespace) -> float:
-    """Compare an epoch with torch's. Return the largest mean difference of an image, in levels."""
-    levels = 0.0
+def compare(root: str, pipeline: str, args: argparse.Namespace) -> dict[str, float]:
+    """Compare an epoch with torch's. Return the largest mean difference of an image, and the GPU memory in use."""
+    levels, before = 0.0, held()["gpu"]
     epochs = []
     for kind in (StockLoader, DataLoader):
         torch.manual_seed(2)
@@ -101,7 +101,7 @@ def compare(root: str, pipeline: str, args: argparse.Namespace) -> float:
         for one, other in zip(expected, images, strict=True):
             levels = max(levels, 255 * (one - other.cpu()).abs().mean().item())
     assert levels < CLOSE_LEVELS, f"{pipeline}: an image differs by {levels:.1f} levels on average"
-    return levels
+    return {"levels": levels, "gpu_mb": held()["gpu"] - before}  # while the loader exists
 
 
 def held() -> dict[str, int]:
@@ -133,12 +133,14 @@ def main() -> None:
     stock, again, ours = runs
     print("relative difference of a step's loss to torch's loader, median and largest:")
     print(f"proxyloader {difference(stock, ours)}, torch's loader again {difference(stock, again)}")
-    levels = {pipeline: compare(root, pipeline, args) for pipeline in SOAKED}
-    print(f"targets are equal; largest mean difference of an image in levels: {levels}")
+    compared = {pipeline: compare(root, pipeline, args) for pipeline in SOAKED}
+    print(f"targets are equal; largest mean difference of an image in levels, and MB of a loader: {compared}")
     memory = soak(root, args)
     print(f"memory in MB after each loader: {memory}")
     settings = ("images", "batch_size", "workers", "steps", "soak", "device")
-    append_record(args, *settings, losses={"stock": stock, "again": again, "ours": ours}, levels=levels, held=memory)
+    append_record(
+        args, *settings, losses={"stock": stock, "again": again, "ours": ours}, compared=compared, held=memory
+    )
 
 
 if __name__ == "__main__":
