@@ -87,6 +87,7 @@ def difference(losses: list[float], others: list[float]) -> tuple[float, float]:
 
 def compare(root: str, pipeline: str, args: argparse.Namespace) -> dict[str, float]:
     """Compare an epoch with torch's. Return the largest mean difference of an image, and the GPU memory in use."""
+    torch.cuda.empty_cache()  # of the training; nothing without a GPU
     levels, before = 0.0, held()["gpu"]
     epochs = []
     for kind in (StockLoader, DataLoader):
