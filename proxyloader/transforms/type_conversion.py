@@ -99,6 +99,8 @@ def normalize(transform: Any, state: ImageState) -> Translation:
 
 
 def _as_floats(values: Any) -> tuple[float, ...]:
+    if type(values) in (list, tuple) and set(map(type, values)) == {float}:
+        return tuple(values)  # faster
     if isinstance(values, torch.Tensor) and values.requires_grad:
         raise Untranslatable
     return tuple(torch.as_tensor(values, dtype=torch.float64).reshape(-1).tolist())
