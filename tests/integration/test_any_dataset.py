@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
@@ -37,7 +36,6 @@ from ..side_by_side import assert_as_torch, by_dali, epochs
 from ..tiers import by_default
 
 pytestmark = [
-    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
     pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # as WebDataset leaves them
 ]

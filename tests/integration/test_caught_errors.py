@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -30,10 +29,7 @@ from ..limits import WAIT_S
 from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch
 
-pytestmark = [
-    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
-    pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning")
 
 DAMAGED = (3, 8, 9)
 IMAGES = 12

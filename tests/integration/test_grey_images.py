@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image
@@ -26,10 +25,7 @@ import proxyloader
 from ..side_by_side import Failed, assert_as_torch, one_epoch
 from .test_any_dataset import Photographs
 
-pytestmark = [
-    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
-    pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning")
 
 MEAN_LEVELS = 0.5
 """Largest mean difference of a batch, in levels of 255."""

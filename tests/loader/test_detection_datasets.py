@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image
@@ -35,10 +34,7 @@ from .test_joint_pipelines import assert_equal, assert_same_batches, scenes, tog
 
 __all__ = ["emulated_gpu", "scenes"]
 
-pytestmark = [
-    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 FILES = {name: ODD_FORMATS[f"odd_{name}"] for name in ("grey.jpg", "cmyk.jpg", "progressive.jpg", "rgb.png", "422.jpg")}
 FILES |= {f"{number}.jpg": jpeg for number in range(7)}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image, ImageChops, ImageDraw, ImageOps, ImageStat
@@ -33,7 +32,6 @@ from .scenes import CENTER, DECODERS, FLIP, PIPELINES, SHORTEST, ZOOM_OUT, Scene
 
 __all__ = ["emulated_gpu"]
 
-pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 NEAREST, LANCZOS = v2.InterpolationMode.NEAREST, v2.InterpolationMode.LANCZOS
 for_gpu = pytest.mark.usefixtures("emulated_gpu")
 
