@@ -23,13 +23,10 @@ from proxyloader.workers.fetch import Fetcher, PassedSamples, checking
 from proxyloader.workers.request_sampler import BatchRequest
 
 from ..compare import picture
-from ..kernels.emulation import emulated_gpu
 from ..limits import WAIT_S
 from ..odd_formats import encoded
 from ..tiers import by_default
 from ..undecoded import image_calls_in, in_worker
-
-__all__ = ["emulated_gpu"]
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 DAMAGED = (5, 20)
