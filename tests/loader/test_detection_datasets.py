@@ -26,13 +26,12 @@ from proxyloader import DataLoader, ImageError
 from proxyloader.make_dataset import photograph
 
 from ..integration.test_unreadable import broken_tables, text, unchecked
-from ..kernels.emulation import emulated_gpu
 from ..odd_formats import ODD_FORMATS, jpeg
 from ..outcomes import outcomes
 from .scenes import END, FLIP, SANE, SHORTEST, Scene, voc
 from .test_joint_pipelines import assert_equal, assert_same_batches, scenes, together
 
-__all__ = ["emulated_gpu", "scenes"]
+__all__ = ["scenes"]
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
@@ -129,7 +128,7 @@ ON_GPU: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("workers", [2, 0])
 @pytest.mark.parametrize("name", COCO)
 def test_coco_without_a_gpu(coco_root: Path, name: str, workers: int) -> None:
-    assert_same_batches(COCO[name](coco_root), bound=1e-6, workers=workers)  # floats may be rounded otherwise
+    assert_same_batches(COCO[name](coco_root), bound=1e-6, num_workers=workers)  # floats may be rounded otherwise
 
 
 @pytest.mark.usefixtures("emulated_gpu")
@@ -137,7 +136,7 @@ def test_coco_without_a_gpu(coco_root: Path, name: str, workers: int) -> None:
 @pytest.mark.parametrize("name", [*COCO, *ON_GPU])
 def test_coco(coco_root: Path, name: str, workers: int) -> None:
     dataset = (COCO | ON_GPU)[name](coco_root)
-    stats = assert_same_batches(dataset, workers=workers).stats()
+    stats = assert_same_batches(dataset, num_workers=workers).stats()
     assert stats.images_by_dali >= len(dataset) - BY_PILLOW and stats.images_by_workers <= BY_PILLOW
 
 
