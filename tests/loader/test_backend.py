@@ -75,7 +75,7 @@ LINES = {
 def line_of(text: str, owner: Any) -> str:
     lines, first = inspect.getsourcelines(owner)
     (number,) = [first + k for k, line in enumerate(lines) if text in line]
-    return f"{__file__}:{number}"
+    return f"{inspect.getsourcefile(owner)}:{number}"
 
 
 workers = pytest.mark.parametrize("num_workers", [0, 1])
