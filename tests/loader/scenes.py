@@ -179,16 +179,6 @@ def segmentation_reference(scene: Scene) -> Any:
     return finished(TF.crop(image, *region), as_labels(TF.crop(labels, *region)))
 
 
-def segmentation_by_functions(scene: Scene) -> Any:
-    image, labels, angle = scene.image, scene.label_map, random.uniform(-15, 15)
-    if random.random() > 0.5:
-        image, labels = TF.vflip(image), TF.vflip(labels)
-    image, labels = TF.rotate(image, angle, Mode.BILINEAR), TF.rotate(labels, angle)
-    region = v1.RandomResizedCrop.get_params(image, [0.4, 1.0], [0.75, 1.33])
-    image = v1.ColorJitter(0.2, 0.2, 0.2, 0.1)(TF.resized_crop(image, *region, [80, 72]))
-    return finished(image, as_labels(TF.resized_crop(labels, *region, [80, 72], Mode.NEAREST)))
-
-
 def segmentation_by_pillow(scene: Scene) -> Any:
     image, labels, short = scene.image, scene.label_map, random.randint(64, 128)
     if random.random() < 0.5:
@@ -285,9 +275,8 @@ def copied_and_pasted(scene: Scene) -> Any:
 
 PIPELINES: dict[str, Callable[[Scene], Any]] = {
     "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "SSD by hand": ssd,
-    "segmentation reference": segmentation_reference, "mixed up": mixed_up,
-    "segmentation by functions": segmentation_by_functions, "segmentation by Pillow": segmentation_by_pillow,
-    "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
+    "segmentation reference": segmentation_reference, "segmentation by Pillow": segmentation_by_pillow,
+    "mixed up": mixed_up, "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
     "boxes and masks": joint_v2(v2.RandomResizedCrop((72, 72)), v2.ColorJitter(0.2, 0.2), *END, *SANE, masks=True),
     "shortest size": joint_v2(SHORTEST, FLIP, *END, *SANE),
     "SSD": joint_v2(v2.RandomPhotometricDistort(), ZOOM_OUT, v2.RandomIoUCrop(), FLIP, *END, *SANE),

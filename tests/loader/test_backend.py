@@ -166,15 +166,6 @@ def test_an_epoch_that_is_left_early_is_not_counted_in_the_first(
     assert "first epoch: DALI decoded 48 images" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "transform", [transforms.RandAugment(), transforms.ColorJitter(0.3), transforms.RandomGrayscale()]
-)
-def test_a_transform_has_the_name_of_its_class(transform: Any, photos: Path) -> None:
-    chain = transforms.Compose([transforms.RandomCrop(64), transform, transforms.ToTensor()])
-    loader = proxyloader.DataLoader(ImageFolder(str(photos), chain), 4, device="cpu")
-    assert loader.backend == f"torch: {type(transform).__name__}: {NO_KERNELS}"
-
-
 def with_means(samples: Any) -> Any:
     images, labels = default_collate(samples)
     return images - float(images.mean()), labels

@@ -118,11 +118,6 @@ COCO: dict[str, Callable[[Path], Any]] = {
     "image alone": lambda root: coco(root, transform=v2.Compose([FLIP, *END])),
     "Pillow": lambda root: coco(root, transforms=lambda image, target: (TF.pil_to_tensor(image), len(target))),
 }  # fmt: skip
-ON_GPU: dict[str, Callable[[Path], Any]] = {
-    "multiscale": lambda root: wrapped(root, SHORTEST, FLIP, *END),
-    "distorted": lambda root: with_boxes(
-        wrapped(root, v2.RandomPhotometricDistort(), v2.RandomZoomOut(), v2.ScaleJitter((80, 80)), *END, *SANE)),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [2, 0])
@@ -133,9 +128,9 @@ def test_coco_without_a_gpu(coco_root: Path, name: str, workers: int) -> None:
 
 @pytest.mark.usefixtures("emulated_gpu")
 @pytest.mark.parametrize("workers", [2, 0])
-@pytest.mark.parametrize("name", [*COCO, *ON_GPU])
+@pytest.mark.parametrize("name", COCO)
 def test_coco(coco_root: Path, name: str, workers: int) -> None:
-    dataset = (COCO | ON_GPU)[name](coco_root)
+    dataset = COCO[name](coco_root)
     stats = assert_same_batches(dataset, num_workers=workers).stats()
     assert stats.images_by_dali >= len(dataset) - BY_PILLOW and stats.images_by_workers <= BY_PILLOW
 

@@ -31,8 +31,6 @@ PRESETS: dict[str, Any] = {
     "evaluation": [v1.Resize(64), v1.CenterCrop(48), *END],
     "RandAugment": [CROP, v1.RandAugment(), *END],
     "TrivialAugmentWide, erasing": [CROP, v1.TrivialAugmentWide(), *END, v1.RandomErasing(value="random")],
-    "AugMix": [CROP, v1.AugMix(), *END],
-    "ColorJitter": [CROP, v1.ColorJitter(0.4, 0.4, 0.4, 0.1), *END],
     "SimCLR": [CROP, v1.ColorJitter(0.8, 0.8, 0.8, 0.2), v1.RandomGrayscale(), Blur(), *END],
     "floats": [v1.ToTensor(), v1.Resize(50), v1.RandomCrop(48)],
     "levels": [CROP, v1.PILToTensor()],
