@@ -34,7 +34,9 @@ from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.resize import Resize
 
 from . import forks, scripts, tiers
+from .integration.roads import spelled_root as spelled_root
 from .integration.roads import warm_forkserver as warm_forkserver
+from .kernels.emulation import emulated_gpu as emulated_gpu
 from .limits import STOP_S
 from .plans import plan_for
 

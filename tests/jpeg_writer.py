@@ -53,7 +53,6 @@ def write_jpeg(
     bits: int = 8,
     quantisation: Sequence[int] = (4,) * 64,
     between: bytes = b"",
-    end: bytes = END,
 ) -> bytes:
     """Encode an image; grey where one pair of factors is given, else YCbCr.
 
@@ -65,7 +64,6 @@ def write_jpeg(
         bits: of a sample, 8 or 12.
         quantisation: for 8 bits, in zigzag order; written with 16 bits where one is above 255.
         between: put before each scan but the first.
-        end: what stands behind the last scan.
     """
     planes = image.convert("YCbCr" if len(sampling) == 3 else "L").split()
     most = max(h for h, _ in sampling), max(v for _, v in sampling)
@@ -85,7 +83,7 @@ def write_jpeg(
         data += (between if k else b"") + scan_header(scan)
         units = _units(scan, blocks, sampling, sizes)
         data += _entropy_coded(scan, units, restart_blocks, len(sampling))
-    return data + end
+    return data + END
 
 
 def segment(marker: int, content: bytes) -> bytes:

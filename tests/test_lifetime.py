@@ -20,7 +20,6 @@ from proxyloader import lifetime
 from . import scripts
 from .faults import HEADER, assert_gone, children_of, in_fork, run_alone, training
 from .limits import ERROR_S, LONG_S, WAIT_S
-from .numbered import spell_dataset
 from .tiers import by_default
 
 # --- forks -----------------------------------------------------------------------------------------------------------
@@ -230,8 +229,6 @@ def test_an_interrupt_while_dali_is_imported_leaves_it_usable(photos: Path) -> N
 
 # --- the end of the interpreter --------------------------------------------------------------------------------------
 
-IMAGES = 48
-
 KEPT = """
 import atexit, ctypes, sys
 
@@ -244,11 +241,6 @@ def keep_all_modules():  # as extension modules do, of pandas and others: then P
 
 {early}
 """
-
-
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", IMAGES)
 
 
 def ended(folder: Path, root: Path, body: str, early: str = "", afresh: bool = False) -> tuple[int, str, str]:
@@ -305,8 +297,8 @@ LEFT_OPEN = {
         "several loaders",
     ),
 )
-def test_a_script_that_leaves_it_open_ends_without_a_word(root: Path, tmp_path: Path, body: str) -> None:
-    assert ended(tmp_path, root, body) == (0, "", "")
+def test_a_script_that_leaves_it_open_ends_without_a_word(spelled_root: Path, tmp_path: Path, body: str) -> None:
+    assert ended(tmp_path, spelled_root, body) == (0, "", "")
 
 
 GOING_ON = {
@@ -317,7 +309,7 @@ GOING_ON = {
 
 
 @pytest.mark.parametrize("body", by_default(GOING_ON, "with workers"))
-def test_threads_that_go_on_end_without_a_word(root: Path, tmp_path: Path, body: str) -> None:
+def test_threads_that_go_on_end_without_a_word(spelled_root: Path, tmp_path: Path, body: str) -> None:
     script = f"""
         def train(loader):
             {body}
@@ -325,7 +317,7 @@ def test_threads_that_go_on_end_without_a_word(root: Path, tmp_path: Path, body:
             threading.Thread(target=train, args=(loader_of(root, workers=0),), daemon=True).start()
         time.sleep(2)
     """
-    status, output, errors = ended(tmp_path, root, script)
+    status, output, errors = ended(tmp_path, spelled_root, script)
     # Python before 3.14 ends a thread wherever it is. In torch's code that aborts the process; so it does with torch's
     # own loader, where it is the rule.
     if status == -signal.SIGABRT:
@@ -347,13 +339,13 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize(("ending", "status", "last"), by_default(ENDINGS, "an exception", "Ctrl-C"))
-def test_a_script_ends_as_it_was_told(root: Path, tmp_path: Path, ending: str, status: int, last: str) -> None:
+def test_a_script_ends_as_it_was_told(spelled_root: Path, tmp_path: Path, ending: str, status: int, last: str) -> None:
     body = f"""
         for batch in loader_of(root):
             {ending}
             break
     """
-    found, output, errors = ended(tmp_path, root, body)
+    found, output, errors = ended(tmp_path, spelled_root, body)
     assert (found, output, errors.count("Traceback")) == (status, "", last.count(":") or last.count("Keyboard"))
     assert errors.endswith(last + "\n" if last else "")
 
@@ -371,7 +363,9 @@ LOADS_AT_THE_END = """
 
 
 @pytest.mark.parametrize("moment", ["after an epoch has begun", "before torch is imported", "before DALI is"])
-def test_an_exit_handler_may_load_batches_whenever_it_was_registered(root: Path, tmp_path: Path, moment: str) -> None:
+def test_an_exit_handler_may_load_batches_whenever_it_was_registered(
+    spelled_root: Path, tmp_path: Path, moment: str
+) -> None:
     early, before, register, workers = "", "", "", 0
     if moment == "before torch is imported":
         early = """
@@ -384,10 +378,10 @@ def test_an_exit_handler_may_load_batches_whenever_it_was_registered(root: Path,
     else:
         register, workers = "@atexit.register", 2
     body = before + LOADS_AT_THE_END.format(workers=workers, register=register)
-    assert ended(tmp_path, root, body, early, afresh=bool(early)) == (0, "True\nTrue\n", "")
+    assert ended(tmp_path, spelled_root, body, early, afresh=bool(early)) == (0, "True\nTrue\n", "")
 
 
-def test_a_forked_child_ends_without_a_word(root: Path, tmp_path: Path) -> None:
+def test_a_forked_child_ends_without_a_word(spelled_root: Path, tmp_path: Path) -> None:
     script = """
         from tests.integration.roads import picture_pipeline
         batches = iter(loader_of(root, workers=0)); next(batches)
@@ -400,4 +394,4 @@ def test_a_forked_child_ends_without_a_word(root: Path, tmp_path: Path) -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
         next(batches)
     """
-    assert ended(tmp_path, root, script) == (0, "3\n", "")
+    assert ended(tmp_path, spelled_root, script) == (0, "3\n", "")

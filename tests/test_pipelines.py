@@ -16,6 +16,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, PipelineError, ProxyServer, pipelines
 
+from .integration.roads import read_bytes
 from .outcomes import raises
 from .tiers import by_default, has_gpu
 
@@ -30,10 +31,6 @@ def outputs_of(pipeline: Any, runs: int = 2) -> list[list[np.ndarray[Any, Any]]]
     """For each run, each output as an array (N, ...)."""
     pipeline.build()
     return [[np.array(output.as_cpu().as_tensor()) for output in pipeline.run()] for _ in range(runs)]
-
-
-def read_bytes(path: str) -> np.ndarray[Any, Any]:
-    return np.fromfile(path, np.uint8)
 
 
 AUGMENTATIONS = {name: name for name in ("autoaugment", "randaugment", "trivialaugment")} | {"none": None}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,9 +26,6 @@ from ..compare import picture
 from ..faults import in_thread
 from ..odd_formats import encoded
 from ..undecoded import get_encoded, opened_late
-
-pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
-
 
 PHOTO = picture(0, (61, 43))
 

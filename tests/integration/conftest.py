@@ -12,7 +12,6 @@ import pytest
 
 from ..limits import STOP_S
 from .roads import road as road
-from .roads import spelled_root as spelled_root
 from .roads import start_method as start_method
 
 

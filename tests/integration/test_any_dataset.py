@@ -12,16 +12,15 @@ import re
 import shutil
 import struct
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import datasets as torchvisions
 from torchvision import transforms as v1
@@ -35,9 +34,9 @@ import proxyloader
 
 from ..side_by_side import assert_as_torch, by_dali, epochs
 from ..tiers import by_default
+from .roads import Stream
 
 pytestmark = [
-    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
     pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),  # as WebDataset leaves them
 ]
@@ -153,16 +152,6 @@ class Around(Photographs):
         super().__init__(root, lambda path, index: (NORMALIZE(TO_TENSOR(CROP(inner[index][0]))), index))
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, root: Path) -> None:
-        self.paths = sorted(root.glob("*/*.jpg"))[:24]
-
-    def __iter__(self) -> Iterator[Any]:
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        return ((TRAIN(opened(self.paths[k])), k) for k in range(first, len(self.paths), step))
-
-
 class Zipped(Photographs):
     """All files in one, which each process opens by itself."""
 
@@ -235,8 +224,6 @@ BY_DALI: dict[str, Make] = {
     "OxfordIIITPet": pets,
     "an attribute .transform": lambda root: Photo(root, transform=TRAIN),
     "an attribute .tf": lambda root: Photo(root, tf=TRAIN),
-    "an attribute .train_transform": lambda root: Photo(root, train_transform=TRAIN_V2),
-    "a global": of(lambda path, index: (TRAIN(opened(path)), index)),
     "v2 with a label": of(lambda path, index: TRAIN_V2(opened(path), index)),
     "made in __getitem__": with_each(v1.Resize((48, 48)), v1.RandomCrop(64, pad_if_needed=True), TO_TENSOR, NORMALIZE),
     "one by one": of(one_by_one),
@@ -254,7 +241,7 @@ BY_DALI: dict[str, Make] = {
     "kornia behind": of(of_kornia),
     "timm's transform": of_timm,
     "a dataset around another": Around,
-    "a stream": Stream,
+    "a stream": lambda root: Stream(sorted(root.glob("*/*.jpg"))[:24], TRAIN, opened),
     "zip": Zipped,
     "datasets, with_transform": lambda root: hugging_face(root).with_transform(transformed_rows),
     "datasets, set_transform": lambda root: (data := hugging_face(root), data.set_transform(transformed_rows))[0],

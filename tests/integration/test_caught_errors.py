@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import io
 import random
 import shutil
 import warnings
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image, ImageFile, UnidentifiedImageError
@@ -25,15 +24,12 @@ from torchvision.io import decode_image
 
 import proxyloader
 
-from ..hostile_jpegs import HUFFMAN, QUANTISATION, with_bytes, without
+from ..hostile_jpegs import HUFFMAN, QUANTISATION, saved, with_bytes, without
 from ..limits import WAIT_S
 from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch
 
-pytestmark = [
-    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
-    pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning")
 
 DAMAGED = (3, 8, 9)
 IMAGES = 12
@@ -231,13 +227,7 @@ UNCLOSED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionW
 """Pillow leaves a file open that it cannot decode."""
 
 
-def progressive(data: bytes) -> bytes:
-    file = io.BytesIO()
-    with Image.open(io.BytesIO(data)) as image:
-        image.save(file, "JPEG", progressive=True)
-    return file.getvalue()
-
-
+progressive = functools.partial(saved, progressive=True)
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "no quantisation table": without(QUANTISATION),
     "impossible Huffman table": with_bytes(HUFFMAN, slice(1, 17), b"\xff" * 16),
@@ -277,23 +267,11 @@ def damaged_folder(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return root
 
 
-class OwnTransform(Trusting):
-    """Its transform is known before it is called."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        super().__init__(paths)
-        self.transform = EXACT
-
-    def read(self, index: int) -> Any:
-        return self.transform(opened(self.paths[index]))
-
-
 KINDS: dict[str, Callable[[Path], Any]] = {
     "ImageFolder": lambda root: ImageFolder(str(root), EXACT),
     "of another's loader": lambda root: ImageFolder(str(root), EXACT, loader=opened),
     "RemoteImageFolder": lambda root: proxyloader.RemoteImageFolder(f"file://{root}", EXACT),
     "own": lambda root: Trusting(sorted(root.rglob("*.jpg"))),
-    "own with .transform": lambda root: OwnTransform(sorted(root.rglob("*.jpg"))),
     "torchvision.io": lambda root: TrustingTensor(sorted(root.rglob("*.jpg"))),
 }
 

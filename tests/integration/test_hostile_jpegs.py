@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image
@@ -410,7 +409,6 @@ def compare(source: str, share: float) -> tuple[Counter[str], list[str]]:
     return counts, wrong
 
 
-@pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("share", by_default({"some": 0.04, "all": 1}, "some"))
 @pytest.mark.parametrize("source", SOURCES)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
-import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,8 +18,6 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import proxyloader
-
-pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
 SIDE = 24
 MEAN_LEVELS = 1.0

@@ -19,6 +19,8 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
     default_collate,
     get_worker_info,
 )
@@ -29,7 +31,7 @@ from torchvision.transforms import v2
 
 from proxyloader import DataLoader, ProxyServer, pipelines
 
-from ..compare import seed_all
+from ..compare import generator_states, seed_all
 from .roads import Stream, read_bytes
 
 TRAIN = transforms.Compose(
@@ -107,14 +109,11 @@ def test_a_samples_draws_depend_on_seed_epoch_and_index_alone(noisy: Noisy) -> N
 
 
 def test_the_users_generators_are_left_alone(noisy: Noisy) -> None:
-    def states() -> Any:
-        return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
-
     torch.manual_seed(1)
-    before = states()
+    before = generator_states()
     for workers in (0, 1):
         list(loader_of(noisy, workers))
-    assert states() == before
+    assert generator_states() == before
 
 
 class MixUp:
@@ -383,18 +382,25 @@ def test_after_the_last_batch_the_dataset_goes_on_as_it_would_have(kind: Any, wo
 # --- the order -------------------------------------------------------------------------------------------------------
 
 
+def by_batch(batches: Any) -> list[list[int]]:
+    return [np.ravel(batch).tolist() for batch in batches]
+
+
 def order(batches: Any) -> list[int]:
-    return [int(number) for batch in batches for number in batch]
+    return [number for batch in by_batch(batches) for number in batch]
 
 
-DATA = list(range(40))
+class OwnBatchSampler(BatchSampler): ...
+
+
+DATA: Any = list(range(40))
 
 
 def ordered_by(kind: str, number: int, **arguments: Any) -> Any:
     """A loader whose order is drawn from a generator with this seed, or from torch's."""
     generator = torch.Generator().manual_seed(number)
     sampler = RandomSampler(DATA, generator=generator)
-    distributed = DistributedSampler(DATA, 1, 0, shuffle=True)  # type: ignore[arg-type, var-annotated]
+    distributed: Any = DistributedSampler(DATA, 1, 0, shuffle=True)
     distributed.set_epoch(number)
     order: dict[str, Any] = {
         "shuffle": {"batch_size": 7, "shuffle": True},
@@ -402,6 +408,13 @@ def ordered_by(kind: str, number: int, **arguments: Any) -> Any:
         "sampler": {"batch_size": 7, "sampler": sampler},
         "batch sampler": {"batch_sampler": BatchSampler(sampler, 7, False)},
         "distributed": {"batch_size": 7, "sampler": distributed},
+        "with replacement": {"batch_size": 7, "sampler": RandomSampler(DATA, replacement=True, num_samples=50)},
+        "weighted": {"batch_size": 7, "sampler": WeightedRandomSampler([1.0] * 40, 31)},
+        "a random subset": {"batch_size": 7, "sampler": SubsetRandomSampler(range(3, 40))},
+        "a list": {"batch_size": 6, "sampler": list(range(0, 40, 2))},
+        "own class": {"batch_sampler": OwnBatchSampler(RandomSampler(DATA), 7, False)},
+        "a list of batches": {"batch_sampler": [[1, 2], [3], [4, 5, 6], [7, 8]]},
+        "no batches": {"batch_size": None, "shuffle": True},
     }[kind]
     return DataLoader(DATA, device="cpu", **order, **arguments)
 
@@ -448,18 +461,23 @@ def test_between_epochs_a_state_brings_back_what_new_workers_draw(with_generator
     assert torch.equal(torch.cat(list(resumed)), following)
 
 
+OTHERS = ["with replacement", "weighted", "a random subset", "a list", "own class", "a list of batches", "no batches"]
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", ["shuffle", "generator", "sampler", "distributed"])
+@pytest.mark.parametrize("kind", ["shuffle", "generator", "sampler", "distributed", *OTHERS])
 def test_a_state_inside_an_epoch_holds_its_order(kind: str, workers: int, seed: int | None) -> None:
-    for stop in (0, 3):  # 0 is between iter() and the first batch
+    for stop in (0, 1, 3):  # 0 is between iter() and the first batch
+        whole, loader, resumed = (ordered_by(kind, k, seed=seed, num_workers=workers) for k in (3, 3, 4))
         torch.manual_seed(2)
-        loader, resumed = (ordered_by(kind, number, seed=seed, num_workers=workers) for number in (3, 4))
+        expected = by_batch(whole)
+        torch.manual_seed(2)
         batches = iter(loader)
-        list(itertools.islice(batches, stop))
+        assert by_batch(itertools.islice(batches, stop)) == expected[:stop]
         state = through(pickle, loader.state_dict())
         torch.manual_seed(9) if workers else None  # nothing more is drawn here for workers
-        left = order(batches)
+        assert by_batch(batches) == expected[stop:] != []
         torch.manual_seed(5)
         resumed.load_state_dict(state)
-        assert order(resumed) == left and len(left) == 40 - 7 * stop
+        assert by_batch(resumed) == expected[stop:]

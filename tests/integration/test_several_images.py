@@ -87,8 +87,6 @@ PIL: dict[str, Callable[[Any], Any]] = {
     "grey": lambda path: Image.open(path).convert("L"),
     "a copy": lambda path: Image.open(path).copy(),
     "upright": lambda path: ImageOps.exif_transpose(Image.open(path)),
-    "cropped": lambda path: v1.CenterCrop(40)(Image.open(path).convert("RGB")),
-    "resized": lambda path: v1.Resize(40)(Image.open(path).convert("RGB")),
     "flipped": lambda path: v1.RandomHorizontalFlip(1)(v1.Resize(40)(Image.open(path))),
     "pickled": lambda path: pickle.loads(pickle.dumps(Image.open(path).convert("RGB"))),
 }

@@ -349,15 +349,10 @@ def deletion_in_mid_epoch(loader: Any) -> Any:
 
 def next_after_the_end(loader: Any) -> Any:
     batches = iter(loader)
-    seen = list(batches)
+    lengths = [len(loader), len(batches)]
+    seen = [next(batches), len(batches), *batches]
     ends = [next(batches, "the end") for _ in range(3)]
-    return seen, ends, len(batches), iter(batches) is batches, walked(loader)
-
-
-def lengths_of_iterators(loader: Any) -> Any:
-    batches = iter(loader)
-    before, _, after = len(batches), next(batches), len(batches)
-    return before, after, len(loader), len(list(batches))
+    return lengths, seen, ends, len(batches), iter(batches) is batches, walked(loader)
 
 
 USES: dict[str, Callable[[Any], Any]] = {
@@ -370,7 +365,6 @@ USES: dict[str, Callable[[Any], Any]] = {
     ),
     "deletion in mid-epoch": deletion_in_mid_epoch,
     "next() after the end": next_after_the_end,
-    "lengths of iterators": lengths_of_iterators,
     "a pickled iterator": lambda loader: tried(pickle.dumps, iter(loader)).kind,
     "a copy": lambda loader: [next(iter(loader)), *map(walked, (copy.copy(loader), copy.deepcopy(loader), loader))],
 }

@@ -28,6 +28,7 @@ from torchvision.io import ImageReadMode, read_image
 
 from proxyloader import DataLoader, ImageError, PipelineError, ProxyLoaderError, ProxyServer, World
 
+from ..hostile_jpegs import HUFFMAN, declaring, with_bytes
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
 from ..undecoded import unchecked
@@ -55,20 +56,13 @@ def cut_in_the_scan(path: Path) -> None:
     path.write_bytes(data[: 2 * len(data) // 3])
 
 
-def with_bytes(path: Path, marker: bytes, at: int, values: bytes) -> None:
-    """Put them so far behind a marker of the file."""
-    data = bytearray(path.read_bytes())
-    start = data.find(marker) + at
-    data[start : start + len(values)] = values
-    path.write_bytes(data)
-
-
 def too_many_pixels(path: Path) -> None:
-    with_bytes(path, b"\xff\xc0", 5, b"\xea\x60\xea\x60")  # 60,000 x 60,000
+    path.write_bytes(declaring(60_000, 60_000)(path.read_bytes()))
 
 
 def broken_tables(path: Path) -> None:
-    with_bytes(path, b"\xff\xc4", 5, b"\xff" * 16)  # counts of Huffman codes that cannot be
+    """With counts of Huffman codes that cannot be."""
+    path.write_bytes(with_bytes(HUFFMAN, slice(1, 17), b"\xff" * 16)(path.read_bytes()))
 
 
 class OpensItself(ImageFolder):

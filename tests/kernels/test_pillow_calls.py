@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image, ImageChops, ImageDraw, ImageEnhance, ImageFilter, ImageOps
@@ -38,8 +37,6 @@ from ..compare import generator_states, picture, seed_all
 from ..odd_formats import encoded
 from ..undecoded import get_encoded, image_calls_in, opened_late
 from .test_operations import run_programs
-
-pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
 MODES = pytest.mark.parametrize("mode", ["RGB", "L"])
 BILINEAR, BICUBIC = Image.Resampling.BILINEAR, Image.Resampling.BICUBIC

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import simplejpeg
 import torch
@@ -39,8 +38,6 @@ from ..odd_formats import encoded
 from ..undecoded import image_calls_in, opened_late
 from .test_operations import run_programs
 from .test_pillow_calls import QUAD, assert_exact, of, opened
-
-pytestmark = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once")
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 NOISE = torch.arange(3 * 20 * 30).reshape(3, 20, 30) / 99 - 7

@@ -366,18 +366,17 @@ def program_of(
     return programs
 
 
-def hard_images(small_only: bool = False) -> list[Pixels]:
+def hard_images() -> list[Pixels]:
     """A photograph, noise, flat images, ramps and images of few levels, from 1x1."""
     rng = np.random.default_rng(0)
     made = [rng.integers(0, 256, (*size, 3), np.uint8)
             for size in [(1, 1), (1, 7), (7, 1), (2, 2), (3, 3), (2, 9), (5, 5), (33, 17), (64, 48)]]  # fmt: skip
     made += [np.full((21, 19, 3), level, np.uint8) for level in (0, 77, 255)]
     made.append(rng.choice(np.array([3, 4, 200], np.uint8), (40, 30, 3)))
-    if not small_only:
-        ramp = np.arange(256, dtype=np.uint8)
-        made.append(np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], ramp[:, None] ^ ramp[None]), -1).copy())
-        made.append(np.asarray(picture(5, (161, 223))))
-        made.append(np.minimum(rng.integers(0, 256, (50, 60, 3), np.uint8), rng.integers(0, 90, (50, 60, 3), np.uint8)))
+    ramp = np.arange(256, dtype=np.uint8)
+    made.append(np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], ramp[:, None] ^ ramp[None]), -1).copy())
+    made.append(np.asarray(picture(5, (161, 223))))
+    made.append(np.minimum(rng.integers(0, 256, (50, 60, 3), np.uint8), rng.integers(0, 90, (50, 60, 3), np.uint8)))
     return made
 
 

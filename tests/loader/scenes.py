@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+from PIL import Image, ImageFilter, ImageOps
 from torchvision import tv_tensors
-from torchvision.datasets import VOCDetection, wrap_dataset_for_transforms_v2
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import functional as TF
 from torchvision.transforms import transforms as v1
@@ -146,41 +145,6 @@ def ssd(scene: Scene) -> Any:
     return finished(*flip(image, target))
 
 
-def functions_of_tensors(scene: Scene) -> Any:
-    image = F2.to_image(scene.image)
-    image = F2.resized_crop(image, *v1.RandomResizedCrop.get_params(image, [0.1, 1.0], [0.75, 1.33]), [48, 48])
-    image = F2.adjust_brightness(F2.rotate(image, random.choice([0, 90, 180])), random.uniform(0.5, 1.5))
-    image = F2.normalize(F2.to_dtype(image, torch.float32, scale=True), MEAN, STD, inplace=True)
-    other = TF.crop(TF.pad(TF.pil_to_tensor(scene.image), [8]), random.randrange(60), random.randrange(60), 48, 48)
-    other = TF.vflip(other) if random.random() < 0.5 else TF.solarize(other, random.randrange(256))
-    return image, TF.normalize(TF.convert_image_dtype(other), MEAN, STD)
-
-
-def letterbox(scene: Scene) -> Any:
-    """Without functions of torchvision, and with colors and boxes as a YOLO has them."""
-    image, boxes = scene.image, scene.boxes
-    scale = 96 / max(image.size)
-    small = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BILINEAR)
-    canvas, left, top = Image.new("RGB", (96, 96), (114, 114, 114)), (96 - small.width) // 2, (96 - small.height) // 2
-    canvas.paste(small, (left, top))
-    boxes = (boxes * scale + torch.tensor([left, top] * 2)) / 96
-    for enhance in (ImageEnhance.Color, ImageEnhance.Brightness):
-        canvas = enhance(canvas).enhance(random.uniform(0.5, 1.5))
-    if np.random.rand() < 0.5:
-        canvas, boxes = ImageOps.mirror(canvas), torch.tensor([1.0, 0, 1, 0]) - boxes[:, [2, 1, 0, 3]]
-    return TF.to_tensor(canvas), torch.cat([scene.target["labels"][:, None], boxes.abs()], 1)
-
-
-def augmented_by_hand(scene: Scene) -> Any:
-    image = ImageOps.fit(scene.image, (48, 48), centering=(random.random(), random.random()))
-    for _ in range(random.randrange(4)):
-        image = random.choice([ImageOps.mirror, ImageOps.equalize, ImageOps.invert, lambda i: i.rotate(9)])(image)
-    for enhancer in random.sample([ImageEnhance.Contrast, ImageEnhance.Color, ImageEnhance.Sharpness], 2):
-        image = enhancer(image).enhance(random.uniform(0.5, 1.5))
-    gamma = random.uniform(0.7, 1.4)
-    return TF.to_tensor(image.point([round(255 * (level / 255) ** gamma) for level in range(256)] * 3)), scene.number
-
-
 DECODERS = "cv2", "simplejpeg", "torchcodec.decoders"
 
 
@@ -213,16 +177,6 @@ def segmentation_reference(scene: Scene) -> Any:
         image, labels = TF.pad(image, padding, fill=0), TF.pad(labels, padding, fill=255)
     region = v1.RandomCrop.get_params(image, (96, 96))
     return finished(TF.crop(image, *region), as_labels(TF.crop(labels, *region)))
-
-
-def segmentation_by_functions(scene: Scene) -> Any:
-    image, labels, angle = scene.image, scene.label_map, random.uniform(-15, 15)
-    if random.random() > 0.5:
-        image, labels = TF.vflip(image), TF.vflip(labels)
-    image, labels = TF.rotate(image, angle, Mode.BILINEAR), TF.rotate(labels, angle)
-    region = v1.RandomResizedCrop.get_params(image, [0.4, 1.0], [0.75, 1.33])
-    image = v1.ColorJitter(0.2, 0.2, 0.2, 0.1)(TF.resized_crop(image, *region, [80, 72]))
-    return finished(image, as_labels(TF.resized_crop(labels, *region, [80, 72], Mode.NEAREST)))
 
 
 def segmentation_by_pillow(scene: Scene) -> Any:
@@ -320,11 +274,9 @@ def copied_and_pasted(scene: Scene) -> Any:
 
 
 PIPELINES: dict[str, Callable[[Scene], Any]] = {
-    "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "SSD by hand": ssd, "letterbox": letterbox,
-    "augmented by hand": augmented_by_hand, "functions of tensors": functions_of_tensors,
-    "segmentation reference": segmentation_reference, "mixed up": mixed_up,
-    "segmentation by functions": segmentation_by_functions, "segmentation by Pillow": segmentation_by_pillow,
-    "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
+    "large-scale jitter by hand": large_scale_jitter, "DETR": detr, "SSD by hand": ssd,
+    "segmentation reference": segmentation_reference, "segmentation by Pillow": segmentation_by_pillow,
+    "mixed up": mixed_up, "copied and pasted": copied_and_pasted, "DINO": views(GLOBAL, GLOBAL, LOCAL, LOCAL, LOCAL),
     "boxes and masks": joint_v2(v2.RandomResizedCrop((72, 72)), v2.ColorJitter(0.2, 0.2), *END, *SANE, masks=True),
     "shortest size": joint_v2(SHORTEST, FLIP, *END, *SANE),
     "SSD": joint_v2(v2.RandomPhotometricDistort(), ZOOM_OUT, v2.RandomIoUCrop(), FLIP, *END, *SANE),
@@ -346,7 +298,7 @@ if hasattr(tv_tensors, "KeyPoints"):
 # --- torchvision's datasets, wrapped for v2 ---------------------------------------------------------------------------
 
 
-def voc(scenes: list[Scene], root: Path) -> Any:
+def voc(scenes: list[Scene], root: Path) -> None:
     home = root / "VOCdevkit" / "VOC2012"
     for name in ("Annotations", "JPEGImages", "ImageSets/Main"):
         (home / name).mkdir(parents=True)
@@ -359,6 +311,3 @@ def voc(scenes: list[Scene], root: Path) -> Any:
         objects = [f"<object><name>bird</name><bndbox>{''.join(each)}</bndbox></object>" for each in sides]
         text = "<size><width>{}</width><height>{}</height></size>".format(*scene.image.size) + "".join(objects)
         (home / "Annotations" / f"{scene.path.stem}.xml").write_text(f"<annotation>{text}</annotation>")
-    transforms = v2.Compose([v2.RandomIoUCrop(), FLIP, *END, SANE[0]])
-    dataset = VOCDetection(str(root), image_set="train", transforms=transforms)
-    return wrap_dataset_for_transforms_v2(dataset, target_keys=("boxes", "labels"))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import pytest
 import torch
 from PIL import Image
@@ -27,18 +26,14 @@ from proxyloader import DataLoader, ImageError
 from proxyloader.make_dataset import photograph
 
 from ..integration.test_unreadable import broken_tables, text, unchecked
-from ..kernels.emulation import emulated_gpu
 from ..odd_formats import ODD_FORMATS, jpeg
 from ..outcomes import outcomes
 from .scenes import END, FLIP, SANE, SHORTEST, Scene, voc
 from .test_joint_pipelines import assert_equal, assert_same_batches, scenes, together
 
-__all__ = ["emulated_gpu", "scenes"]
+__all__ = ["scenes"]
 
-pytestmark = [
-    pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 11, reason="Pillow 10 decodes at once"),
-    pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
 FILES = {name: ODD_FORMATS[f"odd_{name}"] for name in ("grey.jpg", "cmyk.jpg", "progressive.jpg", "rgb.png", "422.jpg")}
 FILES |= {f"{number}.jpg": jpeg for number in range(7)}
@@ -123,25 +118,20 @@ COCO: dict[str, Callable[[Path], Any]] = {
     "image alone": lambda root: coco(root, transform=v2.Compose([FLIP, *END])),
     "Pillow": lambda root: coco(root, transforms=lambda image, target: (TF.pil_to_tensor(image), len(target))),
 }  # fmt: skip
-ON_GPU: dict[str, Callable[[Path], Any]] = {
-    "multiscale": lambda root: wrapped(root, SHORTEST, FLIP, *END),
-    "distorted": lambda root: with_boxes(
-        wrapped(root, v2.RandomPhotometricDistort(), v2.RandomZoomOut(), v2.ScaleJitter((80, 80)), *END, *SANE)),
-}  # fmt: skip
 
 
 @pytest.mark.parametrize("workers", [2, 0])
 @pytest.mark.parametrize("name", COCO)
 def test_coco_without_a_gpu(coco_root: Path, name: str, workers: int) -> None:
-    assert_same_batches(COCO[name](coco_root), bound=1e-6, workers=workers)  # floats may be rounded otherwise
+    assert_same_batches(COCO[name](coco_root), bound=1e-6, num_workers=workers)  # floats may be rounded otherwise
 
 
 @pytest.mark.usefixtures("emulated_gpu")
 @pytest.mark.parametrize("workers", [2, 0])
-@pytest.mark.parametrize("name", [*COCO, *ON_GPU])
+@pytest.mark.parametrize("name", COCO)
 def test_coco(coco_root: Path, name: str, workers: int) -> None:
-    dataset = (COCO | ON_GPU)[name](coco_root)
-    stats = assert_same_batches(dataset, workers=workers).stats()
+    dataset = COCO[name](coco_root)
+    stats = assert_same_batches(dataset, num_workers=workers).stats()
     assert stats.images_by_dali >= len(dataset) - BY_PILLOW and stats.images_by_workers <= BY_PILLOW
 
 

@@ -9,7 +9,7 @@ import pickle
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from PIL import Image
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -31,7 +31,7 @@ from proxyloader.loader.stats import STARVED_STEPS, WINDOW_BATCHES, StatsRecorde
 from proxyloader.workers.messages import PackedBatch, PackedInput, PackedRun
 
 from ..faults import Spelled, in_thread
-from ..integration.roads import picture_folder, picture_pipeline, read_bytes
+from ..integration.roads import Stream, picture_folder, picture_pipeline, read_bytes
 from ..numbered import spell_dataset
 from .test_backend import of_arrays
 
@@ -72,14 +72,6 @@ def test_of_images_that_dali_makes_each_is_counted_with_its_bytes(num_workers: i
         assert stats.images_per_s > 0 and 0 < stats.wait_p50_ms <= stats.wait_p99_ms
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, root: Path) -> None:
-        self.paths = sorted(root.rglob("*.jpg"))
-
-    def __iter__(self) -> Iterator[Any]:
-        return (TRANSFORM(Image.open(path)) for path in self.paths)
-
-
 class OfBatches(Dataset[Any]):
     """Makes a batch itself: a dict, which has another length."""
 
@@ -95,7 +87,7 @@ WAYS: dict[str, Any] = {
     "tensors": (lambda _: TensorDataset(torch.arange(48)), {}, (0, 0, 48)),
     "batches of the dataset's own": (lambda _: OfBatches(), {"collate_fn": lambda samples: samples}, (0, 0, 48)),
     "arrays": (lambda _: of_arrays(48), {}, (0, 48, 0)),
-    "a stream": (Stream, {}, (48, 0, 0)),
+    "a stream": (lambda root: Stream(sorted(root.rglob("*.jpg")), TRANSFORM, Image.open), {}, (48, 0, 0)),
     "no batches": (lambda root: ImageFolder(str(root), TRANSFORM), {"batch_size": None}, (48, 0, 0)),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import random
 import re
 import sys
@@ -23,6 +22,7 @@ from torchvision.transforms import transforms as v1
 from proxyloader import explain
 
 from ..compare import generator_states
+from ..loader.test_backend import line_of
 from .command import main
 
 TRAINING = v1.Compose([v1.RandomResizedCrop(224), v1.RandomHorizontalFlip(), v1.ToTensor()])
@@ -43,11 +43,6 @@ def with_numpy(image: Image.Image) -> torch.Tensor:
 
 def at_random(image: Image.Image) -> Any:
     return with_numpy(image) if random.random() < 0.5 else v1.ToTensor()(image)
-
-
-def line_of(function: Any, text: str) -> str:
-    lines, first = inspect.getsourcelines(function)
-    return f"{__file__}:{next(number for number, line in enumerate(lines, first) if text in line)}"
 
 
 class TestTransforms:
@@ -79,8 +74,8 @@ class TestTransforms:
     def test_calls_of_pillow_have_lines_and_how_often_they_are_made_and_operations_are_listed(self) -> None:
         found = explain(by_hand)
         mirror, crop, conversion = found.steps
-        assert re.fullmatch(rf"{line_of(by_hand, 'mirror')}: Flip 1 \(in [1-7] of 8 runs\)", mirror)
-        assert crop == f"{line_of(by_hand, 'crop')}: Crop 20, 10, 80, 100"
+        assert re.fullmatch(rf"{line_of('mirror', by_hand)}: Flip 1 \(in [1-7] of 8 runs\)", mirror)
+        assert crop == f"{line_of('crop', by_hand)}: Crop 20, 10, 80, 100"
         assert conversion == "ToTensor(): ToTensor; ToFloat"
         assert found.operations == ("mul", "sub")
         assert (found.on_gpu, found.on_cpu) == ("CUDA kernels", "DALI")
@@ -91,7 +86,7 @@ class TestTransforms:
         assert (found.pixels, found.on_gpu, found.output) == ("", "CUDA kernels", "float32 (5, 3, 32, 32) on cuda")
 
     def test_code_that_uses_pixels_is_named_after_what_was_recorded_before(self) -> None:
-        found, line = explain(with_numpy), line_of(with_numpy, "asarray")
+        found, line = explain(with_numpy), line_of("asarray", with_numpy)
         assert found.steps == (f"{line}: Crop 0, 0, 9, 9",)
         assert found.pixels == f"pixels are used at {line}"
         assert found.on_gpu == found.on_cpu == f"the workers: {found.pixels}"

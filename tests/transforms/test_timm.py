@@ -46,8 +46,6 @@ TRAINING: list[dict[str, Any]] = [
     {"train_crop_mode": "rkrr", "color_jitter": None, "interpolation": "random"},
     {"train_crop_mode": "rkrr", "scale": (0.5, 1.5), "ratio": (0.5, 2.0), "color_jitter": None},
     {"re_prob": 0.7, "re_mode": "const", "re_count": 3, "color_jitter": None},
-    {"re_prob": 0.7, "re_mode": "rand", "re_count": 2, "color_jitter": None},
-    {"re_prob": 0.7, "re_mode": "pixel", "re_count": 3, "color_jitter": None},
     {"auto_augment": "rand-m9-mstd0.5", "interpolation": "random", "re_prob": 0.3, "re_mode": "pixel"},
     *({"auto_augment": policy, "interpolation": "bilinear"} for policy in ("rand-m6-n3-t3aw-inc1", "original", "3a")),
     {"auto_augment": "augmix-m5-w4-d2", "re_prob": 0.3, "re_mode": "pixel"},

@@ -5,20 +5,19 @@ from __future__ import annotations
 import copy
 import itertools
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DistributedSampler
 
-from proxyloader import DataLoader
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.loader_state import LoaderState
 from proxyloader.workers.request_sampler import RequestSampler
+
+from ..integration.test_reproduction import Counter
 
 
 def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None = None) -> list[Any]:
@@ -51,37 +50,6 @@ def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
     arena.release(first.slot)
     for _ in range(2):
         assert [request.slot for request in requests] == [1, 0, None]
-
-
-class OwnBatchSampler(BatchSampler): ...
-
-
-DATA: Any = range(23)
-
-ORDERS: dict[str, Callable[[], dict[str, Any]]] = {
-    "with replacement": lambda: {"batch_size": 4, "sampler": RandomSampler(DATA, replacement=True, num_samples=50)},
-    "weighted": lambda: {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 23, 31)},
-    "a random subset": lambda: {"batch_size": 4, "sampler": SubsetRandomSampler(range(3, 23))},
-    "a list": lambda: {"batch_size": 4, "sampler": list(range(0, 23, 2))},
-    "own class": lambda: {"batch_sampler": OwnBatchSampler(RandomSampler(DATA), 4, False)},
-    "a list of batches": lambda: {"batch_sampler": [[1, 2], [3], [4, 5, 6]]},
-    "no batches": lambda: {"batch_size": None, "shuffle": True},
-}
-
-
-@pytest.mark.parametrize("seed", [None, 3], ids=["", "seed"])
-@pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
-def test_a_resumed_epoch_has_the_remaining_samples(order: Callable[[], Any], seed: int | None) -> None:
-    for stop in (1, 2):
-        torch.manual_seed(1)
-        whole = [np.ravel(batch).tolist() for batch in DataLoader(DATA, seed=seed, **order())]
-        torch.manual_seed(1)
-        begun = DataLoader(DATA, seed=seed, **order())
-        assert [np.ravel(batch).tolist() for batch in itertools.islice(begun, stop)] == whole[:stop]
-        torch.manual_seed(77)  # another process
-        resumed = DataLoader(DATA, seed=seed, **order())
-        resumed.load_state_dict(pickle.loads(pickle.dumps(begun.state_dict())))
-        assert [np.ravel(batch).tolist() for batch in resumed] == whole[stop:]
 
 
 @given(
@@ -136,20 +104,9 @@ class Stateful:
         self.at = state["at"]
 
 
-class StatefulIterator(Stateful):
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
-        self.at += 1
-        if self.at > 10:
-            raise StopIteration
-        return self.at - 1
-
-
 class OfStatefulIterators:
     def __iter__(self) -> Iterator[int]:
-        return StatefulIterator()
+        return Counter(list(range(10)))
 
 
 @pytest.mark.parametrize("kind", [Stateful, OfStatefulIterators], ids=["sampler", "iterator"])

@@ -23,13 +23,13 @@ from proxyloader.workers.fetch import Fetcher, PassedSamples, checking
 from proxyloader.workers.request_sampler import BatchRequest
 
 from ..compare import picture
-from ..kernels.emulation import emulated_gpu
+from ..hostile_jpegs import HUFFMAN, with_bytes
+from ..integration.test_faults_structure import Pooled
 from ..limits import WAIT_S
 from ..odd_formats import encoded
 from ..tiers import by_default
 from ..undecoded import image_calls_in, in_worker
-
-__all__ = ["emulated_gpu"]
+from .test_fetch_folder import AtOnce, Own
 
 TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 DAMAGED = (5, 20)
@@ -104,33 +104,12 @@ def test_all_processes_know_what_a_worker_has_checked(method: Any) -> None:
     assert passed.has_all([1, 2]) and not passed.has_all([0])
 
 
-class Single(ImageFolder):
-    """Reads each sample by itself, and not a batch at once as one without code of a user's."""
-
-    def __getitem__(self, index: int) -> Any:
-        return super().__getitem__(index)
-
-
-class Lists(ImageFolder):
-    """Reads a batch at once."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        return [self[index] for index in indices]
-
-
-class Threads(Lists):
-    """Reads a batch at once, with threads of its own, of which nothing is remembered."""
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        with ThreadPoolExecutor(4) as pool:
-            return list(pool.map(self.__getitem__, indices))
-
-
 @pytest.mark.usefixtures("emulated_gpu")
-@pytest.mark.parametrize(("kind", "checked_again"), [(Single, 2), (ImageFolder, 16), (Lists, 16), (Threads, 48)])
+@pytest.mark.parametrize(("kind", "checked_again"), [(Own, 2), (ImageFolder, 16), (AtOnce, 16), (Pooled, 48)])
 def test_sound_samples_are_checked_only_in_the_first_epoch(
     kind: type[ImageFolder], checked_again: int, damaged_folder: ImageFolder
 ) -> None:
+    """Of a batch that is read at once all are checked again; and of threads of its own nothing is remembered."""
     loader: Any = DataLoader(kind(damaged_folder.root, TRANSFORM), 8, num_workers=1, device="cpu")
     assert [by_pillow(loader) for _ in range(2)] == [len(DAMAGED)] * 2
     for index in range(48):  # so a block is lost in all that are checked
@@ -141,8 +120,7 @@ def test_sound_samples_are_checked_only_in_the_first_epoch(
 @pytest.mark.parametrize("progressive", [False, True], ids=["baseline", "progressive"])
 def test_a_different_file_at_a_passed_index_is_still_checked_for_errors_of_pillow(progressive: bool) -> None:
     sound = encoded(picture(1, (64, 48)), "JPEG", progressive=progressive)
-    at = sound.find(b"\xff\xc4") + 5
-    bad = sound[:at] + b"\xff" * 16 + sound[at + 16 :]  # counts of Huffman codes that cannot be
+    bad = with_bytes(HUFFMAN, slice(1, 17), b"\xff" * 16)(sound)  # counts of Huffman codes that cannot be
     passed = PassedSamples(1)
     passed.add([0])
     with checking(passed, [0]):
@@ -152,7 +130,7 @@ def test_a_different_file_at_a_passed_index_is_still_checked_for_errors_of_pillo
 
 @pytest.mark.usefixtures("emulated_gpu")
 def test_custom_batches_replacements_and_images_outside_a_loader_are_checked(damaged_folder: ImageFolder) -> None:
-    class Whole(Lists):
+    class Whole(AtOnce):
         def __getitems__(self, indices: list[int]) -> Any:
             return default_collate(super().__getitems__(indices))
 
