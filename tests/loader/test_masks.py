@@ -17,9 +17,6 @@ from torchvision.transforms import functional as F
 
 from proxyloader import DataLoader
 
-from ..kernels.emulation import emulated_gpu
-
-__all__ = ["emulated_gpu"]
 
 BINARY = [torch.bool, torch.uint8, torch.int64]
 
