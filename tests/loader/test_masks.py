@@ -17,7 +17,6 @@ from torchvision.transforms import functional as F
 
 from proxyloader import DataLoader
 
-
 BINARY = [torch.bool, torch.uint8, torch.int64]
 
 
