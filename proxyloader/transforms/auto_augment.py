@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from . import color
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, count_params
 from .random_numbers import meta_image
-from .registry import arithmetic, rule, version_of
+from .registry import rule, version_of
 from .warp import Affine, affine, make_warp, rotation
 
 BranchParams = tuple[int, Sequence[float]]
@@ -132,7 +132,7 @@ def _operations(transform: Any, state: ImageState, kind: Kind) -> tuple[OneOf, D
     """Return the operations that torchvision chooses from, and how it draws them."""
     if state.dtype != "uint8":
         raise Untranslatable
-    warp = make_warp(Affine, transform.interpolation, transform.fill, state, *arithmetic(transform, kind))
+    warp = make_warp(Affine, transform.interpolation, transform.fill, state, *color.arithmetic(transform, kind))
     branches, version, recorder = _branches(warp, state.channels), version_of(transform), _Recorder(transform)
     choice = OneOf(tuple(dict.fromkeys(branches.values())))
     numbered = {name: choice.branches.index(branch) for name, branch in branches.items()}

@@ -15,7 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, Version
-from .registry import arithmetic, at_random, rule
+from .registry import at_random, rule, version_of
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,11 @@ def solarize_threshold(threshold: float, kind: Kind) -> float:
 def hue_shift(factor: float, kind: Kind) -> float:
     """Return the shift of a hue: 0 to 255 for a PIL image, a fraction of the full circle for a tensor."""
     return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
+
+
+def arithmetic(transform: Any, kind: Kind) -> tuple[Kind, Version]:
+    """Return the kind and the version of a step of a transform. Only the arithmetic of tensors differs by version."""
+    return kind, version_of(transform) if kind == "tensor" else "v2"
 
 
 @rule(v1.Grayscale, v2.Grayscale)

@@ -49,7 +49,6 @@ Nearest = Literal["pil", "nearest", "nearest-exact"]
 
 Line = NDArray[np.float32]
 
-
 LARGE_EDGE = 128
 """Minimum length of the shorter edge, in pixels, of images that DALI resizes."""
 
