@@ -36,10 +36,7 @@ class Target(NamedTuple):
 
     def resolve(self, size: Size) -> Size:
         """Return the size of an image of ``size`` after the resize."""
-        wanted = self.size
-        if wanted is None or len(wanted) == 1:
-            wanted = F._compute_resized_output_size(size, wanted, self.max_size, allow_size_none=True)
-        height, width = wanted
+        height, width = F._compute_resized_output_size(size, self.size, self.max_size, allow_size_none=True)
         return height, width
 
 
