@@ -30,6 +30,7 @@ from torch.utils.data import Dataset, RandomSampler, Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.ops import box_convert, clip_boxes_to_image, remove_small_boxes
 
@@ -112,7 +113,7 @@ def synthetic(config: BenchConfig) -> Loops:
     return loop_forever(config, [batch] * math.ceil(config.images * config.passes / config.batch_size))
 
 
-def samples(config: BenchConfig, open_image: Callable[[str], Any] = tasks.open_pillow, transformed: bool = True) -> Any:
+def samples(config: BenchConfig, open_image: Callable[[str], Any] = pil_loader, transformed: bool = True) -> Any:
     """Return the dataset of a task; for classification, one of ``DATASETS`` or an ImageFolder with an augmentation."""
     if config.task != "classification":
         kind, transform = tasks.Clips if config.task == "clips" else tasks.Photographs, tasks.PIPELINES[config.added]
