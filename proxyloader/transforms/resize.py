@@ -121,16 +121,16 @@ def _pillow_nearest(line: Line, new_count: int) -> Line:
 
 @rule(v1.Resize, v2.Resize)
 def resize(transform: Any, state: ImageState) -> Translation:
-    target = parse_size(transform.size, transform.max_size)
-    return resizing(target, transform.interpolation, transform.antialias, state, version_of(transform))
+    step = resize_step(transform.interpolation, transform.antialias, state, version_of(transform))
+    return resizing(parse_size(transform.size, transform.max_size), step)
 
 
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
-    target, version = Target(as_pair(transform.size)), version_of(transform)
+    step = resize_step(transform.interpolation, transform.antialias, state, version_of(transform))
     box, is_ours = resized_crop_box((low, high), (narrow, wide))
-    resized = resizing(target, transform.interpolation, transform.antialias, state, version, is_crop=True)
+    resized = resizing(Target(as_pair(transform.size)), step, is_crop=True)
     return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "torch"), resized])
 
 
@@ -147,16 +147,8 @@ def parse_size(size: Any, max_size: int | None = None) -> Target:
     return Target(None if shorter is None else (int(shorter),), max_size)
 
 
-def resizing(
-    target: Target,
-    interpolation: Any,
-    antialias: bool | None,
-    state: ImageState,
-    version: Version = "v1",
-    is_crop: bool = False,
-) -> Translation:
+def resizing(target: Target, step: Resize | Nearest, is_crop: bool = False) -> Translation:
     """Return the translation of a resize. ``is_crop``: whether the image is the crop of a RandomResizedCrop."""
-    step = resize_step(interpolation, antialias, state, version)
 
     def sample(size: Size, row: ParamRow) -> Size:
         new_size = target.resolve(size)

@@ -22,7 +22,7 @@ from .geometry import Box, as_fill, as_pair, cropping
 from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
 from .random_numbers import meta_image
 from .registry import rule
-from .resize import Target, interpolation_value, resizing
+from .resize import Target, interpolation_value, resize_step, resizing
 from .type_conversion import to_tensor
 from .warp import Affine, rotation
 
@@ -34,7 +34,8 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     target, modes = Target(as_pair(transform.size)), transform.interpolation
     is_drawn = isinstance(modes, (tuple, list))
-    resizes = [resizing(target, mode, True, state, is_crop=True) for mode in (modes if is_drawn else [modes])]
+    steps = [resize_step(mode, True, state, "v1") for mode in (modes if is_drawn else [modes])]
+    resizes = [resizing(target, step, is_crop=True) for step in steps]
 
     def box(height: int, width: int) -> Box:
         drawn: Box = transforms.RandomResizedCropAndInterpolation.get_params(meta_image(height, width), scale, ratio)
