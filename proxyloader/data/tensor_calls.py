@@ -192,7 +192,7 @@ def rotate_v2(
         method = Image.Transpose[f"ROTATE_{angle:.0f}"]
         return Note((Transpose(method),), (), transposed(image.size, method))
     step = _warp(warp.Affine, image, interpolation, fill)
-    height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center, "v2")
+    height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center)
     return Note((step,), (height, width, *matrix), (int(height), int(width)))
 
 

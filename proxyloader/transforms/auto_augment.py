@@ -56,7 +56,7 @@ def _branches(warp: Affine, channels: int) -> dict[str, Branch]:
 def _numbers(name: str, magnitude: float, size: Size, warp: Affine, version: Any) -> Sequence[float]:
     """Return the parameters of an operation."""
     if name == "Rotate":
-        return rotation(size, magnitude, warp, version=version)
+        return rotation(size, magnitude, warp)
     if name.startswith("Shear"):
         degrees = math.degrees(math.atan(magnitude))
         shear = (degrees, 0.0) if name == "ShearX" else (0.0, degrees)

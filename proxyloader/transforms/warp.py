@@ -63,18 +63,13 @@ OUTPUT_SIZE = {"v1": FT._compute_affine_output_size, "v2": F2._compute_affine_ou
 
 
 def rotation(
-    size: Size,
-    angle: float,
-    warp: Warp,
-    expand: bool = False,
-    center: Sequence[float] | None = None,
-    version: Version = "v1",
+    size: Size, angle: float, warp: Warp, expand: bool = False, center: Sequence[float] | None = None
 ) -> list[float]:
     """Return the parameters of ``functional.rotate`` for ``warp``. ``angle`` is in degrees.
 
     ``expand`` and ``center`` are of tensors only.
     """
-    height, width = size
+    (height, width), version = size, warp.version
     if warp.kind == "pil":
         stand_in = SimpleNamespace(size=(width, height), transform=lambda size, method, matrix, *_, **__: matrix)
         # With a center, Pillow does not transpose images by right angles, which has the same pixels.
