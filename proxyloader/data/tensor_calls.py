@@ -212,7 +212,7 @@ def affine_v2(
     step = _warp(warp.Affine, image, interpolation, fill)
     center = center and list(map(number, center))
     translate, shear = map(number, translate), list(map(number, shear))
-    numbers = warp.affine(image.size, step, number(angle), list(translate), number(scale), shear, center, "v2")
+    numbers = warp.affine(image.size, step, number(angle), list(translate), number(scale), shear, center)
     return Note((step,), numbers, image.size)
 
 

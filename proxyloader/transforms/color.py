@@ -101,11 +101,6 @@ def hue_shift(factor: float, kind: Kind) -> float:
     return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
 
 
-def arithmetic(transform: Any, kind: Kind) -> tuple[Kind, Version]:
-    """Return the kind and the version of a step of a transform. Only the arithmetic of tensors differs by version."""
-    return kind, version_of(transform) if kind == "tensor" else "v2"
-
-
 @rule(v1.Grayscale, v2.Grayscale)
 def grayscale(transform: Any, state: ImageState) -> Translation:
     channels = transform.num_output_channels
@@ -114,12 +109,12 @@ def grayscale(transform: Any, state: ImageState) -> Translation:
     # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
     stays_gray = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     is_kept = state.channels == 1 and stays_gray
-    return Translation(() if is_kept else (Grayscale(channels, *arithmetic(transform, state.kind)),))
+    return Translation(() if is_kept else (Grayscale(channels, state.kind, version_of(transform)),))
 
 
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
 def random_grayscale(transform: Any, state: ImageState) -> Translation:
-    gray = (Grayscale(3, *arithmetic(transform, state.kind)),) if state.channels == 3 else ()
+    gray = (Grayscale(3, state.kind, version_of(transform)),) if state.channels == 3 else ()
     return at_random(transform, Translation(gray))
 
 
@@ -130,7 +125,7 @@ def rgb(transform: Any, state: ImageState) -> Translation:
 
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Translation:
-    how = kind, _ = arithmetic(transform, state.kind)
+    how = kind, _ = state.kind, version_of(transform)
     names = "brightness", "contrast", "saturation", "hue"
     branches: list[Branch] = [(Adjustment(name, *how),) for name in names]
     if state.channels == 1:

@@ -91,7 +91,6 @@ def affine(
     scale: float,
     shear: Sequence[float],
     center: Sequence[float] | None = None,
-    version: Version = "v1",
 ) -> list[float]:
     """Return the parameters of ``functional.affine`` for ``warp``. Arguments are as in torchvision.
 
@@ -101,7 +100,7 @@ def affine(
     center = list(middle if center is None else center)
     if warp.kind == "tensor":
         center = [place - half for place, half in zip(center, middle)]
-    return [*size, *INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear))]
+    return [*size, *INVERSE_AFFINE[warp.version](center, angle, list(translate), scale, list(shear))]
 
 
 def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, kind: Kind, version: Version = "v2") -> W:
