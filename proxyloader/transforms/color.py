@@ -125,9 +125,8 @@ def rgb(transform: Any, state: ImageState) -> Translation:
 
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Translation:
-    how = kind, _ = state.kind, version_of(transform)
-    names = "brightness", "contrast", "saturation", "hue"
-    branches: list[Branch] = [(Adjustment(name, *how),) for name in names]
+    names, version = ("brightness", "contrast", "saturation", "hue"), version_of(transform)
+    branches: list[Branch] = [(Adjustment(name, state.kind, version),) for name in names]
     if state.channels == 1:
         branches[2:] = (), ()  # grayscale images have no saturation or hue
     choice, given = OneOf(tuple(branches)), [getattr(transform, name) for name in names]
@@ -138,7 +137,7 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
         for which in order.tolist():
             factor = factors[which]
             if factor is not None:
-                number = hue_shift(factor, kind) if which == 3 else factor
+                number = hue_shift(factor, state.kind) if which == 3 else factor
                 choice.put(which, row, *[number] if choice.branches[which] else [])
         return size
 

@@ -103,7 +103,7 @@ def affine(
     return [*size, *INVERSE_AFFINE[warp.version](center, angle, list(translate), scale, list(shear))]
 
 
-def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, kind: Kind, version: Version = "v2") -> W:
+def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, kind: Kind, version: Version) -> W:
     """Return the step with the interpolation and the fill of a transform or function."""
     mode = interpolation_value(interpolation)
     if mode not in ("nearest", "bilinear"):
