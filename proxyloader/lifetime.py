@@ -36,7 +36,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -56,7 +56,7 @@ _leaked_in_child: weakref.WeakSet[Any] = weakref.WeakSet()
 _forking = threading.RLock()  # held from before a fork until after it
 _starting = threading.RLock()  # held while a ``ForkProcess`` starts
 _preparation = threading.local()  # ``cleanup``: undoes what this thread did to prepare the current fork
-_exit_functions: list[Callable[[], None]] = []
+_exit_functions = contextlib.ExitStack()
 _dali_threads: set[object] = set()  # a token for each thread inside DALI, except the main thread
 _is_exiting = False
 
@@ -186,10 +186,8 @@ def defer_interrupts() -> Iterator[None]:
 # --- exit ------------------------------------------------------------------------------------------------------------
 
 
-def at_exit(function: Callable[[], None]) -> Callable[[], None]:
-    """Register a function to be called at exit, in reverse order of registration."""
-    _exit_functions.append(function)
-    return function
+at_exit = _exit_functions.callback
+"""Register a function to be called at exit, in reverse order of registration."""
 
 
 @contextlib.contextmanager
@@ -215,8 +213,7 @@ def _run_exit_functions() -> None:
     deadline_s = time.monotonic() + EXIT_TIMEOUT_S
     while _dali_threads and time.monotonic() < deadline_s:
         time.sleep(POLL_S)
-    for function in reversed(_exit_functions):
-        function()
+    _exit_functions.close()
 
 
 def _register_exit_handler() -> None:

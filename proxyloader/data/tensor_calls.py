@@ -192,7 +192,7 @@ def rotate_v2(
         method = Image.Transpose[f"ROTATE_{angle:.0f}"]
         return Note((Transpose(method),), (), transposed(image.size, method))
     step = _warp(warp.Affine, image, interpolation, fill)
-    height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center, "v2")
+    height, width, *matrix = warp.rotation(image.size, angle, step, bool(expand), center)
     return Note((step,), (height, width, *matrix), (int(height), int(width)))
 
 
@@ -212,7 +212,7 @@ def affine_v2(
     step = _warp(warp.Affine, image, interpolation, fill)
     center = center and list(map(number, center))
     translate, shear = map(number, translate), list(map(number, shear))
-    numbers = warp.affine(image.size, step, number(angle), list(translate), number(scale), shear, center, "v2")
+    numbers = warp.affine(image.size, step, number(angle), list(translate), number(scale), shear, center)
     return Note((step,), numbers, image.size)
 
 

@@ -19,8 +19,8 @@ from .._cores import usable_cores
 from ..dali.device import check_device_exists
 from ..loader.dataloader import DataLoader
 from ..make_dataset import make_dataset
-from .bench.config import CROP_PX, MEAN, STD, make_transform
-from .files import check_can_be_written, photograph_folder, writable_cache_folder
+from .bench import config
+from .bench.config import CROP_PX, MEAN, STD
 from .processes import ProgressBar
 
 SEED = 0
@@ -37,10 +37,10 @@ def demo(
     """Run the demo. Return the exit status: 1 if the batches differ more than documented."""
     torch_device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     check_device_exists(torch_device)
-    sheet = out or writable_cache_folder() / "demo.png"
-    check_can_be_written(sheet)
-    root = data or make_dataset(photograph_folder("demo", images), images=images)
-    folder = ImageFolder(str(root), make_transform())
+    sheet = out or config.writable_cache_folder() / "demo.png"
+    config.check_can_be_written(sheet)
+    root = data or make_dataset(config.photograph_folder("demo", images), images=images)
+    folder = ImageFolder(str(root), config.make_transform())
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(SEED))
     subset = Subset(folder, order[:images].tolist())
     workers = min(usable_cores(), 16) if workers is None else workers

@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 from . import color
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, count_params
 from .random_numbers import meta_image
-from .registry import arithmetic, rule, version_of
+from .registry import rule, version_of
 from .warp import Affine, affine, make_warp, rotation
 
 BranchParams = tuple[int, Sequence[float]]
@@ -53,22 +53,22 @@ def _branches(warp: Affine, channels: int) -> dict[str, Branch]:
     }
 
 
-def _numbers(name: str, magnitude: float, size: Size, warp: Affine, version: Any) -> Sequence[float]:
+def _numbers(name: str, magnitude: float, size: Size, warp: Affine) -> Sequence[float]:
     """Return the parameters of an operation."""
     if name == "Rotate":
-        return rotation(size, magnitude, warp, version=version)
+        return rotation(size, magnitude, warp)
     if name.startswith("Shear"):
         degrees = math.degrees(math.atan(magnitude))
         shear = (degrees, 0.0) if name == "ShearX" else (0.0, degrees)
-        return affine(size, warp, 0.0, (0, 0), 1.0, shear, (0.0, 0.0), version)
+        return affine(size, warp, 0.0, (0, 0), 1.0, shear, (0.0, 0.0))
     if name.startswith("Translate"):
         shift = int(magnitude)
         shifts = (shift, 0) if name == "TranslateX" else (0, shift)
-        return affine(size, warp, 0.0, shifts, 1.0, (0.0, 0.0), version=version)
+        return affine(size, warp, 0.0, shifts, 1.0, (0.0, 0.0))
     if name == "Posterize":
         return (int(magnitude),)
     if name == "Solarize":  # v1 samples the threshold, v2 a fraction of the maximum
-        return (color.solarize_threshold(magnitude * (255.0 if version == "v2" else 1.0), warp.kind),)
+        return (color.solarize_threshold(magnitude * (255.0 if warp.version == "v2" else 1.0), warp.kind),)
     return () if name in ("AutoContrast", "Equalize", "Invert") else (1.0 + magnitude,)
 
 
@@ -132,14 +132,14 @@ def _operations(transform: Any, state: ImageState, kind: Kind) -> tuple[OneOf, D
     """Return the operations that torchvision chooses from, and how it draws them."""
     if state.dtype != "uint8":
         raise Untranslatable
-    warp = make_warp(Affine, transform.interpolation, transform.fill, state, *arithmetic(transform, kind))
-    branches, version, recorder = _branches(warp, state.channels), version_of(transform), _Recorder(transform)
+    warp = make_warp(Affine, transform.interpolation, transform.fill, state, kind, version_of(transform))
+    branches, recorder = _branches(warp, state.channels), _Recorder(transform)
     choice = OneOf(tuple(dict.fromkeys(branches.values())))
     numbered = {name: choice.branches.index(branch) for name, branch in branches.items()}
 
     def params(name: str, magnitude: float, size: Size) -> BranchParams:
         chosen = numbered[name]
-        return chosen, _numbers(name, magnitude, size, warp, version) if chosen else ()
+        return chosen, _numbers(name, magnitude, size, warp) if chosen else ()
 
     def draw(size: Size) -> tuple[list[list[BranchParams]], list[torch.Tensor]]:
         recorder(size)

@@ -15,7 +15,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, Version
-from .registry import arithmetic, at_random, rule
+from .registry import at_random, rule, version_of
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ def grayscale(transform: Any, state: ImageState) -> Translation:
     # The v1 class keeps the single channel of a grayscale tensor, even if three are requested.
     stays_gray = channels == 1 or (state.kind == "tensor" and isinstance(transform, v1.Grayscale))
     is_kept = state.channels == 1 and stays_gray
-    return Translation(() if is_kept else (Grayscale(channels, *arithmetic(transform, state.kind)),))
+    return Translation(() if is_kept else (Grayscale(channels, state.kind, version_of(transform)),))
 
 
 @rule(v1.RandomGrayscale, v2.RandomGrayscale)
 def random_grayscale(transform: Any, state: ImageState) -> Translation:
-    gray = (Grayscale(3, *arithmetic(transform, state.kind)),) if state.channels == 3 else ()
+    gray = (Grayscale(3, state.kind, version_of(transform)),) if state.channels == 3 else ()
     return at_random(transform, Translation(gray))
 
 
@@ -125,9 +125,8 @@ def rgb(transform: Any, state: ImageState) -> Translation:
 
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Translation:
-    how = kind, _ = arithmetic(transform, state.kind)
-    names = "brightness", "contrast", "saturation", "hue"
-    branches: list[Branch] = [(Adjustment(name, *how),) for name in names]
+    names, version = ("brightness", "contrast", "saturation", "hue"), version_of(transform)
+    branches: list[Branch] = [(Adjustment(name, state.kind, version),) for name in names]
     if state.channels == 1:
         branches[2:] = (), ()  # grayscale images have no saturation or hue
     choice, given = OneOf(tuple(branches)), [getattr(transform, name) for name in names]
@@ -138,7 +137,7 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
         for which in order.tolist():
             factor = factors[which]
             if factor is not None:
-                number = hue_shift(factor, kind) if which == 3 else factor
+                number = hue_shift(factor, state.kind) if which == 3 else factor
                 choice.put(which, row, *[number] if choice.branches[which] else [])
         return size
 

@@ -9,6 +9,7 @@ states are compared with those of the installed torchvision. If they differ, tor
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from typing import Any
 
@@ -19,6 +20,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
+from .._random_state import preserve_rng
 from .plan import Size
 
 BOX_DTYPES = frozenset({torch.float32, torch.float64, torch.int64})
@@ -108,18 +110,14 @@ def _draw_crops(transform: Any, size: NDArray[np.int64]) -> tuple[NDArray[np.int
 @functools.cache
 def draws_alike(theirs: Any) -> bool:
     """Return whether crops drawn here, and the numbers after them, are those of the installed torchvision."""
-    state, found = torch.get_rng_state(), []
+    found = []
     transform, size = v2.RandomIoUCrop(sampler_options=[0.1, 0.3, 0.5]), (375, 500)  # without 1.0, which draws no crop
     boxes = torch.tensor([[20.0, 30.0, 120.0, 310.0], [200.5, 99.9, 480.1, 301.0]])
     inputs = [tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=size)]
-    try:
+    with contextlib.suppress(Exception), preserve_rng():
         for draw, args in ((theirs, (transform, inputs)), (sample_crop, (transform, size, boxes.numpy()))):
             torch.default_generator.manual_seed(0)
             crops = [draw(*args) for _ in range(4)]
             masks = [crop.pop("is_within_crop_area").tolist() for crop in crops]
             found.append((crops, masks, torch.rand(1).item()))
-    except Exception:
-        return False
-    finally:
-        torch.set_rng_state(state)
-    return bool(found[0] == found[1])
+    return len(found) == 2 and bool(found[0] == found[1])

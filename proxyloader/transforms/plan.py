@@ -213,12 +213,12 @@ class Plan:
 
     steps: Branch
     output: ImageState
-    key: str = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        # Equal plans of different datasets share a pipeline. Workers refer to it by this key.
+    @cached_property
+    def key(self) -> str:
+        """Key by which workers refer to the plan. Equal plans of different datasets share a pipeline."""
         digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
-        object.__setattr__(self, "key", f"plan-{digest[:16]}")
+        return f"plan-{digest[:16]}"
 
     def __hash__(self) -> int:
         return hash(self.key)  # faster than hashing the steps

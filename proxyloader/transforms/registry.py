@@ -14,18 +14,7 @@ from torch.nn.modules.module import _global_forward_pre_hooks as _global_pre_hoo
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
-from .plan import (
-    ImageState,
-    Kind,
-    OneOf,
-    ParamRow,
-    Size,
-    Translation,
-    Untranslatable,
-    Version,
-    in_sequence,
-    output_state,
-)
+from .plan import ImageState, OneOf, ParamRow, Size, Translation, Untranslatable, Version, in_sequence, output_state
 from .random_numbers import bernoulli
 
 Rule = Callable[[Any, ImageState], Translation]
@@ -82,11 +71,6 @@ def _keeps_class(transform: Any) -> bool:
 
 def version_of(transform: Any) -> Version:
     return "v2" if isinstance(transform, v2.Transform) else "v1"
-
-
-def arithmetic(transform: Any, kind: Kind) -> tuple[Kind, Version]:
-    """Return the kind and the version of a step of a transform. Only the arithmetic of tensors differs by version."""
-    return kind, version_of(transform) if kind == "tensor" else "v2"
 
 
 def at_random(transform: Any, inner: Translation, closed: bool = False) -> Translation:

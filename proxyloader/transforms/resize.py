@@ -36,10 +36,7 @@ class Target(NamedTuple):
 
     def resolve(self, size: Size) -> Size:
         """Return the size of an image of ``size`` after the resize."""
-        wanted = self.size
-        if wanted is None or len(wanted) == 1:
-            wanted = F._compute_resized_output_size(size, wanted, self.max_size, allow_size_none=True)
-        height, width = wanted
+        height, width = F._compute_resized_output_size(size, self.size, self.max_size, allow_size_none=True)
         return height, width
 
 
@@ -48,7 +45,6 @@ Nearest = Literal["pil", "nearest", "nearest-exact"]
 """Implementation that selects the nearest pixel: Pillow's, or a mode of torch's ``interpolate``."""
 
 Line = NDArray[np.float32]
-
 
 LARGE_EDGE = 128
 """Minimum length of the shorter edge, in pixels, of images that DALI resizes."""
@@ -125,16 +121,16 @@ def _pillow_nearest(line: Line, new_count: int) -> Line:
 
 @rule(v1.Resize, v2.Resize)
 def resize(transform: Any, state: ImageState) -> Translation:
-    target = parse_size(transform.size, transform.max_size)
-    return resizing(target, transform.interpolation, transform.antialias, state, version_of(transform))
+    step = resize_step(transform.interpolation, transform.antialias, state, version_of(transform))
+    return resizing(parse_size(transform.size, transform.max_size), step)
 
 
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
-    target, version = Target(as_pair(transform.size)), version_of(transform)
+    step = resize_step(transform.interpolation, transform.antialias, state, version_of(transform))
     box, is_ours = resized_crop_box((low, high), (narrow, wide))
-    resized = resizing(target, transform.interpolation, transform.antialias, state, version, is_crop=True)
+    resized = resizing(Target(as_pair(transform.size)), step, is_crop=True)
     return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "torch"), resized])
 
 
@@ -151,16 +147,8 @@ def parse_size(size: Any, max_size: int | None = None) -> Target:
     return Target(None if shorter is None else (int(shorter),), max_size)
 
 
-def resizing(
-    target: Target,
-    interpolation: Any,
-    antialias: bool | None,
-    state: ImageState,
-    version: Version = "v1",
-    is_crop: bool = False,
-) -> Translation:
+def resizing(target: Target, step: Resize | Nearest, is_crop: bool = False) -> Translation:
     """Return the translation of a resize. ``is_crop``: whether the image is the crop of a RandomResizedCrop."""
-    step = resize_step(interpolation, antialias, state, version)
 
     def sample(size: Size, row: ParamRow) -> Size:
         new_size = target.resolve(size)

@@ -22,7 +22,7 @@ from .geometry import Box, as_fill, as_pair, cropping
 from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
 from .random_numbers import meta_image
 from .registry import rule
-from .resize import Target, interpolation_value, resizing
+from .resize import Target, interpolation_value, resize_step, resizing
 from .type_conversion import to_tensor
 from .warp import Affine, rotation
 
@@ -34,14 +34,14 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     scale, ratio = tuple(map(float, transform.scale)), tuple(map(float, transform.ratio))
     target, modes = Target(as_pair(transform.size)), transform.interpolation
     is_drawn = isinstance(modes, (tuple, list))
-    resizes = [resizing(target, mode, True, state, is_crop=True) for mode in (modes if is_drawn else [modes])]
+    steps = [resize_step(mode, True, state, "v1") for mode in (modes if is_drawn else [modes])]
+    resizes = [resizing(target, step, is_crop=True) for step in steps]
 
     def box(height: int, width: int) -> Box:
-        drawn = transforms.RandomResizedCropAndInterpolation.get_params(meta_image(height, width), scale, ratio)
-        top, left, new_height, new_width = drawn
-        if min(new_height, new_width) <= 0:  # Pillow also rejects empty images, with another message
+        drawn: Box = transforms.RandomResizedCropAndInterpolation.get_params(meta_image(height, width), scale, ratio)
+        if min(drawn[2:]) <= 0:  # Pillow also rejects empty images, with another message
             raise Untranslatable
-        return top, left, new_height, new_width
+        return drawn
 
     choice = OneOf(tuple(each.steps for each in resizes))
 
@@ -98,31 +98,18 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
 # --- automatic augmentation -------------------------------------------------------------------------------------------
 
 
+NAMES = "brightness", "contrast", "equalize", "invert", "posterize", "sharpness", "solarize", "solarize_add"
 COLORS: dict[Any, Step] = {
     auto_augment.auto_contrast: color.Adjustment("autocontrast"),
-    auto_augment.brightness: color.Adjustment("brightness"),
     auto_augment.color: color.Adjustment("saturation"),
-    auto_augment.contrast: color.Adjustment("contrast"),
     auto_augment.desaturate: color.Adjustment("saturation"),
-    auto_augment.equalize: color.Adjustment("equalize"),
-    auto_augment.invert: color.Adjustment("invert"),
-    auto_augment.posterize: color.Adjustment("posterize"),
-    auto_augment.sharpness: color.Adjustment("sharpness"),
-    auto_augment.solarize: color.Adjustment("solarize"),
-    auto_augment.solarize_add: color.Adjustment("solarize_add"),
+    **{getattr(auto_augment, name): color.Adjustment(name) for name in NAMES},
 }
 """timm's functions without random numbers of their own, and the equivalent steps."""
 
 BLURS = (auto_augment.gaussian_blur, auto_augment.gaussian_blur_rand)
-WARPS = (
-    auto_augment.rotate,
-    auto_augment.shear_x,
-    auto_augment.shear_y,
-    auto_augment.translate_x_abs,
-    auto_augment.translate_x_rel,
-    auto_augment.translate_y_abs,
-    auto_augment.translate_y_rel,
-)
+WARP_NAMES = "rotate", "shear_x", "shear_y", "translate_x_abs", "translate_x_rel", "translate_y_abs", "translate_y_rel"
+WARPS = {getattr(auto_augment, name) for name in WARP_NAMES}
 """timm's functions that draw an interpolation. The BLURS draw a radius."""
 
 
@@ -134,15 +121,14 @@ def _warp(resample: Any, fill: Sequence[float]) -> Affine:
 
 
 class _Recorder:
-    """Stand-in for a PIL image that records the operations of timm's functions."""
+    """Stand-in for a PIL image that records the operations of timm's functions as branches of a choice."""
 
-    def __init__(self, size: Size) -> None:
-        self._size, self.size = size, (size[1], size[0])
-        self.calls: list[tuple[Step, Sequence[float]]] = []
+    def __init__(self, size: Size, choice: OneOf) -> None:
+        self._size, self.size, self._choice = size, size[::-1], choice
+        self.calls: list[BranchParams] = []
 
     def transform(self, _: Any, __: Any, matrix: Sequence[float], resample: Any, fillcolor: Any) -> _Recorder:
-        warp = _warp(resample, fillcolor)
-        return self.record(warp, (*self._size, *matrix))
+        return self.record(_warp(resample, fillcolor), (*self._size, *matrix))
 
     def rotate(self, degrees: float, resample: Any, fillcolor: Any) -> _Recorder:
         warp = _warp(resample, fillcolor)
@@ -152,11 +138,8 @@ class _Recorder:
         return self.record(PillowBlur(True), (blur.radius, blur.radius))
 
     def record(self, step: Step, numbers: Sequence[float]) -> _Recorder:
-        self.calls.append((step, numbers))
+        self.calls.append((self._choice.branches.index((step,)), numbers))
         return self
-
-    def chain(self, choice: OneOf) -> list[BranchParams]:
-        return [(choice.branches.index((step,)), numbers) for step, numbers in self.calls]
 
 
 def _recorded(function: Any) -> Any:
@@ -203,9 +186,9 @@ def _automatic(apply: Callable[[Any], Any], steps: Iterable[Step], layers: int) 
     choice = _one_of(steps)
 
     def sample(size: Size, row: ParamRow) -> Size:
-        image = _Recorder(size)
+        image = _Recorder(size, choice)
         apply(image)
-        put_chain(choice, image.chain(choice), layers, row)
+        put_chain(choice, image.calls, layers, row)
         return size
 
     return Translation((choice,) * layers, sample, "any")
@@ -240,10 +223,10 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
         share = np.float32(np.random.beta(alpha, alpha))
         row.extend([float(share), 0.0, *weights.tolist()])
         for _ in range(width):
-            image = _Recorder(size)
+            image = _Recorder(size, choice)
             for operation in np.random.choice(made, depth if depth > 0 else np.random.randint(1, 4), replace=True):
                 operation(image)
-            put_chain(choice, image.chain(choice), most, row)
+            put_chain(choice, image.calls, most, row)
         return size
 
     blend = Blend((Mixture(((choice,) * most,) * width),))

@@ -117,7 +117,6 @@ def normalization(mean: Any, std: Any, state: ImageState) -> Normalize:
 def image_classification(transform: Any, state: ImageState) -> Translation:
     """Translate the preset of torchvision's weights: resize, center crop, conversion to float, normalization."""
     resize = v1.Resize(transform.resize_size, transform.interpolation, antialias=transform.antialias)
-    to_tensor = [v1.PILToTensor()] * (state.kind == "pil")
     last = v1.ConvertImageDtype(torch.float32), v1.Normalize(transform.mean, transform.std)
-    parts = [resize, v1.CenterCrop(transform.crop_size), *to_tensor, *last]
+    parts = [resize, v1.CenterCrop(transform.crop_size), v2.PILToTensor(), *last]  # it leaves tensors unchanged
     return translate(v1.Compose(parts), state)[0]

@@ -63,18 +63,13 @@ OUTPUT_SIZE = {"v1": FT._compute_affine_output_size, "v2": F2._compute_affine_ou
 
 
 def rotation(
-    size: Size,
-    angle: float,
-    warp: Warp,
-    expand: bool = False,
-    center: Sequence[float] | None = None,
-    version: Version = "v1",
+    size: Size, angle: float, warp: Warp, expand: bool = False, center: Sequence[float] | None = None
 ) -> list[float]:
     """Return the parameters of ``functional.rotate`` for ``warp``. ``angle`` is in degrees.
 
     ``expand`` and ``center`` are of tensors only.
     """
-    height, width = size
+    (height, width), version = size, warp.version
     if warp.kind == "pil":
         stand_in = SimpleNamespace(size=(width, height), transform=lambda size, method, matrix, *_, **__: matrix)
         # With a center, Pillow does not transpose images by right angles, which has the same pixels.
@@ -96,7 +91,6 @@ def affine(
     scale: float,
     shear: Sequence[float],
     center: Sequence[float] | None = None,
-    version: Version = "v1",
 ) -> list[float]:
     """Return the parameters of ``functional.affine`` for ``warp``. Arguments are as in torchvision.
 
@@ -106,10 +100,10 @@ def affine(
     center = list(middle if center is None else center)
     if warp.kind == "tensor":
         center = [place - half for place, half in zip(center, middle)]
-    return [*size, *INVERSE_AFFINE[version](center, angle, list(translate), scale, list(shear))]
+    return [*size, *INVERSE_AFFINE[warp.version](center, angle, list(translate), scale, list(shear))]
 
 
-def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, kind: Kind, version: Version = "v2") -> W:
+def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, kind: Kind, version: Version) -> W:
     """Return the step with the interpolation and the fill of a transform or function."""
     mode = interpolation_value(interpolation)
     if mode not in ("nearest", "bilinear"):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torchvision.datasets.folder import pil_loader
 from torchvision.ops import box_convert, masks_to_boxes
 
 from proxyloader.tools.bench import FRAMES, TASKS, command, runner, tasks
@@ -90,7 +91,7 @@ def test_loaders_with_threads_give_each_sample_once(photos: Path, name: str, pip
 
 
 def test_a_clip_has_16_frames_with_the_same_crop_and_counts_as_16_images(photos: Path, tmp_path: Path) -> None:
-    (clip, *_) = tasks.Clips(str(photos), "clips", tasks.open_pillow, None).clips
+    (clip, *_) = tasks.Clips(str(photos), "clips", pil_loader, None).clips
     for number in range(FRAMES):
         (tmp_path / "a").mkdir(exist_ok=True)
         (tmp_path / "a" / f"{number:02}.jpg").write_bytes(Path(clip[0]).read_bytes())

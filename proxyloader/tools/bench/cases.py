@@ -24,11 +24,13 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 from nvidia.dali.plugin.pytorch.experimental import proxy
 from PIL import Image
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset, RandomSampler, Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import pil_loader
 from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.ops import box_convert, clip_boxes_to_image, remove_small_boxes
 
@@ -111,7 +113,7 @@ def synthetic(config: BenchConfig) -> Loops:
     return loop_forever(config, [batch] * math.ceil(config.images * config.passes / config.batch_size))
 
 
-def samples(config: BenchConfig, open_image: Callable[[str], Any] = tasks.open_pillow, transformed: bool = True) -> Any:
+def samples(config: BenchConfig, open_image: Callable[[str], Any] = pil_loader, transformed: bool = True) -> Any:
     """Return the dataset of a task; for classification, one of ``DATASETS`` or an ImageFolder with an augmentation."""
     if config.task != "classification":
         kind, transform = tasks.Clips if config.task == "clips" else tasks.Photographs, tasks.PIPELINES[config.added]
@@ -145,11 +147,7 @@ def to_device(config: BenchConfig, batch: Any) -> Batch:
 
 
 def _move(value: Any, device: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {key: _move(each, device) for key, each in value.items()}
-    return [_move(each, device) for each in value] if isinstance(value, (list, tuple)) else value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def loop_forever(config: BenchConfig, loader: Any) -> Loops:

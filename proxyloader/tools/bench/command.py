@@ -23,10 +23,9 @@ from torchvision.datasets import ImageFolder
 
 from ..._cores import usable_cores
 from ...make_dataset import make_dataset
-from ..files import check_can_be_written, photograph_folder
 from . import SIZES, TASKS
 from .cases import CASES, CLASSIFICATION_CASES, FEW, FEW_WORKERS, OURS, TASK_CASES
-from .config import BenchConfig, Tuning, machine
+from .config import BenchConfig, Tuning, check_can_be_written, machine, photograph_folder
 from .runner import Outcome, Ranges, compare_targets, run, run_first_epochs, tune
 
 FIRST_EPOCHS = 3

@@ -1,11 +1,13 @@
-"""Settings of a benchmark, and the machine that it runs on."""
+"""Settings of a benchmark, its files, and the machine that it runs on."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +16,7 @@ from torchvision import transforms
 
 from ... import __version__
 from ..._cores import usable_cores
+from ...make_dataset import FORMAT
 from . import AUGMENTATIONS, FRAMES
 
 CROP_PX = 224
@@ -87,6 +90,30 @@ class BenchConfig:
     def format(self) -> dict[str, Any]:
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return {"dtype": getattr(torch, self.dtype), "memory_format": layout}
+
+
+def writable_cache_folder() -> Path:
+    """Return ``proxyloader`` in ``XDG_CACHE_HOME`` or ``~/.cache``, or a new temporary folder if it is not writable."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "proxyloader"
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, RuntimeError):  # RuntimeError: no home folder
+        return Path(tempfile.mkdtemp(prefix="proxyloader-"))
+    return folder
+
+
+def photograph_folder(command: str, images: int) -> Path:
+    """Return the cache folder for the synthetic photographs of a command, in the current format."""
+    return writable_cache_folder() / f"{command}-v{FORMAT}-{images}"
+
+
+def check_can_be_written(file: Path) -> None:
+    """Raise OSError if a file cannot be written, before starting the work. Does not change an existing file."""
+    existed = file.exists()
+    file.open("a").close()
+    if not existed:
+        file.unlink()
 
 
 def machine() -> dict[str, Any]:

@@ -33,10 +33,6 @@ GRAY, IGNORED = [123, 117, 104], 255
 Sample = tuple[Any, Any]
 
 
-def open_pillow(path: str) -> Image.Image:
-    return Image.open(path).convert("RGB")
-
-
 def size_of(path: str) -> Any:
     with Image.open(path) as image:
         return image.size
