@@ -71,6 +71,8 @@ class LazyMask(torch.Tensor):
 
     stock: ClassVar[type[torch.Tensor]]
 
+    __class__ = property(lambda self: self.stock)
+
     any_created: ClassVar[bool] = False
     """Whether this process has created one. If not, batches are not searched for them."""
 
@@ -150,12 +152,10 @@ class LazyMask(torch.Tensor):
 
 class _LazyPureTensor(LazyMask, metaclass=StockType):
     stock = torch.Tensor
-    __class__ = property(lambda self: type(self).stock)
 
 
 class _LazyTVTensor(LazyMask, tv_tensors.Mask, metaclass=StockType):  # type: ignore[misc]
     stock = tv_tensors.Mask
-    __class__ = property(lambda self: type(self).stock)
 
 
 for _class in (_LazyPureTensor, _LazyTVTensor):
@@ -216,10 +216,8 @@ def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, *
     else:
         fill = before.fill
     rows, columns = _through(before.rows, rows), _through(before.columns, columns)
-    if not is_lazy:
-        pixels = mask.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
-        return LazyMask.create(Selection(pixels, rows, columns, int(fill)))
-    result = LazyMask.create(Selection(before.pixels, rows, columns, int(fill)))
+    pixels = before.pixels if is_lazy else mask.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
+    result = LazyMask.create(Selection(pixels, rows, columns, int(fill)))
     if not is_view:
         return result
     top, left = int(noted[0][0]), int(noted[1][0])

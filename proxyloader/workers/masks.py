@@ -39,13 +39,6 @@ UNCHANGED, LINES, BITS, BYTES = range(4)
 BITS are masks with values of 0 and 1, BYTES of up to 255."""
 
 
-class PackedMasks(NamedTuple):
-    """The masks of a batch in its memory: where they begin, and the size of each part, in bytes."""
-
-    offset: int
-    sizes: tuple[int, ...]
-
-
 class MaskWriter:
     """Packs the masks of a batch. Worker."""
 
@@ -73,7 +66,7 @@ class MaskWriter:
         return MaskPlace(kind, begin, values.shape, mask.dtype, isinstance(mask, tv_tensors.Mask), lines)
 
     def packed(self) -> tuple[NDArray[np.uint8], tuple[int, ...]]:
-        """Return the packed masks, and the size of each part."""
+        """Return the packed masks, and the size of each part in bytes."""
         parts = [np.concatenate([np.empty(0, np.uint8), *each]) for each in self._parts]
         return np.concatenate(parts), tuple(map(len, parts))
 
@@ -91,20 +84,16 @@ class MaskReader:
         self._values = unchanged, self._lines, (bits[:, None] >> shifts).bitwise_and_(1).view(-1), levels
 
     def read(self, place: MaskPlace) -> torch.Tensor:
-        if place not in self._read:
-            self._read[place] = self._restore(place)
-        return self._read[place]
-
-    def _restore(self, place: MaskPlace) -> torch.Tensor:
+        if place in self._read:
+            return self._read[place]
         size = math.prod(place.shape) * (place.dtype.itemsize if place.kind == UNCHANGED else 1)
         values: torch.Tensor = self._values[place.kind][place.begin : place.begin + size]
         is_viewed = place.kind == UNCHANGED or (place.kind == BITS and place.dtype == torch.bool)
-        values = values.view(place.dtype) if is_viewed else values
-        values = values.view(place.shape)
+        values = (values.view(place.dtype) if is_viewed else values).view(place.shape)
         if place.lines is not None:
             begin, *counts = place.lines
             rows, columns = torch.split(self._lines[begin : begin + sum(counts)], counts)
             values = values.index_select(-2, rows).index_select(-1, columns)
         values = values.to(place.dtype)
-        mask: torch.Tensor = tv_tensors.Mask(values) if place.is_tv_tensor else values
-        return mask
+        self._read[place] = tv_tensors.Mask(values) if place.is_tv_tensor else values
+        return self._read[place]

@@ -38,7 +38,7 @@ from ..kernels.operations import build_schedule, get_output_kind
 from ..transforms.chain import MAX_CHAINS
 from ..transforms.plan import Plan
 from .arena import Arena, Memory
-from .masks import MaskPlace, MaskReader, MaskWriter, PackedMasks, is_mask
+from .masks import MaskPlace, MaskReader, MaskWriter, is_mask
 from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
 
@@ -118,7 +118,7 @@ class Packer:
             _pack_run(outputs, files, layout, self.kernel_output) for outputs, files in zip(pickler.runs, pickler.files)
         )
         masks, sizes = pickler.masks.packed()
-        packed_masks = PackedMasks(layout.add(masks), sizes) if pickler.places else None  # they may all be empty
+        packed_masks = (layout.add(masks), sizes) if pickler.places else None  # they may all be empty
         if self.arena is not None and slot is not None:
             layout.write(self.arena.memory_to_write(slot, layout.size_bytes))
         else:
