@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import operator
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
@@ -16,18 +18,19 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.utils._mode_utils import no_dispatch
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms.geometry import as_ltrb, as_pair, center_box
 from ..transforms.plan import Size
 from ..transforms.resize import interpolation_value, nearest_pixels, parse_size
-from .lazy_tensor import StockType, set_class
+from .lazy_tensor import UNREACHABLE, StockType, set_class
 from .recorded import flatten
 from .replaced_code import find, unless_handled
 
-DTYPES = frozenset({torch.bool, torch.uint8, torch.int64})
-"""Dtypes of masks whose operations are recorded."""
+DTYPES = frozenset({torch.bool, torch.uint8})
+"""Dtypes of masks whose operations are recorded. torch resizes others as float32."""
 
 MIN_PIXELS = 1024
 """Minimum number of pixels of a mask. Smaller tensors may be anything, such as boxes."""
@@ -37,6 +40,8 @@ METADATA = frozenset(
     for name in ("shape", "dtype", "device", "ndim", "layout", "is_sparse", "is_nested", "requires_grad", "is_cuda")
 ) | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__}
 """Functions that do not use values."""
+
+STATE = "_lazy_state"  # attribute of a LazyMask; tensors to which torch has given its class do not have it
 
 OUTSIDE = -1
 
@@ -63,7 +68,22 @@ class Selection(NamedTuple):
 
     def values(self) -> torch.Tensor:
         pixels, rows, columns, _ = self.without_outside()
-        return torch.from_numpy(pixels.numpy().take(columns, -1).take(rows, -2))
+        values = pixels.new_empty((*pixels.shape[:-2], len(rows), len(columns)))
+        pixels.numpy().take(columns, -1).take(rows, -2, values.numpy(), mode="clip")
+        return values
+
+
+class _State:
+    """State of a LazyMask.
+
+    Attributes:
+        owner: the mask whose memory it shares; None for its own memory.
+        views: masks that share its memory, and functions that return their part of it.
+    """
+
+    def __init__(self, selection: Selection) -> None:
+        self.selection, self.owner = selection, None
+        self.views: list[tuple[weakref.ref[LazyMask], Callable[[torch.Tensor], torch.Tensor]]] = []
 
 
 class LazyMask(torch.Tensor):
@@ -76,57 +96,15 @@ class LazyMask(torch.Tensor):
     any_created: ClassVar[bool] = False
     """Whether this process has created one. If not, batches are not searched for them."""
 
-    selection: Selection
-
-    _owner: LazyMask | None
-    """The mask whose memory it shares; None for its own memory."""
-
-    _views: list[tuple[weakref.ref[LazyMask], Callable[[torch.Tensor], torch.Tensor]]]
-    """Masks that share its memory, and functions that return their part of it."""
-
-    @staticmethod
-    def create(selection: Selection, is_pure: bool = False) -> LazyMask:
-        LazyMask.any_created = True
-        pixels, rows, columns, _ = selection
-        mask: LazyMask = torch.Tensor._make_wrapper_subclass(
-            _LazyPureTensor if is_pure else _LazyTVTensor,
-            (*pixels.shape[:-2], len(rows), len(columns)),
-            dtype=pixels.dtype,
-            device=pixels.device,
-        )
-        mask.selection, mask._owner, mask._views = selection, None, []
-        return mask
-
-    def share(self, view: LazyMask, get_part: Callable[[torch.Tensor], torch.Tensor]) -> LazyMask:
-        """Record that ``view`` shares the part ``get_part(values)`` of its memory. Return it."""
-        view._owner = self
-        self._views.append((weakref.ref(view), get_part))
-        return view
-
-    def compute(self) -> None:
-        """Turn all masks that share its memory into tensors of their stock class."""
-        root = self
-        while root._owner is not None:
-            root = root._owner
-        with torch._C.DisableTorchFunctionSubclass():
-            root._become(root.selection.values())
-
-    def _become(self, values: torch.Tensor) -> None:
-        views = [(view, get_part(values)) for reference, get_part in self._views if (view := reference()) is not None]
-        stock = self.stock
-        torch._C._swap_tensor_impl(self, values)
-        vars(self).clear()
-        set_class(self, stock)
-        for view, part in views:
-            view._become(part)
-
     def as_subclass(self, cls: Any) -> Any:
         stock = getattr(cls, "stock", cls)
-        if stock in (torch.Tensor, tv_tensors.Mask):
-            view = LazyMask.create(self.selection, is_pure=stock is torch.Tensor)
-            return self.share(view, lambda values: values.view_as(values))
-        self.compute()
-        return self.as_subclass(stock)
+        with _lock:
+            selection = get_selection(self)
+            if selection is None or stock not in (torch.Tensor, tv_tensors.Mask):
+                compute(self)
+                return self.as_subclass(stock)
+            view = _create(selection, is_pure=stock is torch.Tensor)
+            return _share(self, view, lambda values: values.view_as(values))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,10 +113,11 @@ class LazyMask(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         if function is torch.Tensor.__getitem__ and isinstance(args[0], LazyMask) and _selects_masks(*args):
-            selection = args[0].selection
-            is_pure = args[0].stock is torch.Tensor or not _must_return_subclass()
-            pixels = torch.from_numpy(selection.pixels.numpy()[args[1].numpy()])  # torch takes ten times as long
-            return LazyMask.create(selection._replace(pixels=pixels), is_pure)
+            selection = get_selection(args[0])
+            if selection is not None:
+                is_pure = args[0].stock is torch.Tensor or not _must_return_subclass()
+                pixels = torch.from_numpy(selection.pixels.numpy()[args[1].numpy()])  # torch takes ten times as long
+                return _create(selection._replace(pixels=pixels), is_pure)
         compute_all((args, kwargs))
         return function(*args, **kwargs)
 
@@ -163,11 +142,74 @@ for _class in (_LazyPureTensor, _LazyTVTensor):
         setattr(_class, _name, getattr(_class.stock, _name))
 
 
+_lock = threading.RLock()  # a dataset may use a mask in several threads
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def get_selection(mask: Any) -> Selection | None:
+    """Return what a LazyMask stands for; None for a tensor with values."""
+    state = vars(mask).get(STATE)
+    return None if state is None else state.selection
+
+
+def _create(selection: Selection, is_pure: bool = False) -> LazyMask:
+    LazyMask.any_created = True
+    pixels, rows, columns, _ = selection
+    shape = *pixels.shape[:-2], len(rows), len(columns)
+    kind = _LazyPureTensor if is_pure else _LazyTVTensor
+    with torch._C.DisableTorchFunctionSubclass():
+        mask: LazyMask = torch.Tensor._make_wrapper_subclass(kind, shape, dtype=pixels.dtype, device=pixels.device)
+        torch._C._set_storage_data_ptr_access_error_msg(mask.untyped_storage()._cdata, UNREACHABLE)
+    setattr(mask, STATE, _State(selection))
+    return mask
+
+
+def is_enlarged(mask: LazyMask) -> bool:
+    """Return whether a LazyMask has values at least as large as the original, which is then sent instead."""
+    selection = get_selection(mask)
+    return selection is not None and mask.numel() >= selection.pixels.numel()
+
+
+def _share(mask: LazyMask, view: LazyMask, get_part: Callable[[torch.Tensor], torch.Tensor]) -> LazyMask:
+    """Record that ``view`` shares the part ``get_part(values)`` of the memory of a mask. Return it."""
+    getattr(view, STATE).owner = mask
+    getattr(mask, STATE).views.append((weakref.ref(view), get_part))
+    return view
+
+
+def compute(mask: LazyMask) -> None:
+    """Turn all masks that share the memory of a mask into tensors of their stock class."""
+    with _lock, torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
+        if get_selection(mask) is None:
+            if isinstance(mask, LazyMask):
+                with no_dispatch():
+                    values = torch.Tensor.as_subclass(mask, torch.Tensor)
+                _replace(mask, values)
+            return
+        while (owner := getattr(mask, STATE).owner) is not None:
+            mask = owner
+        _become(mask, getattr(mask, STATE).selection.values())
+
+
+def _become(mask: LazyMask, values: torch.Tensor) -> None:
+    views = vars(mask).pop(STATE).views
+    parts = [(view, get_part(values)) for reference, get_part in views if (view := reference()) is not None]
+    _replace(mask, values)
+    for view, part in parts:
+        _become(view, part)
+
+
+def _replace(mask: LazyMask, values: torch.Tensor) -> None:
+    stock = mask.stock
+    torch._C._swap_tensor_impl(mask, values)
+    set_class(mask, stock)
+
+
 def compute_all(value: Any) -> None:
     """Compute the masks inside lists, tuples and dicts."""
     for each in flatten(value):
         if isinstance(each, LazyMask):
-            each.compute()
+            compute(each)
 
 
 def _selects_masks(mask: LazyMask, index: Any) -> bool:
@@ -189,39 +231,39 @@ def mask_patches() -> Iterator[tuple[Any, Any, Any]]:
                 yield kernels, tv_tensors.Mask, unless_handled(call, functools.partial(_apply, note))
 
 
-Note = tuple[Lines, Lines, Any]
-"""The rows and columns that a call selects, and the value of those OUTSIDE the mask."""
+Note = tuple[Lines, Lines, Any, bool]
+"""The rows and columns that a call selects, the value of those OUTSIDE the mask, whether the result shares memory."""
 
 
 def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the result of a call without values; NotImplemented if torchvision is to return it."""
-    is_lazy = isinstance(mask, LazyMask)
-    is_mask = is_lazy or (type(mask) is tv_tensors.Mask and mask.dtype in DTYPES and mask.device.type == "cpu")
-    if not is_mask or mask.ndim < 2 or mask.shape[-2] * mask.shape[-1] < MIN_PIXELS:
+    if type(mask) != tv_tensors.Mask or mask.dtype not in DTYPES or mask.device.type != "cpu":  # noqa: E721
+        return NotImplemented
+    if mask.ndim < 2 or mask.shape[-2] * mask.shape[-1] < MIN_PIXELS:
         return NotImplemented
     *_, height, width = mask.shape
     noted = note((height, width), *args, **kwargs)
     if noted is None or not (len(noted[0]) and len(noted[1])):
         return NotImplemented
-    rows, columns, fill = noted
-    is_view = note not in _COPIES and _is_range(rows) and _is_range(columns)
-    if not is_lazy and is_view:
-        return NotImplemented  # the result shares the memory of the mask, which may change
-    before = mask.selection if is_lazy else Selection(mask, np.arange(height), np.arange(width))
-    if has_outside(rows) or has_outside(columns):
-        dtype, is_other = before.pixels.dtype, fill != before.fill
-        is_mixed = is_other and (has_outside(before.rows) or has_outside(before.columns))
-        if is_mixed or fill not in range(2 if dtype is torch.bool else 256):
-            return NotImplemented
-    else:
-        fill = before.fill
-    rows, columns = _through(before.rows, rows), _through(before.columns, columns)
-    pixels = before.pixels if is_lazy else mask.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
-    result = LazyMask.create(Selection(pixels, rows, columns, int(fill)))
-    if not is_view:
-        return result
-    top, left = int(noted[0][0]), int(noted[1][0])
-    return mask.share(result, operator.itemgetter((..., slice(top, top + len(rows)), slice(left, left + len(columns)))))
+    rows, columns, fill, is_view = noted
+    with _lock:
+        before = get_selection(mask)
+        if before is None and is_view:
+            return NotImplemented  # the mask may change
+        if before is None:
+            pixels = mask.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
+            before = Selection(pixels, np.arange(height), np.arange(width))
+        if has_outside(rows) or has_outside(columns):
+            is_mixed = fill != before.fill and (has_outside(before.rows) or has_outside(before.columns))
+            if is_mixed or fill not in range(2 if mask.dtype is torch.bool else 256):
+                return NotImplemented
+        else:
+            fill = before.fill
+        after = Selection(before.pixels, _through(before.rows, rows), _through(before.columns, columns), int(fill))
+        if not is_view:
+            return _create(after)
+        box = ..., *(slice(int(each[0]), int(each[0]) + len(each)) for each in (rows, columns))
+        return _share(mask, _create(after), operator.itemgetter(box))
 
 
 def has_outside(lines: Lines) -> bool:
@@ -232,10 +274,6 @@ def _through(before: Lines, lines: Lines) -> Lines:
     return np.where(lines < 0, OUTSIDE, before[lines])
 
 
-def _is_range(lines: Lines) -> bool:
-    return not has_outside(lines) and bool((np.diff(lines) == 1).all())
-
-
 def _span(begin: int, count: int, available: int) -> Lines:
     lines = np.arange(begin, begin + count)
     return np.where(lines < available, lines.clip(OUTSIDE), OUTSIDE)
@@ -243,7 +281,8 @@ def _span(begin: int, count: int, available: int) -> Lines:
 
 def crop(shape: Size, top: int, left: int, height: int, width: int) -> Note | None:
     rows, columns = _span(top, height, shape[0]), _span(left, width, shape[1])
-    return (rows, columns, 0) if rows.max() >= 0 and columns.max() >= 0 else None
+    is_view = not has_outside(rows) and not has_outside(columns)
+    return (rows, columns, 0, is_view) if rows.max() >= 0 and columns.max() >= 0 else None
 
 
 def center_crop(shape: Size, output_size: Any) -> Note | None:
@@ -255,33 +294,33 @@ def pad(shape: Size, padding: Any, fill: Any = None, padding_mode: str = "consta
     if padding_mode != "constant" or min(left, top, right, bottom) < 0:
         return None
     rows, columns = _span(-top, top + shape[0] + bottom, shape[0]), _span(-left, left + shape[1] + right, shape[1])
-    return rows, columns, 0 if fill is None else fill
+    return rows, columns, 0 if fill is None else fill, False
 
 
 def horizontal_flip(shape: Size) -> Note:
-    return np.arange(shape[0]), np.arange(shape[1])[::-1], 0
+    return np.arange(shape[0]), np.arange(shape[1])[::-1], 0, False
 
 
 def vertical_flip(shape: Size) -> Note:
-    return np.arange(shape[0])[::-1], np.arange(shape[1]), 0
+    return np.arange(shape[0])[::-1], np.arange(shape[1]), 0, False
 
 
 def resize(shape: Size, size: Any, interpolation: Any = "nearest", max_size: Any = None, **others: Any) -> Note | None:
     if interpolation_value(interpolation) == "nearest-exact":
         return None
-    rows, columns = nearest_pixels(shape, parse_size(size, max_size).resolve(shape), "nearest")
-    return rows.astype(np.int64), columns.astype(np.int64), 0
+    new_size = parse_size(size, max_size).resolve(shape)
+    rows, columns = nearest_pixels(shape, new_size, "nearest")
+    return rows.astype(np.int64), columns.astype(np.int64), 0, new_size == shape
 
 
 def resized_crop(
     shape: Size, top: int, left: int, height: int, width: int, size: Any, interpolation: Any = "nearest", **others: Any
 ) -> Note | None:
     cropped, resized = crop(shape, top, left, height, width), resize((height, width), size, interpolation)
-    return None if cropped is None or resized is None else (cropped[0][resized[0]], cropped[1][resized[1]], 0)
+    if cropped is None or resized is None:
+        return None
+    return cropped[0][resized[0]], cropped[1][resized[1]], 0, cropped[3] and resized[3]
 
-
-_COPIES = frozenset({pad, horizontal_flip, vertical_flip})
-"""Functions whose result does not share the memory of the mask, even if it has the same values."""
 
 _NOTES: dict[str, Callable[..., Note | None]] = {
     "horizontal_flip": horizontal_flip,

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torchvision import tv_tensors
 
-from ..data.lazy_mask import MIN_PIXELS, LazyMask
+from ..data.lazy_mask import MIN_PIXELS, STATE, get_selection
 
 DTYPES = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -18,6 +18,8 @@ DTYPES = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int3
 def is_mask(value: Any) -> bool:
     """Return whether an object is an integer or boolean tensor (..., H, W) with at least ``MIN_PIXELS`` pixels."""
     if type(value) not in (torch.Tensor, tv_tensors.Mask) or value.dtype not in DTYPES or value.ndim < 2:
+        return False
+    if not vars(value).keys() <= {STATE}:  # the user's attributes, which pickle preserves
         return False
     return value.shape[-2] * value.shape[-1] >= MIN_PIXELS and value.device.type == "cpu" and not value.is_sparse
 
@@ -46,9 +48,9 @@ class MaskWriter:
         self._parts: tuple[list[NDArray[np.uint8]], ...] = [], [], [], []
 
     def add(self, mask: torch.Tensor) -> MaskPlace:
-        lines = None
-        if isinstance(mask, LazyMask):
-            pixels, rows, columns, _ = mask.selection.without_outside()
+        lines, selection = None, get_selection(mask)
+        if selection is not None:
+            pixels, rows, columns, _ = selection.without_outside()
             lines = sum(map(len, self._parts[LINES])) // 4, len(rows), len(columns)
             self._parts[LINES].append(np.concatenate([rows, columns]).astype(np.int32).view(np.uint8))
         else:

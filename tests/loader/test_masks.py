@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as StockLoader
@@ -69,8 +73,10 @@ def compare(theirs: Any, ours: Any, device: str) -> None:
             if isinstance(ours[name], torch.Tensor):
                 on_device = name not in ("boxes", "score", "id")
                 assert ours[name].device.type == (device if on_device else "cpu"), name
+    elif isinstance(theirs, Own):
+        compare(vars(theirs), vars(ours), device)
     elif isinstance(theirs, torch.Tensor):
-        assert type(theirs) is type(ours) and theirs.dtype == ours.dtype
+        assert type(theirs) is type(ours) and theirs.dtype == ours.dtype and vars(theirs) == vars(ours)
         if not theirs.is_floating_point() or device == "cpu":
             assert torch.equal(theirs, ours.cpu())
     else:
@@ -150,6 +156,75 @@ def test_transformed_masks_are_the_stock_loaders(folder: ImageFolder, on_device:
     ours = DataLoader(dataset, 8, collate_fn=list, masks_on_device=on_device, num_workers=workers, device="cpu")
     for expected, actual in zip(stock, ours, strict=True):
         compare(expected, actual, "cpu")
+
+
+def by_threads(mask: Any) -> list[Any]:
+    parts = [v2.functional.crop(mask, 1, 1, 40, 50 + number) for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        return list(pool.map(lambda part: part.sum(), [*parts, mask, mask]))
+
+
+def with_attribute(mask: Any) -> Any:
+    mask.label = "a label"
+    return mask, mask.sum(), mask.label
+
+
+def in_inference_mode(mask: Any) -> Any:
+    with torch.inference_mode():
+        _ = mask.sum()
+    mask[..., :3] = 0
+    return mask
+
+
+def as_line(mask: Any) -> list[Any]:
+    lines = [v2.functional.resize(mask, size) for size in ([1, mask.shape[-1]], [mask.shape[-2], 1])]
+    for line in lines:
+        line.fill_(0)
+    return [mask, *lines]
+
+
+class Own:
+    def __init__(self, mask: Any) -> None:
+        self.mask, self.kind = mask, type(mask.sum())
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "threads": by_threads,
+    "attribute": with_attribute,
+    "inference mode": in_inference_mode,
+    "a line": as_line,
+    "class of another": lambda mask: tv_tensors.wrap(torch.zeros(64, 64), like=mask),
+    "type": lambda mask: type(mask)(torch.ones(3, 3)),
+    "objects": lambda mask: [Own(v2.functional.vertical_flip(mask))],
+    "none": lambda mask: v2.functional.crop(mask[torch.zeros(len(mask), dtype=torch.bool)], 0, 0, 9, 9),
+    "NumPy": lambda mask: (np.asarray(mask).sum(), np.from_dlpack(mask).tolist()),
+    "copies": lambda mask: (copy.copy(mask), copy.deepcopy(mask), pickle.loads(pickle.dumps(mask)), repr(mask)),
+    "sums": lambda mask: mask.sum((-2, -1)).tolist(),
+}
+
+
+class Used(Segmented):
+    def __init__(self, folder: ImageFolder | None, use: Callable[[Any], Any]) -> None:
+        super().__init__(folder)
+        self.use = use
+
+    def __getitem__(self, index: int) -> Any:
+        pixels = torch.randint(2, (2, 64, 70), generator=seeded(index), dtype=torch.uint8)
+        used = self.use(v2.functional.horizontal_flip(tv_tensors.Mask(pixels)))
+        return (super().__getitem__(0)[0], used) if self.folder else used
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("has_images", [True, False])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.usefixtures("emulated_gpu")
+def test_uses_of_a_mask_are_the_stock_loaders(folder: ImageFolder, use: str, has_images: bool, workers: int) -> None:
+    dataset = Used(folder if has_images else None, USES[use])
+    stock = list(StockLoader(dataset, 8, collate_fn=list, num_workers=workers))
+    for on_device in (True, False):
+        ours = DataLoader(dataset, 8, collate_fn=list, masks_on_device=on_device, num_workers=workers, device="cpu")
+        for expected, actual in zip(stock, ours, strict=True):
+            compare(expected, actual, "cpu")
 
 
 class Copied(list[torch.Tensor]):
