@@ -1,7 +1,5 @@
 """Number of cores available to this process."""
 
-from __future__ import annotations
-
 import os
 
 

@@ -4,8 +4,6 @@ The second base class is what torchvision, Pillow, torch or DALI raise in the sa
 are in ``data/bad_samples.py``, as this module does not require Pillow. All exceptions can be pickled.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Sequence

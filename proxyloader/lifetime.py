@@ -22,8 +22,6 @@ Python stops a daemon thread when it next requests the GIL. Inside DALI that abo
 threads inside DALI, and a thread that is about to enter DALI blocks until the process is gone.
 """
 
-from __future__ import annotations
-
 import concurrent.futures.thread
 import contextlib
 import ctypes

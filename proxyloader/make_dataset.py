@@ -1,7 +1,5 @@
 """Create an ImageFolder of synthetic JPEGs that look, compress and decode like photos."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -10,8 +10,6 @@ image that fails later, while its pixels are decoded, is harmless. So workers ne
 DALI cannot parse: ``data/jpeg.py`` rejects every unusual header, and Pillow decodes these images.
 """
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

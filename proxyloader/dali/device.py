@@ -8,8 +8,6 @@ importing the package sets the variable to 32, the maximum, unless the user has 
 that has already initialized CUDA.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from typing import Any

@@ -14,8 +14,6 @@ The training stream is another one that reads what a decoder wrote, and DALI may
 to read, in the hope that its decoder waits. So a RunQueue keeps DALI's outputs until the GPU has read them.
 """
 
-from __future__ import annotations
-
 import atexit
 import logging
 import math

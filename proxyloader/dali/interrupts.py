@@ -6,8 +6,6 @@ instead of 25,852 images/s on a virtual machine with an H200 (``benchmarks/resul
 stays there as well.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -22,8 +22,6 @@ builds decoders one after the other, so others cannot exhaust the engines within
 fills the memory does not cause a trial, which would fail for lack of memory.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import math

@@ -1,7 +1,5 @@
 """The dtype and memory format of returned images. Main process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Union

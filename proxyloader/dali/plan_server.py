@@ -1,7 +1,5 @@
 """PlanServer: the run queue of a Plan's pipeline, or of a decoder with kernels behind it. Main process."""
 
-from __future__ import annotations
-
 import logging
 import weakref
 from collections.abc import Sequence

@@ -7,8 +7,6 @@ its runs: their outputs are taken and dropped. Each run keeps its own error. Loa
 when it is submitted, in DALI's own threads. The training thread waits only for outputs that are not ready.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 import uuid

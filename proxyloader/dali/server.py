@@ -1,7 +1,5 @@
 """ProxyServer: DALI's proxy server on top of a RunQueue, without its own thread. Main process."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
 from typing import Any, NoReturn

@@ -4,8 +4,6 @@ See NOTE [ Intercepted transform calls ] in ``hooks.py``. A Compose of transform
 which is faster. It also accepts a decoded image, such as that of a PNG or an array, whose pixels are sent.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterator

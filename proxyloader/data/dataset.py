@@ -1,7 +1,5 @@
 """The user's dataset: the datasets inside it, the transforms that are known before it is read, and ``wrap``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -9,8 +9,6 @@ dataset never returned an undecoded image, torch's own loader produces the batch
 argument such as ``seed`` requires proxyloader's workers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import threading

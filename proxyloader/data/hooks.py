@@ -9,8 +9,6 @@ The hooks stay installed while a Deferral holds them: in a worker until deferrin
 loader without workers defers. There, they affect only the thread that fetches batches.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import threading

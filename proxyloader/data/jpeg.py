@@ -19,8 +19,6 @@ of 8 x 8 pixels without entropy-coded data. This takes about 40 µs. Most baseli
 skeleton, and results are cached.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import struct

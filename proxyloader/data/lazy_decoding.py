@@ -13,8 +13,6 @@ simplejpeg and OpenCV decode to an array, which is memory that any code may read
 in the meantime.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import functools

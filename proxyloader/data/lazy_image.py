@@ -12,8 +12,6 @@ If a file is damaged, or DALI might decode it differently from Pillow, ``Image.o
 NOTE [ When errors are raised ] in ``jpeg.py``.
 """
 
-from __future__ import annotations
-
 import functools
 import io
 import os

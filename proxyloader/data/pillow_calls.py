@@ -13,8 +13,6 @@ Padding pastes the image into a new one, which is DeferredPixels until then. ``I
 that is computed only if other code asks for it.
 """
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -5,8 +5,6 @@ operation on a batch is spent on newly allocated memory, so the result overwrite
 result of a pointwise operation, and nothing else refers to it.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 import sys

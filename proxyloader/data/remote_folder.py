@@ -1,7 +1,5 @@
 """RemoteImageFolder: an ImageFolder in an object store, whose files are fetched concurrently for each batch."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 import os

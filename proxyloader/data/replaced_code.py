@@ -1,7 +1,5 @@
 """Replace the code of functions of other packages, because other modules may have imported these by their names."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import pkgutil

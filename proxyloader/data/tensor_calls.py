@@ -8,8 +8,6 @@ replaced. v2's registry has wrappers of the latter for ``tv_tensors.Image``, whi
 return would share memory with another tensor.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -4,8 +4,6 @@ Only the libraries that torch depends on are needed: its NVRTC, and the driver. 
 driver has nothing left to compile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Run the programs of a batch on a GPU, from the decoded images to the output tensors. Main process."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from typing import Any

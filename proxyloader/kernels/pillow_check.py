@@ -1,7 +1,5 @@
 """Compare the kernels with a Pillow that is newer than the tests, once, and keep the answer in the user's cache."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import logging

@@ -1,7 +1,5 @@
 """LoaderStats, the log of the first epoch, the warning about slow input, and the profiler rows. Main process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

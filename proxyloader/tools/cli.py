@@ -3,8 +3,6 @@
 A command imports its modules when it runs, so ``--help`` and usage errors do not wait for torch.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import importlib

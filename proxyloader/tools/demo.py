@@ -1,7 +1,5 @@
 """``proxyloader demo``: compare this loader with torch's on this machine."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from pathlib import Path

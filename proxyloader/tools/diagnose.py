@@ -11,8 +11,6 @@ The code that a loop runs for a batch is its step. An iterator replaces the load
 The first third of each phase is a warm-up. The GPU is synchronized only at the start and the end of a measurement.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import importlib

@@ -4,8 +4,6 @@ Checks that may crash or hang run in a child process with a timeout. The child p
 crash does not lose earlier facts.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """``explain``: run a transform or a dataset as a worker does, and report what is recorded and what uses pixels."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Parallel processes, their CPU time, and a progress bar. Requires neither torch nor DALI."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor

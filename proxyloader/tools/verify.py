@@ -1,7 +1,5 @@
 """``proxyloader verify``: list the damaged, truncated and foreign files of a dataset."""
 
-from __future__ import annotations
-
 import io
 import os
 import stat

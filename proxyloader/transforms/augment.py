@@ -1,7 +1,5 @@
 """Steps that degrade an image: blur, random erasing."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 

@@ -4,8 +4,6 @@ As in torchvision, the result of a step depends on the ``kind`` of its image: Pi
 torch's for a tensor.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal

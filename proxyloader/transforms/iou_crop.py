@@ -7,8 +7,6 @@ torch's generator by the numbers that torchvision would have drawn. Before first
 states are compared with those of the installed torchvision. If they differ, torchvision draws the crops.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from typing import Any

@@ -16,8 +16,6 @@ tensors. Before first use, boxes drawn one by one and in advance, and the result
 those of the installed torchvision, for several ranges. If they differ, torchvision samples the boxes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

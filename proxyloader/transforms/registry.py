@@ -1,7 +1,5 @@
 """Rules that translate torchvision's and timm's classes to steps."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

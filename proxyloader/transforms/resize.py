@@ -1,7 +1,5 @@
 """Resize steps with fixed or sampled sizes. The worker computes all sizes, in whole pixels."""
 
-from __future__ import annotations
-
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

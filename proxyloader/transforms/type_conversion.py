@@ -1,7 +1,5 @@
 """Steps that convert images: PIL image to tensor, uint8 to float, normalization."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 

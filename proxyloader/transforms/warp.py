@@ -1,7 +1,5 @@
 """Rotation, shear and perspective steps. A matrix gives the source position of each output pixel."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -10,8 +10,6 @@ The main process releases a slot after returning its batch, when the loop is lef
 answered. The slot is free once DALI and the GPU have read it. ``acquire`` checks this, and waits if no slot is free.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import weakref

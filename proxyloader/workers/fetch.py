@@ -10,8 +10,6 @@ dataset that alternates between reading a file and calling its transform reloads
 their order. In unexpected cases, such as a missing file or images of several sizes, it fetches the samples one by one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import operator
 from collections.abc import Collection, Sequence

@@ -1,7 +1,5 @@
 """Masks of a batch: packed into bits or bytes in the worker, restored on the device. See ``masks_on_device``."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Its iterator shuts down faster than torch's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Batch sampler that issues worker requests and resumes in mid-epoch. Main process, in the iterating thread."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

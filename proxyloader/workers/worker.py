@@ -1,7 +1,5 @@
 """Setup and collation in torch's worker processes."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

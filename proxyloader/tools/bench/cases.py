@@ -5,8 +5,6 @@ pipelines use default arguments, except tuned ones and the number of prefetched 
 when their case runs.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import importlib.util

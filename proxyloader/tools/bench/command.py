@@ -1,7 +1,5 @@
 """``proxyloader bench``: options, output and exit status, and the record of the results."""
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

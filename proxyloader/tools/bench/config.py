@@ -1,7 +1,5 @@
 """Settings of a benchmark, its files, and the machine that it runs on."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

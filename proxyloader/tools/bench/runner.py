@@ -4,8 +4,6 @@ Tuning first tries all combinations of DALI threads and JPEG engine loads with t
 other numbers of workers with the best combination.
 """
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import os

@@ -4,8 +4,6 @@ Transforms are torchvision's v2, as in its detection references, or functions by
 references and of DETR (arXiv:2005.12872). They take PIL images or tensors.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable
