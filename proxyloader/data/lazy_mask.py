@@ -68,9 +68,8 @@ class Selection(NamedTuple):
 
     def values(self) -> torch.Tensor:
         pixels, rows, columns, _ = self.without_outside()
-        values = pixels.new_empty((*pixels.shape[:-2], len(rows), len(columns)))
-        pixels.numpy().take(columns, -1).take(rows, -2, values.numpy(), mode="clip")
-        return values
+        selected = pixels.numpy().take(columns, -1).take(rows, -2)
+        return torch.from_numpy(selected).clone()  # NumPy's memory cannot be resized
 
 
 class _State:
