@@ -251,3 +251,11 @@ def test_masks_that_exist_only_while_they_are_pickled_are_not_mixed_up(folder: I
 def test_masks_are_on_the_gpu(folder: ImageFolder, has_images: bool) -> None:
     pinned = {} if has_images else {"pin_memory": True, "memory_format": torch.channels_last}
     check(Segmented(folder if has_images else None), "cuda", num_workers=2, **pinned)
+
+
+@pytest.mark.gpu
+def test_masks_are_transformed_on_the_gpu(folder: ImageFolder) -> None:
+    dataset = Programs(folder, length=200)
+    ours = DataLoader(dataset, 8, collate_fn=list, masks_on_device=True, num_workers=2)
+    for expected, actual in zip(StockLoader(dataset, 8, collate_fn=list), ours, strict=True):
+        compare(expected, actual, "cuda")
