@@ -33,7 +33,7 @@ DTYPES = frozenset({torch.bool, torch.uint8})
 """Dtypes of masks whose operations are recorded. torch resizes others as float32."""
 
 MIN_PIXELS = 1024
-"""Minimum number of pixels of a mask. Smaller tensors may be anything, such as boxes."""
+"""Minimum number of pixels of a mask. Smaller tensors may not be masks, for example boxes."""
 
 METADATA = frozenset(
     getattr(torch.Tensor, name).__get__
@@ -41,24 +41,24 @@ METADATA = frozenset(
 ) | {torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__}
 """Functions that do not use values."""
 
-STATE = "_lazy_state"  # attribute of a LazyMask; tensors to which torch has given its class do not have it
+STATE = "_lazy_state"  # attribute of a LazyMask; missing if torch only assigned the class
 
 OUTSIDE = -1
 
-Lines = NDArray[np.int64]
-"""Numbers of rows or columns."""
+Indices = NDArray[np.int64]
+"""Row or column indices."""
 
 
 class Selection(NamedTuple):
-    """Rows and columns of masks. Lines that are OUTSIDE contain ``fill``."""
+    """Rows and columns of masks. Those that are OUTSIDE contain ``fill``."""
 
     pixels: torch.Tensor  # (..., H, W), whose values do not change
-    rows: Lines
-    columns: Lines
+    rows: Indices
+    columns: Indices
     fill: int = 0
 
     def without_outside(self) -> Selection:
-        """Return an equal selection of pixels to which a row and a column of ``fill`` may have been added."""
+        """Return an equivalent selection without OUTSIDE, appending a row and a column of ``fill`` if needed."""
         if not has_outside(self.rows) and not has_outside(self.columns):
             return self
         height, width = self.pixels.shape[-2:]
@@ -67,9 +67,32 @@ class Selection(NamedTuple):
         return Selection(pixels, rows, columns)
 
     def values(self) -> torch.Tensor:
-        pixels, rows, columns, _ = self.without_outside()
-        selected = pixels.numpy().take(columns, -1).take(rows, -2)
-        return torch.from_numpy(selected).clone()  # NumPy's memory cannot be resized
+        values = self.pixels
+        axes = [(-2, self.rows), (-1, self.columns)]
+        for axis, indices in axes if len(self.rows) < values.shape[-2] else axes[::-1]:
+            values = _select(values, axis, indices, self.fill)
+        shares_memory = values.untyped_storage().data_ptr() == self.pixels.untyped_storage().data_ptr()
+        return values.clone(memory_format=torch.contiguous_format) if shares_memory else values
+
+
+def _select(pixels: torch.Tensor, axis: int, indices: Indices, fill: int) -> torch.Tensor:
+    inside = np.flatnonzero(indices >= 0)  # consecutive, because all operations keep or reverse the order
+    if not len(inside):
+        return pixels.new_full(
+            [len(indices) if k == pixels.ndim + axis else n for k, n in enumerate(pixels.shape)], fill
+        )
+    before, after = int(inside[0]), len(indices) - 1 - int(inside[-1])
+    kept = indices[inside]
+    low, steps = int(kept.min()), set(np.diff(kept).tolist())
+    if steps <= {1}:
+        pixels = pixels.narrow(axis, low, len(kept))
+    elif steps == {-1}:
+        pixels = pixels.narrow(axis, low, len(kept)).flip(axis)
+    else:
+        pixels = torch.from_numpy(pixels.numpy().take(kept, axis))
+    if not before and not after:
+        return pixels
+    return torch.nn.functional.pad(pixels, [before, after] if axis == -1 else [0, 0, before, after], value=fill)
 
 
 class _State:
@@ -111,12 +134,13 @@ class LazyMask(torch.Tensor):
         if function in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
-        if function is torch.Tensor.__getitem__ and isinstance(args[0], LazyMask) and _selects_masks(*args):
-            selection = get_selection(args[0])
-            if selection is not None:
-                is_pure = args[0].stock is torch.Tensor or not _must_return_subclass()
-                pixels = torch.from_numpy(selection.pixels.numpy()[args[1].numpy()])  # torch takes ten times as long
-                return _create(selection._replace(pixels=pixels), is_pure)
+        if function is torch.Tensor.__getitem__ and _selects_masks(*args):
+            with _lock:
+                selection = get_selection(args[0])
+                if selection is not None:
+                    is_pure = args[0].stock is torch.Tensor or not _must_return_subclass()
+                    pixels = torch.from_numpy(selection.pixels.numpy()[args[1].numpy()])  # torch is ten times slower
+                    return _create(selection._replace(pixels=pixels), is_pure)
         compute_all((args, kwargs))
         return function(*args, **kwargs)
 
@@ -163,8 +187,8 @@ def _create(selection: Selection, is_pure: bool = False) -> LazyMask:
     return mask
 
 
-def is_enlarged(mask: LazyMask) -> bool:
-    """Return whether a LazyMask has values at least as large as the original, which is then sent instead."""
+def is_not_smaller(mask: LazyMask) -> bool:
+    """Return whether a LazyMask has at least as many elements as its original, which is then sent instead."""
     selection = get_selection(mask)
     return selection is not None and mask.numel() >= selection.pixels.numel()
 
@@ -172,7 +196,8 @@ def is_enlarged(mask: LazyMask) -> bool:
 def _share(mask: LazyMask, view: LazyMask, get_part: Callable[[torch.Tensor], torch.Tensor]) -> LazyMask:
     """Record that ``view`` shares the part ``get_part(values)`` of the memory of a mask. Return it."""
     getattr(view, STATE).owner = mask
-    getattr(mask, STATE).views.append((weakref.ref(view), get_part))
+    state = getattr(mask, STATE)
+    state.views = [*(each for each in state.views if each[0]() is not None), (weakref.ref(view), get_part)]
     return view
 
 
@@ -211,10 +236,10 @@ def compute_all(value: Any) -> None:
             compute(each)
 
 
-def _selects_masks(mask: LazyMask, index: Any) -> bool:
-    """Return whether ``mask[index]`` selects some of several masks by a bool each."""
-    is_flags = isinstance(index, torch.Tensor) and index.dtype is torch.bool and index.shape == mask.shape[:1]
-    return is_flags and mask.ndim == 3 and bool(index.any())
+def _selects_masks(masks: Any, index: Any) -> bool:
+    """Return whether ``masks[index]`` indexes a stack of masks with a bool vector."""
+    is_bool_index = isinstance(index, torch.Tensor) and index.dtype is torch.bool and index.shape == masks.shape[:1]
+    return is_bool_index and masks.ndim == 3 and bool(index.any())
 
 
 # --- recorded functions -----------------------------------------------------------------------------------------------
@@ -230,19 +255,24 @@ def mask_patches() -> Iterator[tuple[Any, Any, Any]]:
                 yield kernels, tv_tensors.Mask, unless_handled(call, functools.partial(_apply, note))
 
 
-Note = tuple[Lines, Lines, Any, bool]
-"""The rows and columns that a call selects, the value of those OUTSIDE the mask, whether the result shares memory."""
+class Note(NamedTuple):
+    """The rows and columns that a call selects. ``is_view``: whether torchvision's result shares the memory."""
+
+    rows: Indices
+    columns: Indices
+    fill: Any = 0  # value of those OUTSIDE the mask
+    is_view: bool = False
 
 
 def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a call without values; NotImplemented if torchvision is to return it."""
+    """Return the result of a call without values; NotImplemented to let torchvision handle the call."""
     if type(mask) != tv_tensors.Mask or mask.dtype not in DTYPES or mask.device.type != "cpu":  # noqa: E721
         return NotImplemented
     if mask.ndim < 2 or mask.shape[-2] * mask.shape[-1] < MIN_PIXELS:
         return NotImplemented
     *_, height, width = mask.shape
     noted = note((height, width), *args, **kwargs)
-    if noted is None or not (len(noted[0]) and len(noted[1])):
+    if noted is None or not (len(noted.rows) and len(noted.columns)):
         return NotImplemented
     rows, columns, fill, is_view = noted
     with _lock:
@@ -258,22 +288,22 @@ def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, *
                 return NotImplemented
         else:
             fill = before.fill
-        after = Selection(before.pixels, _through(before.rows, rows), _through(before.columns, columns), int(fill))
+        after = Selection(before.pixels, _compose(before.rows, rows), _compose(before.columns, columns), int(fill))
         if not is_view:
             return _create(after)
         box = ..., *(slice(int(each[0]), int(each[0]) + len(each)) for each in (rows, columns))
         return _share(mask, _create(after), operator.itemgetter(box))
 
 
-def has_outside(lines: Lines) -> bool:
+def has_outside(lines: Indices) -> bool:
     return bool(lines.min() < 0)
 
 
-def _through(before: Lines, lines: Lines) -> Lines:
+def _compose(before: Indices, lines: Indices) -> Indices:
     return np.where(lines < 0, OUTSIDE, before[lines])
 
 
-def _span(begin: int, count: int, available: int) -> Lines:
+def _span(begin: int, count: int, available: int) -> Indices:
     lines = np.arange(begin, begin + count)
     return np.where(lines < available, lines.clip(OUTSIDE), OUTSIDE)
 
@@ -281,7 +311,7 @@ def _span(begin: int, count: int, available: int) -> Lines:
 def crop(shape: Size, top: int, left: int, height: int, width: int) -> Note | None:
     rows, columns = _span(top, height, shape[0]), _span(left, width, shape[1])
     is_view = not has_outside(rows) and not has_outside(columns)
-    return (rows, columns, 0, is_view) if rows.max() >= 0 and columns.max() >= 0 else None
+    return Note(rows, columns, 0, is_view) if rows.max() >= 0 and columns.max() >= 0 else None
 
 
 def center_crop(shape: Size, output_size: Any) -> Note | None:
@@ -293,15 +323,15 @@ def pad(shape: Size, padding: Any, fill: Any = None, padding_mode: str = "consta
     if padding_mode != "constant" or min(left, top, right, bottom) < 0:
         return None
     rows, columns = _span(-top, top + shape[0] + bottom, shape[0]), _span(-left, left + shape[1] + right, shape[1])
-    return rows, columns, 0 if fill is None else fill, False
+    return Note(rows, columns, 0 if fill is None else fill)
 
 
 def horizontal_flip(shape: Size) -> Note:
-    return np.arange(shape[0]), np.arange(shape[1])[::-1], 0, False
+    return Note(np.arange(shape[0]), np.arange(shape[1])[::-1])
 
 
 def vertical_flip(shape: Size) -> Note:
-    return np.arange(shape[0])[::-1], np.arange(shape[1]), 0, False
+    return Note(np.arange(shape[0])[::-1], np.arange(shape[1]))
 
 
 def resize(shape: Size, size: Any, interpolation: Any = "nearest", max_size: Any = None, **others: Any) -> Note | None:
@@ -309,7 +339,7 @@ def resize(shape: Size, size: Any, interpolation: Any = "nearest", max_size: Any
         return None
     new_size = parse_size(size, max_size).resolve(shape)
     rows, columns = nearest_pixels(shape, new_size, "nearest")
-    return rows.astype(np.int64), columns.astype(np.int64), 0, new_size == shape
+    return Note(rows.astype(np.int64), columns.astype(np.int64), 0, new_size == shape)
 
 
 def resized_crop(
@@ -318,15 +348,10 @@ def resized_crop(
     cropped, resized = crop(shape, top, left, height, width), resize((height, width), size, interpolation)
     if cropped is None or resized is None:
         return None
-    return cropped[0][resized[0]], cropped[1][resized[1]], 0, cropped[3] and resized[3]
+    is_view = cropped.is_view and resized.is_view
+    return Note(cropped.rows[resized.rows], cropped.columns[resized.columns], 0, is_view)
 
 
-_NOTES: dict[str, Callable[..., Note | None]] = {
-    "horizontal_flip": horizontal_flip,
-    "vertical_flip": vertical_flip,
-    "pad": pad,
-    "crop": crop,
-    "center_crop": center_crop,
-    "resize": resize,
-    "resized_crop": resized_crop,
+_NOTES: dict[str, Any] = {
+    note.__name__: note for note in (crop, center_crop, pad, horizontal_flip, vertical_flip, resize, resized_crop)
 }

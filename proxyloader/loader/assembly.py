@@ -81,7 +81,7 @@ class BatchAssembler:
         assert batch is not None
         if batch.is_empty:
             return SKIPPED_BATCH
-        if not batch.runs and not batch.is_computed:
+        if not batch.runs and not batch.is_computed and batch.masks is None:
             content = self._format.convert_batch(batch.content)
             if self._pin:
                 content = pin_memory(content)  # type: ignore[no-untyped-call]
@@ -95,7 +95,7 @@ class BatchAssembler:
         content = self._unpickle(batch.content, batch, outputs, {}, self._pin)
         if not batch.collated:
             return self._collate(batch, content)
-        return self._format.convert_batch(content) if batch.is_computed else content
+        return self._format.convert_batch(content) if batch.is_computed or not batch.runs else content
 
     def end_epoch(self, has_batches: bool) -> None:
         """Raise ImageError if all samples of the epoch were skipped."""
@@ -136,7 +136,9 @@ class BatchAssembler:
         """Raise, skip or replace the samples whose images DALI failed on, depending on ``on_error``."""
         if self._on_error == "raise":
             indices, run = batch.sample_indices, batch.runs[0]
-            if indices and len(batch.runs) == 1 and run.files is None and len(run) == len(indices):  # an image each
+            if (
+                indices and len(batch.runs) == 1 and run.files is None and len(run) == len(indices)
+            ):  # one image per sample
                 errors = [error.at(f"dataset[{indices[k]}]", index=indices[k]) for (_, k), error in failures.items()]
             else:
                 errors = [error.at(_describe_batch(batch)) for error in failures.values()]
@@ -181,7 +183,7 @@ class BatchAssembler:
             with preserve_rng(), is_deferred:
                 candidate, sample = fetcher.next_readable(candidate, epoch, unreadable)
             single = self._packer.pack_alone(sample)
-            if not single.runs and not single.is_computed:
+            if not single.runs and not single.is_computed and single.masks is None:
                 return sample
             outputs, failures = self._recover(single, [PipelineError("not run yet")] * len(single.runs))
             if not failures:

@@ -109,7 +109,7 @@ class PackedBatch:
     runs: tuple[PackedRun, ...] = ()  # runs whose outputs the content references
     content: Any = None  # the rest of the batch; if there are runs, pickled, with references in place of images
     objects: tuple[torch.Tensor, ...] = ()  # referenced by index in content, such as shared memory
-    masks: tuple[int, tuple[int, ...]] | None = None  # where those referenced in content begin, size of each part
+    masks: tuple[int, tuple[int, ...]] | None = None  # their offset, and the size of each part
     collated: bool = True  # whether the content is a batch; otherwise samples for the collate_fn in the main process
     image_counts: tuple[int, int, int] = (0, 0, 0)  # decoded by DALI, by Pillow for DALI, produced by the worker
     bytes_read: int = 0  # bytes of the JPEGs that DALI decodes, and of all inputs of hand-written pipelines

@@ -29,7 +29,7 @@ from torchvision import tv_tensors
 from ..data.batch_memory import aligned, batch_memory
 from ..data.canvas import Canvas, Canvases
 from ..data.deferral import Deferral
-from ..data.lazy_mask import LazyMask, compute, compute_all, is_enlarged
+from ..data.lazy_mask import LazyMask, compute, is_not_smaller
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
@@ -109,8 +109,7 @@ class Packer:
                 data = pickler.pickle(content)
         samples = samples if self.batched else [samples]
         counts = self._count(pickler, samples, num_samples)
-        if not pickler.runs and not pickler.is_computed:
-            compute_all([mask for _, mask in pickler.places.values()])
+        if not pickler.runs and not pickler.is_computed and not pickler.places:
             return PackedBatch(request, content=content if collates else self.collate_fn(content), **counts)
         samples_alone = tuple(map(pickler.pickle, samples)) if self.keep_samples else ()
         slot = request.slot if request is not None and self.arena is not None else None
@@ -256,7 +255,7 @@ class _ContentPickler(ForkingPickler):
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self._refer(obj) if self._needs_dali(obj) else None
-        if isinstance(obj, LazyMask) and not (self._packs_masks and is_mask(obj) and is_enlarged(obj)):
+        if isinstance(obj, LazyMask) and not (self._packs_masks and is_mask(obj) and is_not_smaller(obj)):
             compute(obj)
         if self._packs_masks and is_mask(obj):
             if id(obj) not in self.places:
