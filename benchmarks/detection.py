@@ -25,6 +25,7 @@ import psutil
 import torch
 from _common import append_record, make_parser
 from torch.utils.data import DataLoader as StockLoader
+from torchvision.datasets.folder import pil_loader
 from torchvision.models.detection import fasterrcnn_mobilenet_v3_large_320_fpn
 from tqdm import tqdm
 
@@ -48,7 +49,7 @@ def arguments() -> argparse.Namespace:
 
 
 def make_loader(kind: Any, root: str, pipeline: str, args: argparse.Namespace) -> Any:
-    dataset = tasks.Photographs(root, pipeline, tasks.open_pillow, tasks.PIPELINES[pipeline])
+    dataset = tasks.Photographs(root, pipeline, pil_loader, tasks.PIPELINES[pipeline])
     own = {"device": args.device, "masks_on_device": True} if kind is DataLoader else {}
     collate = tasks.collate_lists
     return kind(dataset, args.batch_size, shuffle=True, num_workers=args.workers, collate_fn=collate, **own)

@@ -1,4 +1,4 @@
-"""LazyMask: a mask whose flips, crops, padding and resizes are recorded. Runs where the dataset runs.
+"""LazyMask: a mask whose resize is recorded, with the flips, crops and padding after it. Runs where the dataset runs.
 
 Each of these operations selects rows and columns, and so does a chain of them. If masks are for a device, a worker
 sends the original pixels and the selection, which ``workers/masks.py`` applies there. Any other use of a LazyMask turns
@@ -67,32 +67,28 @@ class Selection(NamedTuple):
         return Selection(pixels, rows, columns)
 
     def values(self) -> torch.Tensor:
-        values = self.pixels
+        if self.rows.max() < 0 or self.columns.max() < 0:
+            return self.pixels.new_full((*self.pixels.shape[:-2], len(self.rows), len(self.columns)), self.fill)
+        values, padding = self.pixels, [0, 0, 0, 0]  # left, right, top, bottom
         axes = [(-2, self.rows), (-1, self.columns)]
         for axis, indices in axes if len(self.rows) < values.shape[-2] else axes[::-1]:
-            values = _select(values, axis, indices, self.fill)
+            inside = np.flatnonzero(indices >= 0)  # consecutive, because all operations keep or reverse the order
+            side = 2 * (-1 - axis)
+            padding[side : side + 2] = int(inside[0]), len(indices) - 1 - int(inside[-1])
+            values = _select(values, axis, indices[inside])
+        if any(padding):
+            return torch.nn.functional.pad(values, padding, value=self.fill)
         shares_memory = values.untyped_storage().data_ptr() == self.pixels.untyped_storage().data_ptr()
         return values.clone(memory_format=torch.contiguous_format) if shares_memory else values
 
 
-def _select(pixels: torch.Tensor, axis: int, indices: Indices, fill: int) -> torch.Tensor:
-    inside = np.flatnonzero(indices >= 0)  # consecutive, because all operations keep or reverse the order
-    if not len(inside):
-        return pixels.new_full(
-            [len(indices) if k == pixels.ndim + axis else n for k, n in enumerate(pixels.shape)], fill
-        )
-    before, after = int(inside[0]), len(indices) - 1 - int(inside[-1])
-    kept = indices[inside]
-    low, steps = int(kept.min()), set(np.diff(kept).tolist())
+def _select(pixels: torch.Tensor, axis: int, indices: Indices) -> torch.Tensor:
+    steps, low = set(np.diff(indices).tolist()), int(indices.min())
     if steps <= {1}:
-        pixels = pixels.narrow(axis, low, len(kept))
-    elif steps == {-1}:
-        pixels = pixels.narrow(axis, low, len(kept)).flip(axis)
-    else:
-        pixels = torch.from_numpy(pixels.numpy().take(kept, axis))
-    if not before and not after:
-        return pixels
-    return torch.nn.functional.pad(pixels, [before, after] if axis == -1 else [0, 0, before, after], value=fill)
+        return pixels.narrow(axis, low, len(indices))
+    if steps == {-1}:
+        return pixels.narrow(axis, low, len(indices)).flip(axis)
+    return torch.from_numpy(pixels.numpy().take(indices, axis))
 
 
 class _State:
@@ -270,6 +266,8 @@ def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, *
         return NotImplemented
     if mask.ndim < 2 or mask.shape[-2] * mask.shape[-1] < MIN_PIXELS:
         return NotImplemented
+    if get_selection(mask) is None and note not in (resize, resized_crop):
+        return NotImplemented  # torchvision is as fast
     *_, height, width = mask.shape
     noted = note((height, width), *args, **kwargs)
     if noted is None or not (len(noted.rows) and len(noted.columns)):

@@ -90,6 +90,10 @@ def test_masks_are_the_stock_loaders(folder: ImageFolder, has_images: bool, work
     check(Segmented(folder if has_images else None), "cpu", num_workers=workers)
 
 
+def resize(mask: Any, draw: Random) -> Any:
+    return v2.functional.resize(mask, sides(draw), draw.choice([*InterpolationMode][:3]))
+
+
 def pad(mask: Any, draw: Random) -> Any:
     mode = draw.choice(["constant", "constant", "reflect"])
     return v2.functional.pad(mask, [2, 0, 9, 1], draw.choice([None, 1, 255]), mode)
@@ -111,8 +115,7 @@ def change_part(mask: Any, draw: Random) -> Any:
 
 
 CALLS: list[Callable[[Any, Random], Any]] = [
-    *(pad, select, change, change_part),
-    lambda mask, draw: v2.functional.resize(mask, sides(draw), draw.choice([*InterpolationMode][:3])),
+    *(pad, select, change, change_part, resize),
     lambda mask, draw: v2.functional.resize(mask, draw.choice([mask.shape[-2:], sides(draw)[:1]])),
     lambda mask, draw: v2.functional.crop(mask, draw.randint(-9, 20), draw.randint(-9, 20), *sides(draw)),
     lambda mask, draw: v2.functional.crop(mask, 1, 2, mask.shape[-2] - 2, mask.shape[-1] - 3),
@@ -135,8 +138,9 @@ class Programs(Segmented):
         dtype = [torch.bool, torch.uint8, torch.uint8, torch.int64, torch.int16][index % 5]
         pixels = torch.randint(2 if index % 2 else 256, (1 + index % 3, 64, 50 + index), generator=seeded(index))
         draw, masks = Random(index), [tv_tensors.Mask(pixels.to(dtype))]
-        for _ in range(draw.randint(1, 5)):
-            masks.append(draw.choice(CALLS)(masks[-1], draw))
+        for number in range(draw.randint(2, 6)):
+            call = resize if number == 0 and index % 4 else draw.choice(CALLS)
+            masks.append(call(masks[-1], draw))
             if draw.random() < 0.3:
                 change(masks[-2], draw)
             masks = masks[-draw.randint(1, 2) :]
@@ -210,7 +214,7 @@ class Used(Segmented):
 
     def __getitem__(self, index: int) -> Any:
         pixels = torch.randint(2, (2, 64, 70), generator=seeded(index), dtype=torch.uint8)
-        used = self.use(v2.functional.horizontal_flip(tv_tensors.Mask(pixels)))
+        used = self.use(v2.functional.resize(tv_tensors.Mask(pixels), [80, 70]))
         return (super().__getitem__(0)[0], used) if self.folder else used
 
 
