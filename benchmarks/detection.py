@@ -1,13 +1,13 @@
-"""Does a detector train as on torch's loader, are the targets equal, and does memory stay flat over many images?
+"""Check that a detector trains as with torch's loader, that targets are equal, and that memory stays flat.
 
     python benchmarks/detection.py                                    # on a GPU if there is one
     python benchmarks/detection.py --device cpu --images 16 --batch-size 2 --workers 1 --steps 4 --soak 64
 
 Trains torchvision's Faster R-CNN with MobileNet on photographs with labelled polygons, flipped and resized to several
-sizes, once with torch's loader and once with this one, from one seed. torch's loader does it twice, because some
+sizes, once with torch's loader and once with this one, with the same seed. torch's loader does it twice, because some
 operations on a GPU are not deterministic.
 
-Then loads as many images as --soak says, in epochs of three pipelines in turn. The first epoch of each is compared with
+Then loads as many images as --soak says, cycling through three pipelines. The first epoch of each is compared with
 torch's: targets must be equal, and images close. Appends one JSON line to benchmarks/results/detection.jsonl.
 """
 
@@ -33,9 +33,9 @@ from proxyloader import DataLoader
 from proxyloader.make_dataset import FORMAT, make_dataset
 from proxyloader.tools.bench import tasks
 
-SOAKED = ("multiscale", "lsj-masks", "hflip")
+SOAK_PIPELINES = ("multiscale", "lsj-masks", "hflip")
 CLOSE_LEVELS = 3.0
-"""Bound of the mean difference of an image, in levels of 255. Another crop is above 15."""
+"""Upper bound on the mean difference of an image, in levels of 255. A different crop exceeds 15."""
 
 
 def arguments() -> argparse.Namespace:
@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=1024)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--workers", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=50, help="of training")
+    parser.add_argument("--steps", type=int, default=50, help="number of training steps")
     parser.add_argument("--soak", type=int, default=200_000, metavar="IMAGES")
     return parser.parse_args()
 
@@ -89,7 +89,7 @@ def difference(losses: list[float], others: list[float]) -> tuple[float, float]:
 def compare(root: str, pipeline: str, args: argparse.Namespace) -> dict[str, float]:
     """Compare an epoch with torch's. Return the largest mean difference of an image, and the GPU memory in use."""
     torch.cuda.empty_cache()  # of the training; nothing without a GPU
-    levels, before = 0.0, held()["gpu"]
+    levels, before = 0.0, memory_in_use()["gpu"]
     epochs = []
     for kind in (StockLoader, DataLoader):
         torch.manual_seed(2)
@@ -103,27 +103,27 @@ def compare(root: str, pipeline: str, args: argparse.Namespace) -> dict[str, flo
         for one, other in zip(expected, images, strict=True):
             levels = max(levels, 255 * (one - other.cpu()).abs().mean().item())
     assert levels < CLOSE_LEVELS, f"{pipeline}: an image differs by {levels:.1f} levels on average"
-    return {"levels": levels, "gpu_mb": held()["gpu"] - before}  # while the loader exists
+    return {"levels": levels, "gpu_mb": memory_in_use()["gpu"] - before}  # while the loader exists
 
 
-def held() -> dict[str, int]:
-    """Return what the process holds, in MB."""
+def memory_in_use() -> dict[str, int]:
+    """Return the memory that the process uses, in MB."""
     gc.collect()
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     return {"host": psutil.Process().memory_full_info().uss >> 20, "gpu": (total - free) >> 20}
 
 
 def soak(root: str, args: argparse.Namespace) -> list[dict[str, int]]:
-    """Load many images. Return what is held after each loader."""
+    """Load many images. Return the memory in use after each loader."""
     memory: list[dict[str, int]] = []
-    pipelines = itertools.cycle(SOAKED)
+    pipelines = itertools.cycle(SOAK_PIPELINES)
     with tqdm(total=args.soak, desc="soak", leave=False) as progress:
         while progress.n < args.soak:
             loader = make_loader(DataLoader, root, next(pipelines), args)
             for _ in range(4):
                 progress.update(sum(len(images) for images, _ in loader))
             del loader
-            memory.append(held() | {"images": progress.n})
+            memory.append(memory_in_use() | {"images": progress.n})
     return memory
 
 
@@ -133,9 +133,9 @@ def main() -> None:
     root = str(make_dataset(path, images=args.images, size=(640, 480)))
     runs = [train(make_loader(kind, root, "multiscale", args), args) for kind in (StockLoader, StockLoader, DataLoader)]
     stock, again, ours = runs
-    print("relative difference of a step's loss to torch's loader, median and largest:")
+    print("relative difference of a step's loss from that with torch's loader, median and largest:")
     print(f"proxyloader {difference(stock, ours)}, torch's loader again {difference(stock, again)}")
-    compared = {pipeline: compare(root, pipeline, args) for pipeline in SOAKED}
+    compared = {pipeline: compare(root, pipeline, args) for pipeline in SOAK_PIPELINES}
     print(f"targets are equal; largest mean difference of an image in levels, and MB of a loader: {compared}")
     memory = soak(root, args)
     print(f"memory in MB after each loader: {memory}")

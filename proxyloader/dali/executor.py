@@ -11,7 +11,7 @@ training stream lagged far behind (DALI 2.4), and some when memory was short. So
 default, PER_BACKEND, gives decoders a separate stream; ``tests/gpu/test_behind.py`` tests it.
 
 The training stream is another one that reads what a decoder wrote, and DALI may reuse memory that this stream has yet
-to read, in the hope that its decoder waits. So a RunQueue keeps DALI's outputs until the GPU has read them.
+to read, assuming that its decoder waits. So a RunQueue keeps DALI's outputs until the GPU has read them.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""Build pipelines, on a crowded GPU without its JPEG engines if these fail to decode. Main process.
+"""Build pipelines, and disable the JPEG engines if they fail on a crowded GPU. Runs in the main process.
 
 NOTE [ Failing JPEG engines ]
 The JPEG engines of a GPU have capacity for a limited number of decoders across all processes. A decoder that gets no
@@ -6,8 +6,8 @@ capacity reports this only on stderr, and CUDA decodes instead. But the operator
 CUDA, so an image may show the previous contents of its memory (nvImageCodec 0.9). They do wait for a decoder that is
 configured not to use the engines.
 
-Building a decoder reserves capacity for batches of images of one kind. That for a single image, or for several kinds
-of JPEGs, is shared by all decoders of a process with the same padding, and reserved by the first one that needs it.
+Building a decoder reserves capacity for batches of images of one kind. The capacity for a single image, or for several
+kinds of JPEGs, is shared by all decoders of a process with the same padding, and reserved by the first one that needs it.
 Therefore a trial builds another decoder with the same padding after the pipeline, and decodes one image and then two.
 The pipeline itself would then decode only as many images of a later batch as it has engines; see ``PlanServer``.
 

@@ -1,8 +1,8 @@
-"""Programs: what is to be done to the pixels of each image of a batch, and the launches of kernels that do it.
+"""Programs: the pixel operations of each image of a batch, and the kernel launches that execute them.
 
 A program is a sequence of steps: an opcode and its numbers. The programs of a batch are cut into jobs. A job reads an
 image once and writes it once: it has at most one step that reads other pixels or statistics of the image, followed by
-steps from pixel to pixel. The jobs of all images that are equally far form a stage, which takes a few launches.
+per-pixel steps. The jobs of all images at the same depth form a stage, which takes a few launches.
 
 Images are RGB, uint8, (H, W, 3); a grayscale image has equal channels. NumPy arrays describe the whole batch.
 """
@@ -23,7 +23,7 @@ MAX_NUMBERS = 16
 
 
 class Kind(IntEnum):
-    """What a job does. Within a stage, jobs lie in this order."""
+    """What a job does. Within a stage, jobs are sorted in this order."""
 
     STATS = 0  # needs statistics of the whole image first
     POINTS = 1
@@ -36,10 +36,10 @@ class Kind(IntEnum):
 
 
 PIXEL_KERNELS = {Kind.GATHER: "pixels", Kind.STORE: "store", Kind.OUTPUT: "erase_output"}
-"""Kernels whose threads have a pixel each. The first one has all jobs up to its kind."""
+"""Kernels with one thread per pixel. The first also runs all lower kinds."""
 
 OPCODES: dict[str, Kind] = {
-    # From level to level.
+    # Per channel.
     "TABLE": Kind.POINTS,  # extras: 768 bytes as 192 numbers
     "BRIGHTNESS": Kind.POINTS,  # factor
     "POSTERIZE": Kind.POINTS,  # bits
@@ -52,7 +52,7 @@ OPCODES: dict[str, Kind] = {
     "EQUALIZE": Kind.STATS,
     "TENSOR_CONTRAST": Kind.STATS,  # factor, whether as in v1, whether the tensor has one channel
     "TENSOR_AUTOCONTRAST": Kind.STATS,  # whether as in v1
-    # From pixel to pixel.
+    # Per pixel.
     "SATURATION": Kind.POINTS,  # factor
     "GREY": Kind.POINTS,
     "HUE": Kind.POINTS,  # turn, in levels
@@ -62,7 +62,7 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_SATURATION": Kind.POINTS,  # factor, whether as in v1
     "TENSOR_GREY": Kind.POINTS,  # whether as in v1
     "TENSOR_HUE": Kind.POINTS,  # turn, of 1; whether as in v1
-    # From other pixels. The first one is the first in the kernels, too.
+    # Reading other pixels. In the kernels, too, SELECT is the first of them.
     "SELECT": Kind.GATHER,  # extras: rows, columns
     # Number of branches, weight of the image, 7 of the branches; 7 branches, by their program, later by their place.
     "MIX": Kind.GATHER,
@@ -71,13 +71,13 @@ OPCODES: dict[str, Kind] = {
     "TENSOR_SHARPNESS": Kind.GATHER,  # factor, whether as in v1
     "KERNEL3": Kind.GATHER,  # offset; extras: weights
     "KERNEL5": Kind.GATHER,  # offset; extras: weights
-    "AFFINE_NEAREST": Kind.GATHER,  # r, g, b outside, 6 of the map; likewise the next two
+    "AFFINE_NEAREST": Kind.GATHER,  # r, g, b outside, 6 coefficients of the map; likewise the next two
     "AFFINE_BILINEAR": Kind.GATHER,
     "AFFINE_BICUBIC": Kind.GATHER,
-    "PERSPECTIVE_NEAREST": Kind.GATHER,  # r, g, b outside, 8 of the map; likewise the next two
+    "PERSPECTIVE_NEAREST": Kind.GATHER,  # r, g, b outside, 8 coefficients of the map; likewise the next two
     "PERSPECTIVE_BILINEAR": Kind.GATHER,
     "PERSPECTIVE_BICUBIC": Kind.GATHER,
-    # r, g, b outside, how they blend (0 not at all, 1 as in v1, 2 as in v2), 6 or 8 of the map.
+    # r, g, b outside, how they blend (0 not at all, 1 as in v1, 2 as in v2), 6 or 8 coefficients of the map.
     "TENSOR_AFFINE_NEAREST": Kind.GATHER,
     "TENSOR_AFFINE_BILINEAR": Kind.GATHER,
     "TENSOR_PERSPECTIVE_NEAREST": Kind.GATHER,
@@ -154,7 +154,7 @@ class Programs:
         sizes: (N, 2) int64, the height and width of each image after the steps so far.
         decoded_sizes: those of the decoded images.
         sources: (N,) int64, the decoded image from which each starts.
-        num_outputs: number of programs with an output. The others are branches of theirs.
+        num_outputs: number of programs with an output. The others are their branches.
     """
 
     def __init__(self, sizes: Any) -> None:
@@ -202,7 +202,7 @@ class Programs:
             self._num_extras = int(ends[-1])
 
     def branch(self, images: Indices) -> Indices:
-        """Add a program for each of these images that begins as theirs. Return the new programs."""
+        """Add a copy of the program of each of these images, as a branch. Return the copies."""
         added = len(self) + np.arange(len(images))
         program_of = np.full(len(self), -1)
         program_of[images] = added
@@ -232,7 +232,7 @@ class Jobs:
         starts = np.ones(len(steps), bool)
         starts[1:] = images[1:] != images[:-1]
         first_of_image = starts.copy()
-        # Blurs and resizes do nothing else.
+        # Blurs and resizes are jobs of their own.
         is_alone = (kinds >= Kind.BOX_BLUR) & (kinds <= Kind.RESAMPLE)
         starts |= (kinds != Kind.POINTS) | np.concatenate(([False], is_alone[:-1]))
         at = np.flatnonzero(starts)
@@ -252,7 +252,7 @@ class Jobs:
         self.stages = self._find_stages()
 
     def _find_stages(self) -> Indices:
-        """Return the stage of each job. Those that read branches, and those behind them, wait for these results."""
+        """Return the stage of each job. Jobs that read branches wait for them, and so do the jobs after these."""
         stages: Indices = self._turns.copy()
         at = np.searchsorted(self.jobs["first"], self._mixes)
         while len(at) and (late := stages[self._last_job][self._branches].max(1) + 1 - stages[at]).max() > 0:
@@ -328,8 +328,8 @@ class Jobs:
     def _place(self, begins: Indices) -> int:
         """Set the bases and offsets of all jobs, given those of the outputs, and sort the jobs by their launches.
 
-        Return the size of the memory of their results, in bytes. Each image has two, which take turns. The decoded
-        image is only read, as several programs may start from it.
+        Return the size of the memory of their results, in bytes. Each image has two buffers, used alternately. The
+        decoded image is only read, as several programs may start from it.
         """
         jobs, images, is_output = self.jobs, self.images, self.kinds >= Kind.STORE
         sizes = 3 * jobs["height"].astype(np.int64) * jobs["width"]
@@ -385,7 +385,7 @@ class Jobs:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The launches of a batch, and all that they read beside the decoded images.
+    """The launches of a batch, and all that they read besides the decoded images.
 
     Attributes:
         memory: the jobs, steps and extras, (bytes,) uint8.

@@ -66,8 +66,8 @@ class DataLoader(TorchDataLoader[T]):
 
     Args:
         dataset: the dataset. JPEGs that its ``__getitem__`` reads with ``Image.open`` or ``torchvision.io`` are decoded
-            lazily. What torchvision, timm, Pillow or the dataset's own code would do to them is recorded, and done on
-            ``device``. Code that uses pixels or values gets those of the stock loader.
+            lazily. Operations that torchvision, timm, Pillow or the dataset's own code apply to them are recorded and
+            executed on ``device``. Code that uses pixels or values gets those of the stock loader.
         collate_fn: as in torch. It runs in the worker, or in the main process for samples of a ``server``.
         num_workers: as in torch. With 0, images are decoded in the calling thread.
         device: device of the images. Default: the current CUDA device if there is one, else the CPU. In a script under
@@ -90,10 +90,10 @@ class DataLoader(TorchDataLoader[T]):
         check_scans: search JPEGs for lost blocks in the worker before a GPU decodes them for the first time, and let
             Pillow decode damaged files. If False, a damaged image may show parts of other images. ``proxyloader
             verify`` checks all files of a dataset completely.
-        translate: whether images are decoded and transformed on ``device``. What cannot be recorded, and without a GPU,
-            what is faster in torchvision, is left to the workers. If this slows down the first epoch, a warning names
-            the transform or the line of code; see ``proxyloader.explain``. False lets torch load the dataset without
-            DALI. Four-dimensional tensors then count as images and are returned on ``device``.
+        translate: whether images are decoded and transformed on ``device``. Operations that cannot be recorded,
+            or without a GPU are faster in torchvision, run in the workers. If this slows down the first epoch, a
+            warning names the transform or the line of code; see ``proxyloader.explain``. False lets torch load the
+            dataset without DALI. Four-dimensional tensors then count as images and are returned on ``device``.
         masks_on_device: whether masks, integer and boolean tensors (..., H, W) of 1,024 pixels or more, are returned on
             ``device`` as well. The workers send them as bits or bytes if their values allow it. Default: masks are CPU
             tensors, as in torch.
@@ -225,7 +225,7 @@ class DataLoader(TorchDataLoader[T]):
         self._process, self._pool, self._servers = os.getpid(), None, PlanServers(run_size(self))
         # Held while ``iter()`` claims the epoch and the workers, as threads may share a loader.
         self._begin_lock = threading.RLock()
-        # Over persistent workers. ``iter()`` restarts and returns it, as in torch.
+        # Iterator over persistent workers. ``iter()`` restarts and returns it, as in torch.
         self._active_iterator: weakref.ref[LoaderIterator] | None = None
 
     _is_accelerate_prepared = _IsPrepared()

@@ -60,7 +60,7 @@ class PackedRun:
 
     @property
     def files(self) -> NDArray[Any] | None:
-        """Number of the decoded image that each image is made from; None if they are the same."""
+        """Index of the decoded image of each image; None if each has its own."""
         return None if self.schedule is None else self.schedule[0].files
 
     def find_file(self, output: int, row: int) -> int:

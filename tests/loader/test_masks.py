@@ -96,7 +96,7 @@ def resize(mask: Any, draw: Random) -> Any:
 
 def pad(mask: Any, draw: Random) -> Any:
     mode = draw.choice(["constant", "constant", "reflect"])
-    return v2.functional.pad(mask, [2, 0, 9, 1], draw.choice([None, 1, 255]), mode)
+    return v2.functional.pad(mask, [2, 0, 9, 1], draw.choice([None, 1, 1, 255]), mode)
 
 
 def select(mask: Any, draw: Random) -> Any:
@@ -115,7 +115,7 @@ def change_part(mask: Any, draw: Random) -> Any:
 
 
 CALLS: list[Callable[[Any, Random], Any]] = [
-    *(pad, select, change, change_part, resize),
+    *(pad, pad, pad, select, change, change_part, resize),
     lambda mask, draw: v2.functional.resize(mask, draw.choice([mask.shape[-2:], sides(draw)[:1]])),
     lambda mask, draw: v2.functional.crop(mask, draw.randint(-9, 20), draw.randint(-9, 20), *sides(draw)),
     lambda mask, draw: v2.functional.crop(mask, 1, 2, mask.shape[-2] - 2, mask.shape[-1] - 3),
@@ -128,7 +128,7 @@ CALLS: list[Callable[[Any, Random], Any]] = [
 
 
 def sides(draw: Random) -> list[int]:
-    return [draw.randint(33, 160), draw.randint(33, 160)]
+    return [draw.randint(40, 200), draw.randint(40, 200)]
 
 
 class Programs(Segmented):
@@ -155,7 +155,7 @@ class Programs(Segmented):
 @pytest.mark.parametrize("on_device", [True, False])
 @pytest.mark.usefixtures("emulated_gpu")
 def test_transformed_masks_are_the_stock_loaders(folder: ImageFolder, on_device: bool, workers: int) -> None:
-    dataset = Programs(folder, length=200)
+    dataset = Programs(folder, length=300)
     stock = StockLoader(dataset, 8, collate_fn=list)
     ours = DataLoader(dataset, 8, collate_fn=list, masks_on_device=on_device, num_workers=workers, device="cpu")
     for expected, actual in zip(stock, ours, strict=True):
@@ -259,7 +259,7 @@ def test_masks_are_on_the_gpu(folder: ImageFolder, has_images: bool) -> None:
 
 @pytest.mark.gpu
 def test_masks_are_transformed_on_the_gpu(folder: ImageFolder) -> None:
-    dataset = Programs(folder, length=200)
+    dataset = Programs(folder, length=300)
     ours = DataLoader(dataset, 8, collate_fn=list, masks_on_device=True, num_workers=2)
     for expected, actual in zip(StockLoader(dataset, 8, collate_fn=list), ours, strict=True):
         compare(expected, actual, "cuda")
