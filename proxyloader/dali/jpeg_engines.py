@@ -7,7 +7,7 @@ CUDA, so an image may show the previous contents of its memory (nvImageCodec 0.9
 configured not to use the engines.
 
 Building a decoder reserves capacity for batches of images of one kind. The capacity for a single image, or for several
-kinds of JPEGs, is shared by all decoders of a process with the same padding, and reserved by the first one that needs it.
+kinds of JPEGs, is shared by all decoders of a process with the same padding. The first one that needs it reserves it.
 Therefore a trial builds another decoder with the same padding after the pipeline, and decodes one image and then two.
 The pipeline itself would then decode only as many images of a later batch as it has engines; see ``PlanServer``.
 
