@@ -77,9 +77,10 @@ class Selection(NamedTuple):
             padding[side : side + 2] = int(inside[0]), len(indices) - 1 - int(inside[-1])
             values = _select(values, axis, indices[inside])
         if any(padding):
-            return torch.nn.functional.pad(values, padding, value=self.fill)
-        shares_memory = values.untyped_storage().data_ptr() == self.pixels.untyped_storage().data_ptr()
-        return values.clone(memory_format=torch.contiguous_format) if shares_memory else values
+            values = torch.nn.functional.pad(values, padding, value=self.fill)
+        elif values.untyped_storage().data_ptr() == self.pixels.untyped_storage().data_ptr():
+            values = values.clone()
+        return values.contiguous()
 
 
 def _select(pixels: torch.Tensor, axis: int, indices: Indices) -> torch.Tensor:
