@@ -48,6 +48,7 @@ class Segmented(Dataset[Any]):
         masks |= {"wrapped": tv_tensors.Mask(masks["torch.bool"])}
         masks = masks if index >= 5 else {"empty": masks["empty"]}  # alone in the first batch
         others = {"boxes": torch.arange(8).reshape(2, 4), "score": torch.rand(64, 64, generator=random), "id": index}
+        others |= {"size": others["boxes"].shape}
         if self.folder is None:
             return masks | others
         return F.to_tensor(self.folder.loader(self.folder.samples[index][0]).crop((0, 0, 60, 40))), masks | others
@@ -63,7 +64,9 @@ def check(dataset: Segmented, device: str, **options: Any) -> None:
 
 
 def compare(theirs: Any, ours: Any, device: str) -> None:
-    if isinstance(theirs, (list, tuple)):
+    if isinstance(theirs, torch.Size):
+        assert type(ours) is torch.Size and ours == theirs
+    elif isinstance(theirs, (list, tuple)):
         for pair in zip(theirs, ours, strict=True):
             compare(*pair, device)
     elif isinstance(theirs, dict):
