@@ -294,17 +294,17 @@ def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, *
         return _share(mask, _create(after), operator.itemgetter(box))
 
 
-def has_outside(lines: Indices) -> bool:
-    return bool(lines.min() < 0)
+def has_outside(indices: Indices) -> bool:
+    return bool(indices.min() < 0)
 
 
-def _compose(before: Indices, lines: Indices) -> Indices:
-    return np.where(lines < 0, OUTSIDE, before[lines])
+def _compose(before: Indices, indices: Indices) -> Indices:
+    return np.where(indices < 0, OUTSIDE, before[indices])
 
 
 def _span(begin: int, count: int, available: int) -> Indices:
-    lines = np.arange(begin, begin + count)
-    return np.where(lines < available, lines.clip(OUTSIDE), OUTSIDE)
+    indices = np.arange(begin, begin + count)
+    return np.where(indices < available, indices.clip(OUTSIDE), OUTSIDE)
 
 
 def crop(shape: Size, top: int, left: int, height: int, width: int) -> Note | None:

@@ -136,9 +136,7 @@ class BatchAssembler:
         """Raise, skip or replace the samples whose images DALI failed on, depending on ``on_error``."""
         if self._on_error == "raise":
             indices, run = batch.sample_indices, batch.runs[0]
-            if (
-                indices and len(batch.runs) == 1 and run.files is None and len(run) == len(indices)
-            ):  # one image per sample
+            if indices and len(batch.runs) == 1 and run.files is None and len(run) == len(indices):  # one image each
                 errors = [error.at(f"dataset[{indices[k]}]", index=indices[k]) for (_, k), error in failures.items()]
             else:
                 errors = [error.at(_describe_batch(batch)) for error in failures.values()]

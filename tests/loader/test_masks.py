@@ -32,10 +32,8 @@ class Segmented(Dataset[Any]):
     """Images with masks of many kinds, and with what is none."""
 
     def __init__(self, folder: ImageFolder | None = None, length: int = 0) -> None:
-        self.folder, self.length = (
-            folder,
-            length or (24 if folder else 160),
-        )  # for workers to fall back to torch's loading
+        self.folder = folder
+        self.length = length or (24 if folder else 160)  # enough for workers to fall back to torch's loading
 
     def __len__(self) -> int:
         return self.length
@@ -232,6 +230,13 @@ def test_uses_of_a_mask_are_the_stock_loaders(folder: ImageFolder, use: str, has
         ours = DataLoader(dataset, 8, collate_fn=list, masks_on_device=on_device, num_workers=workers, device="cpu")
         for expected, actual in zip(stock, ours, strict=True):
             compare(expected, actual, "cpu")
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_resizes_are_recorded(folder: ImageFolder) -> None:
+    dataset = Used(folder, lambda mask: type(mask) is tv_tensors.Mask)
+    found = [has_values for batch in DataLoader(dataset, 8, collate_fn=list) for _, has_values in batch]
+    assert len(found) == len(dataset) and not any(found)
 
 
 class Copied(list[torch.Tensor]):
