@@ -7,8 +7,8 @@ Trains torchvision's Faster R-CNN with MobileNet on photographs with labelled po
 sizes, once with torch's loader and once with this one, with the same seed. torch's loader does it twice, because some
 operations on a GPU are not deterministic.
 
-Then loads as many images as --soak says, cycling through three pipelines. The first epoch of each is compared with
-torch's: targets must be equal, and images close. Appends one JSON line to benchmarks/results/detection.jsonl.
+Then compares an epoch of each of three pipelines with torch's: targets must be equal, and images close. Finally loads as
+many images as --soak says, and records the memory in use. Appends one JSON line to benchmarks/results/detection.jsonl.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def make_loader(kind: Any, root: str, pipeline: str, args: argparse.Namespace) -
     dataset = tasks.Photographs(root, pipeline, pil_loader, tasks.PIPELINES[pipeline])
     own = {"device": args.device, "masks_on_device": True} if kind is DataLoader else {}
     collate = tasks.collate_lists
-    return kind(dataset, args.batch_size, shuffle=True, num_workers=args.workers, collate_fn=collate, **own)
+    workers = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    return kind(dataset, args.batch_size, shuffle=True, collate_fn=collate, **workers, **own)
 
 
 def move_all(targets: Any, device: str) -> list[Any]:
@@ -113,17 +114,19 @@ def memory_in_use() -> dict[str, int]:
     return {"host": psutil.Process().memory_full_info().uss >> 20, "gpu": (total - free) >> 20}
 
 
-def soak(root: str, args: argparse.Namespace) -> list[dict[str, int]]:
-    """Load many images. Return the memory in use after each loader."""
-    memory: list[dict[str, int]] = []
-    pipelines = itertools.cycle(SOAK_PIPELINES)
-    with tqdm(total=args.soak, desc="soak", leave=False) as progress:
-        while progress.n < args.soak:
-            loader = make_loader(DataLoader, root, next(pipelines), args)
-            for _ in range(4):
+def soak(root: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Load many images with a loader for each pipeline. Return the memory in use while they load."""
+    memory: list[dict[str, Any]] = []
+    epochs = -(-args.soak // (args.images * len(SOAK_PIPELINES)))
+    every = max(1, epochs // 10)
+    with tqdm(total=epochs * args.images * len(SOAK_PIPELINES), desc="soak", leave=False) as progress:
+        for pipeline in SOAK_PIPELINES:
+            loader = make_loader(DataLoader, root, pipeline, args)
+            for epoch in range(1, epochs + 1):
                 progress.update(sum(len(images) for images, _ in loader))
+                if epoch % every == 0:
+                    memory.append(memory_in_use() | {"pipeline": pipeline, "epoch": epoch})
             del loader
-            memory.append(memory_in_use() | {"images": progress.n})
     return memory
 
 
@@ -138,7 +141,7 @@ def main() -> None:
     compared = {pipeline: compare(root, pipeline, args) for pipeline in SOAK_PIPELINES}
     print(f"targets are equal; largest mean difference of an image in levels, and MB of a loader: {compared}")
     memory = soak(root, args)
-    print(f"memory in MB after each loader: {memory}")
+    print(f"memory in MB: {memory}")
     settings = ("images", "batch_size", "workers", "steps", "soak", "device")
     append_record(
         args, *settings, losses={"stock": stock, "again": again, "ours": ours}, compared=compared, held=memory

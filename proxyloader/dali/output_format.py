@@ -55,7 +55,7 @@ class OutputFormat:
 
     def convert_batch(self, batch: Any) -> Any:
         """Convert the four-dimensional tensors of a batch of a collate_fn, which count as images."""
-        return batch if self.is_default else tree_map(self._convert, batch)
+        return batch if self.is_default else tree_map(self._convert, batch, is_leaf=is_size)
 
     def convert_outputs(self, outputs: Outputs) -> Outputs:
         """Convert the four-dimensional outputs of a run, which count as images."""
@@ -82,6 +82,11 @@ class OutputFormat:
         dtype = self.dtype if value.is_floating_point() else None
         memory_format = torch.channels_last if self.channels_last and image_ndim == 4 else torch.preserve_format
         return value.to(dtype=dtype or value.dtype, memory_format=memory_format)
+
+
+def is_size(value: Any) -> bool:
+    """Return whether ``tree_map`` would return this as a tuple."""
+    return isinstance(value, torch.Size)
 
 
 def stack(images: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from .._random_state import preserve_rng
-from ..dali.output_format import OutputFormat, stack, stack_or_list
+from ..dali.output_format import OutputFormat, is_size, stack, stack_or_list
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.encoded_image import EncodedImage
 from ..data.hooks import deferred
@@ -86,7 +86,7 @@ class BatchAssembler:
             if self._pin:
                 content = pin_memory(content)  # type: ignore[no-untyped-call]
             moves = not self._options.translate or self._options.masks_on_device
-            return tree_map(self._to_device, content, is_leaf=_is_size) if moves else content
+            return tree_map(self._to_device, content, is_leaf=is_size) if moves else content
         outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, in_flight.pipeline_runs)]
         if any(isinstance(result, PipelineError) for result in outputs):
             outputs, failures = self._recover(batch, outputs)
@@ -290,10 +290,6 @@ class BatchAssembler:
     def _submit(self, run: PackedRun, inputs: Sequence[Any], schedule: Schedule | None) -> Outputs:
         server = self._servers[run.server]
         return server.collect(server.submit(inputs, schedule))
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, torch.Size)  # which tree_map would return as a tuple
 
 
 def _describe_batch(batch: PackedBatch) -> str:

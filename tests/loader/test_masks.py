@@ -88,7 +88,8 @@ def compare(theirs: Any, ours: Any, device: str) -> None:
 @pytest.mark.parametrize("has_images", [True, False])
 @pytest.mark.usefixtures("emulated_gpu")
 def test_masks_are_the_stock_loaders(folder: ImageFolder, has_images: bool, workers: int) -> None:
-    check(Segmented(folder if has_images else None), "cpu", num_workers=workers)
+    layout = {} if has_images else {"memory_format": torch.channels_last}
+    check(Segmented(folder if has_images else None), "cpu", num_workers=workers, **layout)
 
 
 def resize(mask: Any, draw: Random) -> Any:
