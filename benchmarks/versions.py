@@ -4,16 +4,18 @@
     ... --pipelines ImageFolder "direct functional calls" --rounds 5
     ... --device cpu --images 1024 --workers 2
 
-The loaders take turns, each in a new process for each pipeline and round, with persistent workers. Reports medians of:
-seconds from creating the loader to the first batch; photographs per second of the first epoch, measured from the
-creation of the loader, or over its first seconds; and of later epochs, photographs per second, CPU time per photograph
-of all processes, and the longest wait for a batch. Later epochs are of endless length, so their start and end do not
-count. Batches are moved to the device, and not used. Appends one JSON line to benchmarks/results/versions.jsonl.
+For each pipeline, every loader starts in a new process, one after another, with persistent workers. Then they take
+turns while the others wait. Reports seconds from creating the loader to the first batch; photographs per second of the
+first epoch, measured from the creation of the loader, or over its first seconds; and medians of the turns: photographs
+per second, CPU time per photograph of all processes, and the longest wait for a batch. The epochs of the turns are of
+endless length, so their start and end do not count. Batches are moved to the device, and not used. Appends one JSON
+line to benchmarks/results/versions.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -36,7 +38,7 @@ from torch.utils.data import RandomSampler, SequentialSampler
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent
-SETTLE_S = 2.0  # time that a later epoch runs before it is measured
+SETTLE_S = 0.5  # time that a loader runs in its turn before it is measured: it uses up what it prefetched
 
 
 def arguments() -> argparse.Namespace:
@@ -47,9 +49,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=14)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=5.0, help="of the first and of the later epochs, at most")
-    parser.add_argument("--minutes", type=float, default=60.0, help="do not start a round that would exceed this limit")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=1.5, help="of a turn, and of the first epoch at most")
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # the loader, in its process
     return parser.parse_args()
 
@@ -76,8 +77,8 @@ class Switch(SequentialSampler):
         return iter(self.current)
 
 
-def measure(options: argparse.Namespace) -> dict[str, float]:
-    """Measure a pipeline with the version that this process imports."""
+def measure(options: argparse.Namespace) -> None:
+    """Measure a pipeline with the version that this process imports: its start, then a turn for each line of stdin."""
     import proxyloader
 
     checkout = Path(proxyloader.__file__).parents[1]
@@ -109,66 +110,73 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
         first_batch_s = first_batch_s or now_s() - created_s
         if time.perf_counter() - created_s - first_batch_s > options.seconds:
             break
-    results = {"first_batch_s": first_batch_s, "first_epoch_per_s": batches * size / (now_s() - created_s)}
+    start = {"first_batch_s": first_batch_s, "first_epoch_per_s": batches * size / (now_s() - created_s)}
+    print(json.dumps(start), flush=True)
     for _ in loader if batches < len(loader) else ():  # nothing after whole epochs, which leave the workers idle
         break
     sampler.current = Endless(dataset)
-    begin_s, start_s, start_cpu_s, images, longest_s = time.perf_counter(), 0.0, 0.0, 0, 0.0
-    arrival_s = begin_s
-    for batch in loader:
-        move(batch)
-        before_s, arrival_s = arrival_s, time.perf_counter()
-        if not start_s:
-            if arrival_s - begin_s > SETTLE_S:
-                start_s, start_cpu_s = now_s(), cpu_s()
-            continue
-        images, longest_s = images + size, max(longest_s, arrival_s - before_s)
-        if arrival_s - start_s > options.seconds:
-            break
-    results |= {"per_s": images / (now_s() - start_s), "cpu_ms": 1e3 * (cpu_s() - start_cpu_s) / images}
-    return results | {"longest_wait_ms": 1e3 * longest_s}
+    batches_of_turns = iter(loader)
+    for _ in sys.stdin:
+        begin_s = time.perf_counter()
+        while time.perf_counter() - begin_s < SETTLE_S:
+            move(next(batches_of_turns))
+        start_s, start_cpu_s, count, longest_s = now_s(), cpu_s(), 0, 0.0
+        arrival_s = start_s
+        while arrival_s - start_s < options.seconds:
+            move(next(batches_of_turns))
+            before_s, arrival_s, count = arrival_s, time.perf_counter(), count + size
+            longest_s = max(longest_s, arrival_s - before_s)
+        turn = {"per_s": count / (now_s() - start_s), "cpu_ms": 1e3 * (cpu_s() - start_cpu_s) / count}
+        print(json.dumps(turn | {"longest_wait_ms": 1e3 * longest_s}), flush=True)
 
 
-def in_process(loader: str, pipeline: str, options: argparse.Namespace) -> dict[str, float] | None:
-    """Measure in a new process. Return None if it fails, in which case its error has been printed."""
+def start(loader: str, pipeline: str, options: argparse.Namespace) -> subprocess.Popen[str]:
+    """Start to measure in a new process."""
     names = ("device", "images", "batch_size", "workers", "seconds")
     settings = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     checkout = options.before.resolve() if loader == "before" else HERE.parent
     settings += ["--before", str(checkout)] if loader == "before" else []
     command = [sys.executable, __file__, "--measure", loader, "--pipelines", pipeline, *settings]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=HERE)
-    return None if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment, cwd=HERE)
+
+
+def compare(pipeline: str, loaders: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """Return the start and the turns of each loader. Those that fail, whose errors have been printed, are left out."""
+    found: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        processes = {}
+        for loader in loaders:
+            process = stack.enter_context(start(loader, pipeline, options))
+            assert process.stdout is not None
+            if line := process.stdout.readline():
+                processes[loader], found[loader] = process, {"start": json.loads(line), "turns": []}
+        for number in tqdm(range(options.rounds), pipeline, unit="round", leave=False, disable=None):
+            for loader, process in [*processes.items()][:: -1 if number % 2 else 1]:
+                assert process.stdin is not None and process.stdout is not None
+                print(file=process.stdin, flush=True)
+                found[loader]["turns"].append(json.loads(process.stdout.readline()))
+    return found
 
 
 def main() -> None:
     options = arguments()
     if options.measure:
-        print(json.dumps(measure(options)))
+        measure(options)
         return
     make_photographs(options.images)
     loaders = options.loaders or ["torch", *(["before"] if options.before else []), "now"]
-    rounds: dict[str, dict[str, list[dict[str, float]]]] = {
-        name: {each: [] for each in loaders} for name in options.pipelines
-    }
-    begin_s, longest_s = time.monotonic(), 0.0
-    for number in tqdm(range(options.rounds), unit="round", disable=None):
-        start_s = time.monotonic()
-        if start_s + longest_s > begin_s + 60 * options.minutes:
-            break
-        for pipeline, loader in itertools.product(options.pipelines, loaders[:: -1 if number % 2 else 1]):
-            figures = in_process(loader, pipeline, options)
-            rounds[pipeline][loader] += [figures] if figures else []
-            tqdm.write(f"{pipeline}, {loader}: {json.dumps(figures)}", file=sys.stderr)  # if it is stopped early
-        longest_s = max(longest_s, time.monotonic() - start_s)
-    medians = {
-        pipeline: {
-            loader: {name: round(statistics.median(each[name] for each in made), 3) for name in made[0]}
-            for loader, made in found.items()
-            if made
+    rounds: dict[str, Any] = {}
+    medians: dict[str, Any] = {}
+    for pipeline in options.pipelines:
+        rounds[pipeline] = compare(pipeline, loaders, options)
+        medians[pipeline] = {
+            loader: {name: round(value, 3) for name, value in one["start"].items()}
+            | {name: round(statistics.median(turn[name] for turn in one["turns"]), 3) for name in one["turns"][0]}
+            for loader, one in rounds[pipeline].items()
         }
-        for pipeline, found in rounds.items()
-    }
+        tqdm.write(f"{pipeline}: {json.dumps(medians[pipeline])}", file=sys.stderr)  # if it is stopped early
     append_record(options, "device", "images", "batch_size", "workers", "seconds", medians=medians, rounds=rounds)
     table = Table(
         "pipeline", "loader", "first batch, s", "first epoch, images/s", "images/s", "CPU ms", "longest wait, ms"
