@@ -103,17 +103,11 @@ def _find_path(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class UnreadableSample:
-    """A sample that cannot be read.
+    """A sample that cannot be read."""
 
-    Attributes:
-        index: index in the dataset; None for an IterableDataset.
-        path: path of the file; "" if there is none.
-        reason: what is wrong with the sample.
-    """
-
-    index: Any
-    path: str
-    reason: str
+    index: Any  #: in the dataset; None for an IterableDataset
+    path: str  #: of the file; "" if there is none
+    reason: str  #: what is wrong with the sample
 
     @classmethod
     def from_error(cls, index: Any, error: BaseException) -> UnreadableSample:
@@ -127,15 +121,11 @@ class UnreadableSample:
 
 
 class UnreadableSamples(list[UnreadableSample]):
-    """``DataLoader.errors``: each unreadable sample once, in order of first occurrence.
-
-    Attributes:
-        total: number of failed reads in all epochs.
-    """
+    """``DataLoader.errors``: each unreadable sample once, in order of first occurrence."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.total = 0
+        self.total = 0  #: number of failed reads in all epochs
         self._seen: set[tuple[str, str]] = set()
 
     def add(self, samples: Iterable[UnreadableSample], on_error: OnError) -> None:

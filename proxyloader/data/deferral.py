@@ -25,20 +25,13 @@ MAX_CALLS = 1024
 
 @dataclasses.dataclass(eq=False)
 class Deferral:
-    """Deferred decoding for the dataset of one loader, in one process.
-
-    Attributes:
-        find_obstacle: returns why torchvision runs a plan; "" if kernels or DALI do.
-        is_active: False once deferring has stopped.
-        has_seen_images: whether the dataset has returned any undecoded image.
-        can_stop: False with a ``server``, whose inputs are always packed.
-    """
+    """Deferred decoding for the dataset of one loader, in one process."""
 
     on_gpu: bool
-    find_obstacle: Callable[[Plan], str]
-    is_active: bool = True
-    has_seen_images: bool = False
-    can_stop: bool = True
+    find_obstacle: Callable[[Plan], str]  # returns why torchvision runs a plan; "" if kernels or DALI do
+    is_active: bool = True  # False once deferring has stopped
+    has_seen_images: bool = False  # whether the dataset has returned any undecoded image
+    can_stop: bool = True  # False with a ``server``, whose inputs are always packed
 
     def __post_init__(self) -> None:
         self._unused = 0

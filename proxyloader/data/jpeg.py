@@ -53,22 +53,15 @@ _MAX_CACHED_BYTES = 2048
 
 
 class JpegHeader(NamedTuple):
-    """Properties of a JPEG file given by its header, which precedes the first scan.
+    """Properties of a JPEG file given by its header, which precedes the first scan."""
 
-    Attributes:
-        height, width: in pixels, as stored. The EXIF orientation is not applied, as in torchvision.
-        matches_pillow: whether DALI and Pillow decode the file to the same RGB values, according to its header.
-        first_scan: offset of the first scan, in bytes.
-        skeleton: the segments up to the header of the first scan; see NOTE [ When errors are raised ].
-    """
-
-    height: int
+    height: int  # in pixels, as stored. The EXIF orientation is not applied, as in torchvision
     width: int
-    matches_pillow: bool
+    matches_pillow: bool  # whether DALI and Pillow decode the file to the same RGB values, according to its header
     is_progressive: bool
-    first_scan: int
+    first_scan: int  # its offset, in bytes
     component_ids: bytes
-    skeleton: bytes
+    skeleton: bytes  # the segments up to the header of the first scan; see NOTE [ When errors are raised ]
 
 
 class Scans(NamedTuple):
@@ -79,17 +72,11 @@ class Scans(NamedTuple):
 
 
 class _Checks(threading.local):
-    """How this thread checks JPEGs.
+    """How this thread checks JPEGs."""
 
-    Attributes:
-        damaged: number of damaged JPEGs found by all threads of this process.
-        already_passed: whether the samples passed the checks in an earlier epoch, so that costly ones are skipped.
-        find_zeros: whether to search for lost blocks, which only GPUs decode differently from Pillow.
-    """
-
-    damaged: ClassVar[int] = 0
-    already_passed = False
-    find_zeros = True
+    damaged: ClassVar[int] = 0  # number of damaged JPEGs found by all threads of this process
+    already_passed = False  # whether the samples passed the checks in an earlier epoch, so that costly ones are skipped
+    find_zeros = True  # whether to search for lost blocks, which only GPUs decode differently from Pillow
 
 
 checks = _Checks()

@@ -62,20 +62,14 @@ WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 
 
 class Note(NamedTuple):
-    """A call on an undecoded image, or on its tensor.
+    """A call on an undecoded image, or on its tensor. The first three are those of ``TransformedImage.note``."""
 
-    Attributes:
-        steps, numbers, size: see ``TransformedImage.note``. No steps: the result is a copy.
-        replay: repeats the call on a decoded image; None: call the function with the same arguments.
-        is_view, in_place: whether torchvision's result shares the memory of a tensor, or is the tensor.
-    """
-
-    steps: Branch
+    steps: Branch  # none: the result is a copy
     numbers: Sequence[Any]
     size: Size
-    replay: Callable[[Any], Any] | None = None
-    is_view: bool = False
-    in_place: bool = False
+    replay: Callable[[Any], Any] | None = None  # repeats the call on a decoded image; None: with the same arguments
+    is_view: bool = False  # whether torchvision's result shares the memory of a tensor
+    in_place: bool = False  # whether it is the tensor
 
 
 Noter = Callable[..., Note | None]

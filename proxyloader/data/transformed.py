@@ -33,14 +33,10 @@ CALLS = ("__call__", "forward")
 
 
 class _PixelUses(threading.local):
-    """Number of deferred images that this thread had to decode.
-
-    Attributes:
-        why: why the first one of this batch was decoded; "" if unknown, None if there is none.
-    """
+    """Number of deferred images that this thread had to decode."""
 
     count: int = 0
-    why: str | None = None
+    why: str | None = None  # why the first one of this batch was decoded; "" if unknown, None if there is none
 
     def add(self) -> None:
         self.count += 1

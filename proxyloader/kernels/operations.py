@@ -46,31 +46,21 @@ class FloatResize(NamedTuple):
 
 @dataclass(eq=False)
 class State:
-    """Images of a batch between two steps.
-
-    Attributes:
-        columns: (N, parameters) float64, of all decoded images; only the rows of those with this plan count.
-        rows: the parameters of each decoded image with this plan, as ``ParamRow.packed`` returns them.
-        images: which images of the programs.
-        column: the next column of the parameters.
-        channels: 3, or 1 for grayscale images, whose three channels are equal.
-        crop: left, top, width and height of a crop that the next step has to make, and its fill; None: none.
-        scale: how values were converted to float: 0 unscaled, 1 as in v1, 2 as in v2; None: still uint8.
-        mean, std: of Normalize.
-        resized, erased: the resize of floats, if any; boxes to erase in the output: images, numbers, noise (or None).
-    """
+    """Images of a batch between two steps."""
 
     programs: Programs
-    columns: Columns
-    rows: dict[int, Any]
-    images: Indices
-    column: int = 0
-    channels: int = 3
+    columns: Columns  # (N, parameters), of all decoded images; only the rows of those with this plan count
+    rows: dict[int, Any]  # parameters of each decoded image with this plan, as ``ParamRow.packed`` returns them
+    images: Indices  # of the programs
+    column: int = 0  # the next one of the parameters
+    channels: int = 3  # or 1 for grayscale images, whose three channels are equal
+    # Left, top, width and height of a crop that the next step has to make, and its fill.
     crop: tuple[Any, tuple[float, ...]] | None = None
-    scale: int | None = None
-    mean: tuple[float, ...] = ()
+    scale: int | None = None  # of a conversion to float: 0 unscaled, 1 as in v1, 2 as in v2; None: still uint8
+    mean: tuple[float, ...] = ()  # of Normalize
     std: tuple[float, ...] = ()
     resized: FloatResize | None = None
+    # Boxes to erase in the output: images, numbers, noise (or None).
     erased: list[tuple[Indices, Any, Any]] = field(default_factory=list)
 
     def take(self, count: int) -> Columns:

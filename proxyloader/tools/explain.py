@@ -46,28 +46,18 @@ NO_IMAGE = "no image is returned"
 
 @dataclass(frozen=True)
 class Explanation:
-    """What workers do for an image, observed in a few runs with different seeds. ``str()`` returns a report.
+    """What workers do for an image, observed in a few runs with different seeds. ``str()`` returns a report."""
 
-    Attributes:
-        steps: the calls that a worker for a GPU records before any pixels are used, each with what it does to the image
-            and its numbers, such as "RandomHorizontalFlip(p=0.5): Flip 1", in order.
-        pixels: why a worker for a GPU decodes the image, with "file:line" of the code that uses its pixels; "" if it
-            does not.
-        operations: names of the torch operations that are replayed on the GPU.
-        output: dtype, shape and device of what is returned.
-        on_gpu, on_cpu: what decodes and transforms the images with and without a GPU, and why.
-        worker_us, stock_us: microseconds per image in a worker for a GPU, and in a worker of
-            ``torch.utils.data.DataLoader``, which decodes the image.
-    """
-
+    #: The calls that a worker for a GPU records before any pixels are used, in order, each with what it does to the
+    #: image and its numbers, such as "RandomHorizontalFlip(p=0.5): Flip 1".
     steps: tuple[str, ...]
-    pixels: str
-    operations: tuple[str, ...]
-    output: str
-    on_gpu: str
-    on_cpu: str
-    worker_us: float
-    stock_us: float
+    pixels: str  #: why a worker for a GPU decodes the image, with "file:line" of the code that uses pixels; or ""
+    operations: tuple[str, ...]  #: names of the torch operations that are replayed on the GPU
+    output: str  #: dtype, shape and device of what is returned
+    on_gpu: str  #: what decodes and transforms the images with a GPU, and why
+    on_cpu: str  #: the same without a GPU
+    worker_us: float  #: microseconds per image in a worker for a GPU
+    stock_us: float  #: the same in a worker of ``torch.utils.data.DataLoader``, which decodes the image
 
     def __str__(self) -> str:
         times = f"{self.worker_us:,.0f} µs in a worker, if a GPU does the rest; {self.stock_us:,.0f} µs with torch"

@@ -82,16 +82,11 @@ class _NoMixing:
 
 
 class _Recorder(threading.local):
-    """Samples what a transform would do to an image of a given size, one call at a time. Each thread has its own.
-
-    Attributes:
-        chains: operations with their magnitudes, of each chain that starts from the input image.
-        weights: for mixing the chains, (n,) float32 each.
-    """
+    """Samples what a transform would do to an image of a given size, one call at a time. Each thread has its own."""
 
     def __init__(self, transform: Any) -> None:
-        self.chains: list[list[tuple[str, float]]] = []
-        self.weights: list[torch.Tensor] = []
+        self.chains: list[list[tuple[str, float]]] = []  # operations and magnitudes of each chain of the input image
+        self.weights: list[torch.Tensor] = []  # for mixing the chains, (n,) float32 each
         transform = copy.copy(transform)
         if hasattr(transform, "_sample_dirichlet"):
             transform._sample_dirichlet = functools.partial(self._sample_dirichlet, transform.alpha)

@@ -31,21 +31,13 @@ _MISSING = object()
 
 @dataclass(eq=False)
 class Chain:
-    """Transforms called one after the other, as steps.
+    """Transforms called one after the other, as steps."""
 
-    Attributes:
-        steps: steps of all transforms.
-        state: state of the image after all steps.
-        last: translation of the last call: of one transform, or of all transforms in a Compose.
-        transforms: transforms of the last call, as they were when first called with their settings.
-        num_recorded: number of the first steps that end with a recorded call; see ``then_steps``.
-    """
-
-    steps: Branch
-    state: ImageState
-    last: Translation
-    transforms: tuple[Any, ...] = ()
-    num_recorded: int = 0
+    steps: Branch  # of all transforms
+    state: ImageState  # after all steps
+    last: Translation  # of the last call: of one transform, or of all transforms in a Compose
+    transforms: tuple[Any, ...] = ()  # of the last call, as they were when first called with their settings
+    num_recorded: int = 0  # number of the first steps that end with a recorded call; see ``then_steps``
 
     def __reduce__(self) -> tuple[Any, ...]:
         last = Translation(self.last.steps)  # functions are not pickled, and numbers are drawn only once

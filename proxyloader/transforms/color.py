@@ -18,17 +18,11 @@ from .registry import at_random, rule, version_of
 
 @dataclass(frozen=True)
 class Grayscale(Step):
-    """``functional.rgb_to_grayscale``: ITU-R 601-2 luma.
+    """``functional.rgb_to_grayscale``: ITU-R 601-2 luma."""
 
-    Attributes:
-        channels: 1, or 3 with equal values.
-        kind: kind of the image before it. Pillow rounds to the nearest level; torchvision truncates for a uint8 tensor.
-        version: version whose arithmetic is used for tensors: v1 and v2 differ by 1 in a few pixels.
-    """
-
-    channels: int
-    kind: Kind = "pil"
-    version: Version = "v2"
+    channels: int  # 1, or 3 with equal values
+    kind: Kind = "pil"  # Pillow rounds to the nearest level; torchvision truncates for a uint8 tensor
+    version: Version = "v2"  # whose arithmetic is used for tensors: v1 and v2 differ by 1 in a few pixels
 
     def output_state(self, state: ImageState) -> ImageState:
         return replace(state, channels=self.channels)
@@ -42,16 +36,11 @@ class Adjustment(Step):
     ``adjust_saturation`` and ``adjust_sharpness``; the :func:`hue_shift` of the factor of ``adjust_hue``; the number of
     bits to keep of ``posterize``, where 0 gives black; the :func:`solarize_threshold` of ``solarize``; the number of
     levels that ``solarize_add`` adds to pixels below 128.
-
-    Attributes:
-        name: name of the function without ``adjust_``.
-        kind: kind of the image, if the result depends on it.
-        version: version whose arithmetic is used for tensors: v1 and v2 differ by 1 in a few pixels.
     """
 
-    name: str
-    kind: Kind = "pil"
-    version: Version = "v2"
+    name: str  # of the function without ``adjust_``
+    kind: Kind = "pil"  # of the image, if the result depends on it
+    version: Version = "v2"  # whose arithmetic is used for tensors: v1 and v2 differ by 1 in a few pixels
 
     @property
     def title(self) -> str:

@@ -21,15 +21,10 @@ Box = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Crop(Step):
-    """Crop a box from the image. Parameters: the box.
+    """Crop a box from the image. Parameters: the box."""
 
-    Attributes:
-        fill: value of pixels outside the image, in the units of the image at this step.
-        inside: whether the box is always inside the image.
-    """
-
-    fill: tuple[float, ...] = (0.0,)
-    inside: bool = False
+    fill: tuple[float, ...] = (0.0,)  # outside the image, in the units of the image at this step
+    inside: bool = False  # whether the box is always inside the image
     num_params: ClassVar[int] = 4
     needs_kernels: ClassVar[bool] = False
 

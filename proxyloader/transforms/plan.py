@@ -34,21 +34,13 @@ MemoryOrder = Literal["CHW", "HWC"]
 
 @dataclass(frozen=True)
 class ImageState:
-    """State of torchvision's image at this point of the Compose.
+    """State of torchvision's image at this point of the Compose."""
 
-    Attributes:
-        kind: a PIL image, or a tensor (C, H, W).
-        dtype: dtype of the values; uint8 for a PIL image.
-        channels: 3 (RGB) or 1 (grayscale).
-        order: memory order of a tensor if known; torch generates noise in this order.
-        pure: whether a tensor is plain rather than a ``tv_tensors.Image``. v2 transforms only the first of several
-            plain tensors.
-    """
-
-    kind: Kind = "pil"
+    kind: Kind = "pil"  # a PIL image, or a tensor (C, H, W)
     dtype: Literal["uint8", "float32"] = "uint8"
-    channels: int = 3
-    order: MemoryOrder | None = field(default=None, compare=False)
+    channels: int = 3  # 3 (RGB) or 1 (grayscale)
+    order: MemoryOrder | None = field(default=None, compare=False)  # of a tensor if known; torch generates noise in it
+    # Whether a tensor is plain rather than a ``tv_tensors.Image``. v2 transforms only the first of several plain ones.
     pure: bool = field(default=True, compare=False)
 
 
@@ -84,13 +76,9 @@ class ParamRow(list[float]):
 
 @dataclass(frozen=True)
 class Step:
-    """One operation on an image.
+    """One operation on an image."""
 
-    Attributes:
-        keeps_order: whether an output tensor is known to have the memory order of the input tensor.
-    """
-
-    keeps_order: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False  # whether an output tensor is known to have the memory order of the input
 
     @property
     def title(self) -> str:
@@ -119,23 +107,16 @@ Sample = Callable[[Size, ParamRow], Size]
 """Function that appends the columns of steps to the row of an image, given its size, and returns the output size. It
 raises Untranslatable if there are none, for example because the image is too small."""
 
-
 Draws = Literal["", "ahead", "torch", "any"]
+"""Which random numbers a ``Sample`` draws. "": none; "ahead": of torch's generator, also in advance, see NOTE [ Numbers
+drawn in advance ] in ``random_numbers.py``; "torch": of torch's generator; "any": also of Python's and NumPy's."""
 
 
 class Translation(NamedTuple):
-    """The steps of a transform, and how to sample their parameters.
+    """The steps of a transform, and how to sample their parameters."""
 
-    Attributes:
-        steps: the steps, which do not depend on what is drawn.
-        sample: samples their parameters; None: they have none, and keep the size.
-        draws: which random numbers ``sample`` draws. "": none; "ahead": of torch's generator, also in advance, see
-            NOTE [ Numbers drawn in advance ] in ``random_numbers.py``; "torch": of torch's generator; "any": also of
-            Python's and NumPy's.
-    """
-
-    steps: Branch = ()
-    sample: Sample | None = None
+    steps: Branch = ()  # they do not depend on what is drawn
+    sample: Sample | None = None  # None: the steps have no parameters, and keep the size
     draws: Draws = ""
 
 
@@ -204,12 +185,7 @@ def iter_steps(steps: Branch) -> Iterator[Step]:
 
 @dataclass(frozen=True)
 class Plan:
-    """A translated transform for any backend: steps in order, and the state of the output images.
-
-    Attributes:
-        steps: the steps in order of application.
-        output: dtype, channels and number of the output tensors per image.
-    """
+    """A translated transform for any backend: steps in order, and the state of the output images."""
 
     steps: Branch
     output: ImageState

@@ -22,15 +22,10 @@ from .registry import rule, version_of
 
 
 class Target(NamedTuple):
-    """The target size given by the arguments of torchvision's Resize.
+    """The target size given by the arguments of torchvision's Resize, in pixels."""
 
-    Attributes:
-        size: (height, width), or the shorter edge, keeping the aspect ratio; None: only limit the longer edge.
-        max_size: maximum length of the longer edge, in pixels, or None.
-    """
-
-    size: tuple[int, ...] | None
-    max_size: int | None = None
+    size: tuple[int, ...] | None  # (height, width), or the shorter edge, keeping the ratio; None: only a maximum
+    max_size: int | None = None  # maximum length of the longer edge
 
     def resolve(self, size: Size) -> Size:
         """Return the size of an image of ``size`` after the resize."""
@@ -50,20 +45,13 @@ LARGE_EDGE = 128
 
 @dataclass(frozen=True)
 class Resize(Step):
-    """``functional.resize`` with a filter, so that pixels are weighted means. Parameters: the new height and width.
-
-    Attributes:
-        interpolation: the filter.
-        antialias: whether the filter is widened for downscaling.
-        rounding: library that resizes one side, rounds to integers and then resizes the other side; None: no rounding,
-            as in torchvision for floats.
-        in_dali: whether DALI resizes as fast as torchvision, with few differences.
-    """
+    """``functional.resize`` with a filter, so that pixels are weighted means. Parameters: the new height and width."""
 
     interpolation: Filter = "bilinear"
-    antialias: bool = True
+    antialias: bool = True  # whether the filter is widened for downscaling
+    # Library that resizes one side, rounds to integers and then resizes the other; None: no rounding, as for floats.
     rounding: Literal["pil", "torch", None] = "pil"
-    in_dali: bool = False
+    in_dali: bool = False  # whether DALI resizes as fast as torchvision, with few differences
     num_params: ClassVar[int] = 2
 
     @property

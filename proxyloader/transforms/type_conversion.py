@@ -14,12 +14,9 @@ from .registry import rule, translate, version_of
 
 @dataclass(frozen=True)
 class ToTensor(Step):
-    """Conversion of a PIL image to a uint8 tensor (C, H, W) with the same values.
+    """Conversion of a PIL image to a uint8 tensor (C, H, W) with the same values."""
 
-    Attributes:
-        order, pure: see ImageState. They are not compared, because the result does not depend on them.
-    """
-
+    # See ImageState. They are not compared, because the result does not depend on them.
     order: MemoryOrder = field(default="HWC", compare=False, repr=False)
     pure: bool = field(default=True, compare=False, repr=False)
     needs_kernels: ClassVar[bool] = False

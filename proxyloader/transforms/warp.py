@@ -22,21 +22,13 @@ are relative to the centers of both images, as in torchvision, whose rounding ca
 
 @dataclass(frozen=True)
 class Warp(Step):
-    """Base class of the steps that read each pixel from another position.
+    """Base class of the steps that read each pixel from another position."""
 
-    Attributes:
-        interpolation: name of the mode in torchvision; bicubic only for PIL images.
-        fill: value outside the image, one number per channel; (): zeros, with which bilinear interpolation of a tensor
-            blends once instead of twice.
-        kind: kind of the image. Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the
-            fill.
-        version: version whose arithmetic is used for tensors: they round a blend with the fill differently.
-    """
-
-    interpolation: Literal["nearest", "bilinear", "bicubic"]
+    interpolation: Literal["nearest", "bilinear", "bicubic"]  # bicubic only for PIL images
+    # Outside the image, per channel; (): zeros, with which bilinear interpolation of a tensor blends once, not twice.
     fill: tuple[float, ...]
-    kind: Kind = "pil"
-    version: Version = "v2"
+    kind: Kind = "pil"  # Pillow's bilinear ends at the edge of the outermost pixel; torch's blends into the fill
+    version: Version = "v2"  # whose arithmetic is used for tensors: v1 and v2 round a blend with the fill differently
 
 
 class Affine(Warp):

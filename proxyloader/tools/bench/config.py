@@ -41,34 +41,22 @@ class Tuning(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Settings of a case. In a benchmark, cases differ only in the last five.
+    """Settings of a case. In a benchmark, cases differ only in the last five."""
 
-    Attributes:
-        root: root of an ImageFolder with ``images`` images.
-        passes: number of passes over the images per loop, to amortize its startup as in a long epoch.
-        device: "cuda" or "cpu".
-        model: torchvision model to train on the batches; "none" to only load them.
-        task: a key of ``TASKS``.
-        case: what loads the images, a key of ``CASES``.
-        added: augmentation or dataset of the case, or "", or its pipeline for other tasks than classification.
-        use_defaults: whether to omit arguments that have a default, except those of the data and its format.
-        persistent_workers: False to measure first epochs, always with defaults.
-    """
-
-    root: str
+    root: str  # of an ImageFolder
     images: int
-    passes: int
+    passes: int  # over the images per loop, to amortize its startup as in a long epoch
     batch_size: int
-    device: str
+    device: str  # "cuda" or "cpu"
     dtype: str = "float32"
     channels_last: bool = False
-    model: str = "none"
-    task: str = "classification"
-    case: str = "torch"
-    added: str = ""
+    model: str = "none"  # torchvision model to train on the batches; "none" to only load them
+    task: str = "classification"  # a key of ``TASKS``
+    case: str = "torch"  # what loads the images, a key of ``CASES``
+    added: str = ""  # augmentation or dataset of the case, or "", or its pipeline for other tasks than classification
     tuning: Tuning = Tuning()  # noqa: RUF009  it is a tuple
-    use_defaults: bool = False
-    persistent_workers: bool = True
+    use_defaults: bool = False  # whether to omit arguments that have a default, except those of the data and its format
+    persistent_workers: bool = True  # False to measure first epochs, always with defaults
 
     @property
     def name(self) -> str:
