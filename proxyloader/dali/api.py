@@ -16,23 +16,16 @@ from typing import Any
 from ..errors import MissingDaliError
 from ..lifetime import defer_interrupts
 
+__all__ = ["DALIServer", "OperatorConcurrency", "Pipeline", "StreamPolicy", "__version__", "automatic_augmentation"]
+__all__ += ["backend", "decoder_arguments", "do_not_convert", "fn", "pipeline_def", "to_torch_tensor", "types"]
+__all__ += ["_external_source_node_names", "_shutdown_pipelines"]
+
 with defer_interrupts():  # an interrupted import of DALI cannot be repeated in this process
     try:
-        from nvidia.dali import OperatorConcurrency as OperatorConcurrency
-        from nvidia.dali import Pipeline as Pipeline
-        from nvidia.dali import StreamPolicy as StreamPolicy
-        from nvidia.dali import __version__ as __version__
-        from nvidia.dali import backend as backend
-        from nvidia.dali import fn as fn
-        from nvidia.dali import pipeline_def as pipeline_def
-        from nvidia.dali import types as types
-        from nvidia.dali.pipeline import _shutdown_pipelines as _shutdown_pipelines
-        from nvidia.dali.pipeline import do_not_convert as do_not_convert
-        from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer as DALIServer
-        from nvidia.dali.plugin.pytorch.experimental.proxy import (
-            _external_source_node_names as _external_source_node_names,
-        )
-        from nvidia.dali.plugin.pytorch.torch_utils import to_torch_tensor as to_torch_tensor
+        from nvidia.dali import OperatorConcurrency, StreamPolicy, __version__, backend, fn, types
+        from nvidia.dali.pipeline import Pipeline, _shutdown_pipelines, do_not_convert, pipeline_def
+        from nvidia.dali.plugin.pytorch.experimental.proxy import DALIServer, _external_source_node_names
+        from nvidia.dali.plugin.pytorch.torch_utils import to_torch_tensor
     except ImportError as error:
         raise MissingDaliError(
             f"NVIDIA DALI cannot be imported ({error}). On Linux: pip install nvidia-dali-cuda120. "
