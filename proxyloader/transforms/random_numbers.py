@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torchvision.transforms import transforms as v1
 
+from .._random_state import preserve_rng
+
 BLOCK = 512
 """Number of random numbers drawn at once."""
 
@@ -143,9 +145,9 @@ def resized_crop_box(scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
 @functools.cache
 def draws_alike() -> bool:
     """Return whether boxes drawn here, one by one and ahead, are those of the installed torch and torchvision."""
-    state, before = torch.get_rng_state(), in_thread.numbers
+    before = in_thread.numbers
     try:
-        with torch.device("cpu"):  # regardless of torch's default device
+        with preserve_rng(), torch.device("cpu"):  # regardless of torch's default device
             in_thread.numbers = OneByOne()
             pairs = [[functools.partial(box, *ranges) for box in (_torchvision_box, _fast_box)] for ranges in RANGES]
             return all(
@@ -153,7 +155,6 @@ def draws_alike() -> bool:
                 for seed, (theirs, ours) in enumerate(pairs)
             )
     finally:
-        torch.set_rng_state(state)
         in_thread.numbers = before
 
 

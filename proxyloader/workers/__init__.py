@@ -1,12 +1,4 @@
 """torch's worker processes, and the memory that they share with the main process."""
 
-__all__ = [
-    "fetch",
-    "loader_state",
-    "masks",
-    "messages",
-    "packing",
-    "pool",
-    "request_sampler",
-]
+__all__ = ["fetch", "loader_state", "masks", "messages", "packing", "pool", "request_sampler"]
 """Modules that other folders may import."""
