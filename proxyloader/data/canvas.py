@@ -10,6 +10,7 @@ Pillow. A Canvas without images behaves like its memory.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -34,22 +35,17 @@ _aten = torch.ops.aten
 _FILLS = _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.zero_.default
 
 
+@dataclass(eq=False)
 class _Painting:
-    """The memory of a Canvas and its views.
+    """The memory of a Canvas and its views."""
 
-    Attributes:
-        memory: contains all but the noted writes.
-        fill: the value of all elements; None: they may have different values.
-        writes: noted writes, as parts of the memory, and what they are set to: a node, a tensor or a number.
-        has_images: whether the write of an image was ever noted.
-        is_exported: whether other code may access the memory.
-    """
-
-    def __init__(self, memory: torch.Tensor, fill: float | bool | None) -> None:
-        self.memory, self.fill = memory, fill
-        self.writes: list[tuple[torch.Tensor, Any]] = []
-        self.has_images = self.is_exported = False
-        self._node: Operation | None = None
+    memory: torch.Tensor  # contains all but the noted writes
+    fill: float | bool | None  # the value of all elements; None: they may have different values
+    # Noted writes, as parts of the memory, and what they are set to: a node, a tensor or a number.
+    writes: list[tuple[torch.Tensor, Any]] = field(default_factory=list)
+    has_images: bool = False  # whether the write of an image was ever noted
+    is_exported: bool = False  # whether other code may access the memory
+    _node: Operation | None = None
 
     @property
     def node(self) -> Operation:

@@ -36,11 +36,7 @@ SYSTEM_ADVICE = "The file may be intact; the cause may be the disk, the network 
 class EncodedImage:
     """A JPEG (RGB or grayscale) or an RGB PPM as bytes, which DALI and Pillow decode to the same pixels.
 
-    Attributes:
-        data: a JPEG file, or an uncompressed binary PPM with pixels decoded by Pillow.
-        height, width: in pixels.
-        path: path of the file, for error messages; "" if there is none.
-        header: header of a JPEG; None for a PPM.
+    ``path`` is for error messages, "" if there is none. ``header`` is that of a JPEG, None for a PPM.
     """
 
     _view: memoryview | None = None
@@ -58,6 +54,7 @@ class EncodedImage:
 
     @functools.cached_property
     def data(self) -> bytes:
+        """A JPEG file, or an uncompressed binary PPM with pixels decoded by Pillow."""
         view = self._view
         return vars(self)["data"] if view is None else bytes(view)  # None: another thread has set it in the meantime
 

@@ -21,33 +21,28 @@ from ..errors import InputError
 
 
 class ProxyInputs:
-    """Inputs of one sample of a pipeline run, until they are packed.
-
-    Attributes:
-        server: key of the server or the plan whose pipeline they are for.
-        inputs: one array per external source of the pipeline, in the pipeline's order.
-        source, names: path of the sample's file and names of the inputs, for error messages; "" if unknown.
-        run: the batch they were collated into, if any.
-    """
+    """Inputs of one sample of a pipeline run, until they are packed."""
 
     __slots__ = ("inputs", "names", "run", "server", "source")
 
     def __init__(
         self, server: str, inputs: tuple[NDArray[Any], ...], source: str = "", names: tuple[str, ...] = ()
     ) -> None:
-        self.server, self.inputs, self.source = server, inputs, source
-        self.names = names or ("",) * len(inputs)
-        self.run: weakref.ref[ProxyInputBatch] | None = None
+        self.server = server  # key of the server or the plan whose pipeline they are for
+        self.inputs = inputs  # one array per external source of the pipeline, in the pipeline's order
+        self.source = source  # path of the sample's file, for error messages; "" if unknown
+        self.names = names or ("",) * len(inputs)  # of the inputs, for error messages
+        self.run: weakref.ref[ProxyInputBatch] | None = None  # the batch they were collated into
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProxyInputs, (self.server, self.inputs, self.source, self.names)
 
 
+@dataclass(eq=False)
 class ProxyInputBatch:
     """Inputs of one batch, shared by all outputs of the batch, so that an image and its mask come from the same run."""
 
-    def __init__(self, calls: Sequence[ProxyInputs]) -> None:
-        self.calls = calls
+    calls: Sequence[ProxyInputs]
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only for the queue of a stock DataLoader, where torch's shared memory is the fastest transport.
@@ -128,19 +123,16 @@ def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None)
 default_collate_fn_map[ProxySample] = collate_proxy_samples
 
 
+@dataclass(eq=False)
 class Proxy:
     """``ProxyServer.proxy``, which a dataset calls instead of a transform, with the inputs of one DALI sample.
 
     It can be sent to workers with every start method.
-
-    Attributes:
-        server: key of the server that runs the pipeline.
-        input_names: names of the pipeline's external sources, in order.
-        num_outputs: number of outputs of the pipeline.
     """
 
-    def __init__(self, server: str, input_names: tuple[str, ...], num_outputs: int) -> None:
-        self.server, self.input_names, self.num_outputs = server, input_names, num_outputs
+    server: str  # key of the server that runs the pipeline
+    input_names: tuple[str, ...]  # of the pipeline's external sources, in order
+    num_outputs: int  # of the pipeline
 
     def __call__(self, *args: Any, **inputs: Any) -> ProxySample | tuple[ProxySample, ...]:
         """

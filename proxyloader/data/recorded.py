@@ -30,21 +30,18 @@ _inferred: dict[Any, Any] = {}  # shared by all loaders, because results depend 
 class Operation:
     """An operation without a computed result. In its arguments, nodes stand for tensors.
 
-    Attributes:
-        name: name of torch's operator, such as "aten.mul.Tensor"; "set" assigns to an index of a copy, "take" selects
-            one of several results, and "paint" copies several tensors into parts of a new one.
-        keeps_shape: whether the result has the shape of the first argument, which is not a number.
-        keeps_dtype: whether it has the same dtype as well.
-        depth: length of the longest chain of operations that ends here.
+    Its name is that of torch's operator, such as "aten.mul.Tensor". "set" assigns to an index of a copy, "take" selects
+    one of several results, and "paint" copies several tensors into parts of a new one.
     """
 
     __slots__ = ("_materialized", "args", "depth", "keeps_dtype", "keeps_shape", "kwargs", "name")
 
     def __init__(self, name: str, args: Any, kwargs: Any, keeps_shape: bool = False, keeps_dtype: bool = False) -> None:
         self.name, self.args, self.kwargs = name, args, kwargs
+        # Whether the result has the shape of the first argument, which is not a number, and its dtype as well.
         self.keeps_shape, self.keeps_dtype = keeps_shape, keeps_dtype
         depths = (each.depth for each in flatten((args, kwargs)) if isinstance(each, Operation))
-        self.depth: int = 1 + max(depths, default=0)
+        self.depth: int = 1 + max(depths, default=0)  # length of the longest chain of operations that ends here
         self._materialized: Any = None
 
     def materialize(self) -> Any:

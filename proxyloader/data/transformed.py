@@ -73,17 +73,7 @@ def _decode(image: EncodedImage) -> Image.Image:
 
 
 class TransformedImage(ProxyInputs):
-    """An undecoded image, the transforms called on it, and the parameters they sampled.
-
-    Attributes:
-        image: the image before all transforms.
-        decode: returns that image as the stock loader's dataset would, as a PIL image or a tensor; None if the worker
-            never needs its pixels.
-        chain: the translated transforms.
-        calls: the transforms themselves.
-        row: the sampled parameters.
-        size: (height, width) after the transforms.
-    """
+    """An undecoded image, the transforms called on it, and the parameters they sampled."""
 
     __slots__ = ("_materialized", "calls", "chain", "decode", "image", "row", "size")
 
@@ -96,9 +86,12 @@ class TransformedImage(ProxyInputs):
         row: ParamRow | None = None,
         size: Size | None = None,
     ) -> None:
-        self.image, self.decode, self.chain, self.calls = image, decode, chain, calls
-        self.row = ParamRow() if row is None else row
-        self.size = (image.height, image.width) if size is None else size
+        self.image = image  # before all transforms
+        # Returns it as the stock loader's dataset would; None if the worker never needs its pixels.
+        self.decode = decode
+        self.chain, self.calls = chain, calls  # the translated transforms, and the transforms themselves
+        self.row = ParamRow() if row is None else row  # the sampled parameters
+        self.size = (image.height, image.width) if size is None else size  # (height, width) after the transforms
         self._materialized: Any = None
         self.run = None
 
