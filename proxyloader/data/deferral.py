@@ -11,6 +11,7 @@ argument such as ``seed`` requires proxyloader's workers.
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Iterator
 
@@ -18,9 +19,6 @@ from ..transforms.chain import Chain
 from ..transforms.plan import ImageState, Plan
 
 MAX_UNUSED_SAMPLES = 64
-
-MAX_CALLS = 1024
-"""Maximum number of cached obstacles. A full cache is cleared, because colors may differ in every call."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -32,27 +30,21 @@ class Deferral:
     is_active: bool = True  # False once deferring has stopped
     has_seen_images: bool = False  # whether the dataset has returned any undecoded image
     can_stop: bool = True  # False with a ``server``, whose inputs are always packed
-
-    def __post_init__(self) -> None:
-        self._unused = 0
-        self._call_obstacles: dict[Chain, str] = {}
-
-    def find_call_obstacle(self, chain: Chain) -> str:
-        """Return why torchvision runs the recorded call with which a chain ends; "" if kernels do."""
-        found = self._call_obstacles.get(chain)
-        if found is None:
-            if len(self._call_obstacles) >= MAX_CALLS:
-                self._call_obstacles.clear()
-            # The kernels of a call on a PIL image do not depend on the steps before it.
-            plan = chain.partial_plan if chain.num_recorded < len(chain.steps) else Plan(chain.last.steps, ImageState())
-            found = self._call_obstacles[chain] = self.find_obstacle(plan)
-        return found
+    _unused: int = dataclasses.field(default=0, init=False)  # consecutive samples without an image for DALI
 
     def record(self, samples: int, uses_dali: bool, decoded: bool) -> None:
         """Record whether a batch has images for DALI, and whether the dataset's code decoded any."""
         self.has_seen_images |= uses_dali or decoded
         self._unused = 0 if uses_dali else self._unused + samples
         self.is_active &= self._unused < MAX_UNUSED_SAMPLES or not self.can_stop
+
+
+@functools.lru_cache(maxsize=1024)  # limited, because colors may differ in every call
+def find_call_obstacle(find_obstacle: Callable[[Plan], str], chain: Chain) -> str:
+    """Return why torchvision runs the recorded call with which a chain ends; "" if kernels do."""
+    # The kernels of a call on a PIL image do not depend on the steps before it.
+    is_on_pil = chain.num_recorded == len(chain.steps)
+    return find_obstacle(Plan(chain.last.steps, ImageState()) if is_on_pil else chain.partial_plan)
 
 
 _process_deferral: Deferral | None = None  # in a worker, which belongs to one loader

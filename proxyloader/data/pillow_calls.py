@@ -34,7 +34,7 @@ from ..transforms.resize import Line, ResizeBox
 from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine, Perspective
 from .called_transforms import apply_undecoded
-from .deferral import active, materializing
+from .deferral import active, find_call_obstacle, materializing
 from .lazy_decoding import find_decoded
 from .lazy_image import (
     DeferredPixels,
@@ -129,7 +129,7 @@ def extend(transformed: TransformedImage | None, note: Note, call: Callable[[Any
     if transformed is None or deferral is None or height < 1 or width < 1 or height * width > MAX_PIXELS:
         return None
     after = transformed.note(note.steps, note.numbers, note.size, call)
-    return None if deferral.find_call_obstacle(after.chain) else after
+    return None if find_call_obstacle(deferral.find_obstacle, after.chain) else after
 
 
 def _one(step: Step, image: Image.Image, *numbers: Any) -> Note:
@@ -334,7 +334,6 @@ def _paste(paste: Any, image: Image.Image, im: Any, box: Any = None, mask: Any =
 
 
 # --- ImageEnhance -----------------------------------------------------------------------------------------------------
-
 
 ENHANCERS: dict[Any, tuple[str, bool]] = {
     ImageEnhance.Brightness: ("brightness", False),
