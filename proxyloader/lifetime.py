@@ -106,10 +106,6 @@ def _before_fork() -> None:
     torch.get_rng_state()  # waits for the lock; last, because other threads may draw during the sleep
 
 
-def _clean_up_after_fork() -> None:
-    _preparation.cleanup.close()
-
-
 def _after_fork_in_child() -> None:
     global _forking, _starting
     if _queues:
@@ -119,7 +115,7 @@ def _after_fork_in_child() -> None:
         leak(obj)
     for queue in watched_queues():
         queue.forget_in_child()
-    _clean_up_after_fork()  # may drop the last reference to a queue that another thread released during the fork
+    _preparation.cleanup.close()  # may drop the last reference to a queue that another thread released during the fork
     _forking, _starting = threading.RLock(), threading.RLock()  # ``ForkProcess.start`` still holds the latter
     # torch also seeds CUDA's generators in a worker. Another thread may have been initializing CUDA.
     torch.cuda._initialization_lock = threading.Lock()
@@ -183,7 +179,6 @@ def defer_interrupts() -> Iterator[None]:
 
 # --- exit ------------------------------------------------------------------------------------------------------------
 
-
 at_exit = _exit_functions.callback
 """Register a function to be called at exit, in reverse order of registration."""
 
@@ -220,4 +215,5 @@ def _register_exit_handler() -> None:
 
 
 _register_exit_handler()
-os.register_at_fork(before=_before_fork, after_in_parent=_clean_up_after_fork, after_in_child=_after_fork_in_child)
+os.register_at_fork(before=_before_fork, after_in_parent=lambda: _preparation.cleanup.close())
+os.register_at_fork(after_in_child=_after_fork_in_child)

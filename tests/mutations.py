@@ -215,7 +215,7 @@ the first request is drawn twice from a sampler
     workers/request_sampler.py:RequestSampler._issue | (remaining, => (iter(self.sampler),
     integration/test_torch_contract.py workers/test_request_sampler.py
 all epochs have the order of the first
-    workers/loader_state.py:LoaderState.next_epoch | self.epoch + 1 => self.epoch
+    loader/dataloader.py:DataLoader.__iter__ | loader_state.epoch + 1 => loader_state.epoch
     integration/test_reproduction.py
 a batch of a Subset is read from other places of its folder
     workers/fetch.py:_resolve_subsets | [dataset.indices[index] for index in indices] => indices

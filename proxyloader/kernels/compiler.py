@@ -49,7 +49,6 @@ class Batch(ctypes.Structure):
 
 
 def read_source() -> str:
-    """Return the source of all kernels."""
     opcodes, formats = ", ".join(OPCODES), ", ".join(FORMATS.values())
     texts = [Path(__file__).with_name(name).read_text() for name in SOURCES]
     return "\n".join([f"enum Opcode {{ {opcodes} }};", f"enum Format {{ {formats} }};", *texts])
@@ -117,10 +116,8 @@ def _nvrtc() -> ctypes.CDLL:
     name = f"libnvrtc.so.{(torch.version.cuda or '12').split('.')[0]}"
     found = itertools.chain((torch_folder.parent / "nvidia").glob(f"**/{name}"), torch_folder.glob(f"**/{name}"))
     for path in [*map(str, found), name]:
-        try:
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(path)
-        except OSError:
-            continue
     raise KernelError(f"{name} was not found; it comes with torch {torch.__version__}")
 
 

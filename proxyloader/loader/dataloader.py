@@ -264,7 +264,7 @@ class DataLoader(TorchDataLoader[T]):
                 iterator.close(invalidate=True)
             pool = self._prepare_pool(loader_state)
             start_state = loader_state.copy()
-            self._next_epoch = loader_state.next_epoch()
+            self._next_epoch = LoaderState(loader_state.epoch + 1)
         iterator = LoaderIterator(self._recorder) if iterator is None else iterator
         try:
             self._begin_epoch(iterator, pool, loader_state)

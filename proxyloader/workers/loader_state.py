@@ -64,9 +64,6 @@ class LoaderState:
     worker_states: dict[int, dict[str, Any]] = field(default_factory=dict, repr=False)  # after each worker's last batch
     next_worker: int = 0  # that returns the next batch
 
-    def next_epoch(self) -> LoaderState:
-        return LoaderState(self.epoch + 1)
-
     def copy(self) -> LoaderState:
         return LoaderState(**{name: copy.copy(value) for name, value in vars(self).items()})
 
