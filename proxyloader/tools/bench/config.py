@@ -21,9 +21,9 @@ CROP_PX = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def make_transform(augmentation: str = "", crop_px: int = CROP_PX) -> transforms.Compose:
+def make_transform(augmentation: str = "") -> transforms.Compose:
     """Return the transform of the benchmark, with an optional augmentation after the flip."""
-    random = [transforms.RandomResizedCrop(crop_px), transforms.RandomHorizontalFlip()]
+    random = [transforms.RandomResizedCrop(CROP_PX), transforms.RandomHorizontalFlip()]
     random += [getattr(transforms, augmentation)(*AUGMENTATIONS[augmentation])] if augmentation else []
     return transforms.Compose([*random, transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
 
