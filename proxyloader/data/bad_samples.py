@@ -116,7 +116,6 @@ class UnreadableSample:
         return cls(index, _find_path(error), f"{type(error).__name__}: {error}")
 
     def error(self, message: str, code: str = "none-readable") -> ImageError:
-        """Return an error about this sample."""
         return ImageError(message, code=code, index=self.index, path=self.path, reason=self.reason)
 
 

@@ -58,7 +58,6 @@ class _Painting:
         return self._node
 
     def write(self, part: torch.Tensor, value: Any) -> None:
-        """Note a write."""
         self.writes.append((part, value))
         self.has_images |= isinstance(value, Node)
         self._node = None

@@ -214,6 +214,5 @@ def make_error(
     errno: int | None = None,
     kind: type[ImageError] = ImageError,
 ) -> ImageError:
-    """Return an error about a file."""
     message = f"{path or 'an image'}: {reason}. {advice}"
     return kind(message, code=code, path=path, reason=reason, errno=errno)

@@ -35,7 +35,6 @@ APP1_MARKER = b"\xff\xe1"
 
 Image.preinit()  # importing Pillow's formats in a worker could wait for the import lock of another thread
 
-
 # Additional keys in the ``__dict__`` of a lazy image. Their values never change in place, because code that copies
 # ``vars(image)`` shares them with another image.
 _IMAGE = "_proxyloader_image"

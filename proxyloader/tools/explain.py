@@ -51,7 +51,7 @@ class Explanation:
     #: The calls that a worker for a GPU records before any pixels are used, in order, each with what it does to the
     #: image and its numbers, such as "RandomHorizontalFlip(p=0.5): Flip 1".
     steps: tuple[str, ...]
-    pixels: str  #: why a worker for a GPU decodes the image, with "file:line" of the code that uses pixels; or ""
+    pixels: str  #: why a worker for a GPU decodes the image, with file and line of the code that uses pixels; or ""
     operations: tuple[str, ...]  #: names of the torch operations that are replayed on the GPU
     output: str  #: dtype, shape and device of what is returned
     on_gpu: str  #: what decodes and transforms the images with a GPU, and why

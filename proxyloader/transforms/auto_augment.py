@@ -54,7 +54,6 @@ def _branches(warp: Affine, channels: int) -> dict[str, Branch]:
 
 
 def _numbers(name: str, magnitude: float, size: Size, warp: Affine) -> Sequence[float]:
-    """Return the parameters of an operation."""
     if name == "Rotate":
         return rotation(size, magnitude, warp)
     if name.startswith("Shear"):

@@ -106,7 +106,6 @@ class Chain:
 
     @functools.cached_property
     def plan(self) -> Plan:
-        """The plan of all steps."""
         return plan_of(self.steps)
 
     @functools.cached_property

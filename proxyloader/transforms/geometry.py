@@ -183,7 +183,6 @@ TURNS = {
 
 
 def transposed(size: Size, method: Image.Transpose) -> Size:
-    """Return the size after a transpose."""
     return size[::-1] if TURNS[method].swaps else size
 
 

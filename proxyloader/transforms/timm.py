@@ -97,7 +97,6 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
 
 # --- automatic augmentation -------------------------------------------------------------------------------------------
 
-
 NAMES = "brightness", "contrast", "equalize", "invert", "posterize", "sharpness", "solarize", "solarize_add"
 COLORS: dict[Any, Step] = {
     auto_augment.auto_contrast: color.Adjustment("autocontrast"),

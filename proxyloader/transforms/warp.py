@@ -45,7 +45,6 @@ class Perspective(Warp):
 
 W = TypeVar("W", bound=Warp)
 
-
 INVERSE_AFFINE = {"v1": F._get_inverse_affine_matrix, "v2": F2._get_inverse_affine_matrix}
 """The results of v1 and v2 differ in the last bit, which matters for positions on a boundary."""
 

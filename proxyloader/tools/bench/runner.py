@@ -125,7 +125,6 @@ class CaseError(Exception):
 
 @contextmanager
 def catch_failure(name: str, outcome: Outcome) -> Iterator[None]:
-    """Record and log a CaseError."""
     try:
         yield
     except CaseError as error:
@@ -205,7 +204,6 @@ def begin(config: BenchConfig) -> Figures:
 
 
 def loop(started: float | None = None) -> Figures:
-    """Measure one loop."""
     started = started or time.perf_counter()
     batches = iter(next(_loops))  # starts the workers
     images = first_images = _consume(next(batches))
