@@ -18,11 +18,11 @@ Usage:
 
     # without a GPU, in one and in two processes
     python $SCRIPT data --arch resnet18 --size 64 --batch-size 32 --workers 1
-    torchrun --nproc_per_node=2 $SCRIPT data --arch resnet18 --size 64 --batch-size 16 --workers 1
+    torchrun --nproc-per-node=2 $SCRIPT data --arch resnet18 --size 64 --batch-size 16 --workers 1
     # eight GPUs in one host
-    torchrun --nproc_per_node=8 $SCRIPT DATA --amp float16 --channels-last --checkpoint-steps 500
+    torchrun --nproc-per-node=8 $SCRIPT DATA --amp float16 --channels-last --checkpoint-steps 500
     # resume after an interruption
-    torchrun --nproc_per_node=8 $SCRIPT DATA --amp float16 --channels-last --checkpoint-steps 500 --resume
+    torchrun --nproc-per-node=8 $SCRIPT DATA --amp float16 --channels-last --checkpoint-steps 500 --resume
 
 Without --checkpoint-steps, the script saves only after each epoch, and loses the progress of an interrupted one. With
 the backends proxy, dali and synthetic, a resumed run ends with the weights of an uninterrupted one (bit-exact on a
@@ -197,14 +197,14 @@ def join_world() -> World:
     if missing and {"WORLD_SIZE", "RANK"} & set(present):
         sys.exit(
             f"the environment has {', '.join(present)}, but not {', '.join(missing)}. torchrun sets all of them: "
-            "torchrun --nproc_per_node=GPUS examples/imagenet/train.py ..."
+            "torchrun --nproc-per-node=GPUS examples/imagenet/train.py ..."
         )
     for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK"):
         if not os.environ.get(name, "0").isdecimal():
             sys.exit(f"the environment variable {name} must be an integer, got {os.environ[name]!r}")
     local_rank, gpus = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
     if gpus and local_rank >= gpus:
-        sys.exit(f"LOCAL_RANK is {local_rank}, but this host has {gpus} GPUs. Pass --nproc_per_node={gpus} to torchrun")
+        sys.exit(f"LOCAL_RANK is {local_rank}, but this host has {gpus} GPUs. Pass --nproc-per-node={gpus} to torchrun")
     device = torch.device("cuda", local_rank) if gpus else torch.device("cpu")
     if gpus:
         torch.cuda.set_device(device)

@@ -30,7 +30,7 @@ def check_device_exists(device: Any) -> None:
     device, count = torch.device(device), torch.cuda.device_count()
     if (device.index or 0) >= count:
         raise ValueError(
-            f"device={str(device)!r}, but torch sees {count or 'no'} CUDA device(s). "
+            f"device={str(device)!r}, but the number of CUDA devices is {count}. "
             "Omit device to use a GPU if there is one, and the CPU otherwise. `proxyloader doctor` shows why GPUs are "
             "missing"
         )

@@ -93,7 +93,7 @@ class World:
         if num_shards != "auto" and cls(num_shards, 0).num_shards != current.num_shards:
             raise ValueError(
                 f"num_shards={num_shards} requires a rank, because this process is {current}. Use num_shards='auto', "
-                "start as many processes (torchrun --nproc_per_node), or pass the rank as well: "
+                "start as many processes (torchrun --nproc-per-node), or pass the rank as well: "
                 f"num_shards=World({num_shards}, rank) to a DataLoader, shard_id=rank to a ShardedSampler"
             )
         return current

@@ -392,7 +392,7 @@ class DataLoader(TorchDataLoader[T]):
     def _warn(self, warning: str) -> None:
         """Log a warning, once per loader."""
         if warning not in self._logged:
-            log.warning("%s: %s", describe_dataset(self.dataset), warning)
+            log.warning("proxyloader: %s: %s", describe_dataset(self.dataset), warning)
         self._logged |= {warning}
 
     def _log_epoch(self) -> None:

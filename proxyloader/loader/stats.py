@@ -100,7 +100,7 @@ class StatsRecorder:
     """Counts what a loader returns. Logs the images of the first epoch, and a warning if the loop waits for data."""
 
     def __init__(self, dataset: Any, num_workers: int) -> None:
-        self._name, self._num_workers = describe_dataset(dataset), num_workers
+        self._name, self._num_workers = f"proxyloader: {describe_dataset(dataset)}", num_workers
         # Whether the dataset creates its images from an array in memory, like CIFAR10, and so decodes none.
         self._has_arrays = all(
             isinstance(data := getattr(source, "data", None), (np.ndarray, torch.Tensor))

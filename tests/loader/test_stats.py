@@ -222,7 +222,7 @@ def test_workers_of_which_some_fall_back_are_told_of_once(caplog: pytest.LogCapt
         recorder.add(PackedBatch(None, has_fallen_back=True, has_seen_images=True, decode_reason="pixels"), step)
         recorder.add(PackedBatch(None, runs=(run,)), step)
     told = [record.getMessage() for record in caplog.records]
-    assert told == ["range, 9 samples: falling back to torch's loading: pixels"]
+    assert told == ["proxyloader: range, 9 samples: falling back to torch's loading: pixels"]
 
 
 # --- a loop that waits -----------------------------------------------------------------------------------------------
@@ -265,7 +265,8 @@ def test_one_warning_comes_after_so_many_steps_in_a_row(
 def test_it_says_how_long_the_loop_waits_and_does_not_count_new_workers(caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = warnings_of(caplog, [FED, *[STARVED] * STARVED_STEPS])
     assert warning.startswith(
-        "TensorDataset, 48 samples: over 100 steps, the training loop waited 20 ms per step for data and worked 2 ms. "
+        "proxyloader: TensorDataset, 48 samples: over 100 steps, the training loop waited 20 ms per step for data and "
+        "worked 2 ms. "
     )
     start = Step(loop_s=0.0001, wait_s=2.0, worker_wait_s=2.0, images=8)
     assert not warnings_of(caplog, [start, FED, FED] * STARVED_STEPS, num_workers=4)

@@ -115,7 +115,7 @@ def test_a_loader_that_breaks_the_promise_is_named_and_ends_with_exit_status_1(
     ("options", "message"),
     [
         (("--device", "gpu"), "Expected one of cpu, cuda, "),
-        (("--device", "cuda:64"), f"device='cuda:64', but torch sees {GPUS or 'no'} CUDA device(s). "),
+        (("--device", "cuda:64"), f"device='cuda:64', but the number of CUDA devices is {GPUS}. "),
         (("--out", "/nowhere/at/all.png"), "/nowhere/at/all.png: No such file or directory"),
         (("--out", "/proc"), "/proc: Is a directory"),
         (("--data", "/nowhere"), "/nowhere: No such file or directory"),
