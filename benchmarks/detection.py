@@ -8,7 +8,8 @@ sizes, once with torch's loader and once with this one, with the same seed. torc
 operations on a GPU are not deterministic.
 
 Then compares an epoch of each of three pipelines with torch's: targets must be equal, and images close. Finally loads
-as many images as --soak says, and records the memory in use. Appends one JSON line to benchmarks/results/detection.jsonl.
+as many images as --soak says, and records the memory in use. Appends one JSON line to
+benchmarks/results/detection.jsonl.
 """
 
 from __future__ import annotations
