@@ -277,7 +277,7 @@ def run_calls(calls: Sequence[Any], device: str) -> list[torch.Tensor]:
         return list(output)
     planned = [(call.plan, call.image.size[::-1], call.row.packed()) for call in calls]
     if device == "cuda":
-        gpu = get_decoder(PipelineOptions(len(calls), device_id=0, num_threads=2))
+        gpu = get_decoder(PipelineOptions(len(calls), device_id=0, num_threads=2), len(calls))
         schedule = build_schedule(planned, None, False)
         (output,) = gpu.collect(gpu.submit([[call.file for call in calls]], schedule))
         return list(output)

@@ -1,5 +1,6 @@
 """PlanServer: the run queue of a Plan's pipeline, or of a decoder with kernels behind it. Main process."""
 
+import itertools
 import logging
 import weakref
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..data.jpeg import read_jpeg_header
+from ..data.jpeg import JpegHeader, read_jpeg_header
 from ..errors import PipelineError
 from ..kernels.launcher import get_launcher
 from ..kernels.programs import Schedule
@@ -22,7 +23,9 @@ from .run_queue import PipelineRun, RunQueue
 
 log = logging.getLogger(__name__)
 
-ROOM = 1.5  # ratio of a batch's size to that of the first one above which the pipeline is built again
+ROOM = 1.5  # ratio of a run's size to that of the first one above which the pipeline is built again
+
+MAX_BYTES_TOGETHER = 64 << 20  # of decoded pixels
 
 
 class PlanServer(RunQueue):
@@ -32,7 +35,8 @@ class PlanServer(RunQueue):
     If a run has a schedule, kernels transform the output of the pipeline.
     """
 
-    def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat) -> None:
+    def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat, usual_images: int = 0) -> None:
+        self._usual_images = usual_images  # in a run
         self._options = self._built = replace(options, channels_last=format.channels_last)
         self._fits_images = 0.0  # maximum batch size for this pipeline; 0: it has had no batch
         self._plan = plan
@@ -43,10 +47,25 @@ class PlanServer(RunQueue):
         columns = [np.ascontiguousarray(each).view(np.float64).astype(np.float32) for each in rows]
         return super().submit([files, *columns], schedule)
 
-    def _prepare(self, inputs: Sequence[Any]) -> None:
-        if len(inputs[0]) > self._fits_images:
-            self._fit(inputs[0], is_first=not self._fits_images)
-            self._fits_images = ROOM * len(inputs[0])
+    def submit_together(self, files: Sequence[Any], schedules: Sequence[Schedule]) -> Sequence[PipelineRun]:
+        """Start a run that decodes the files of several batches. Kernels transform each batch when it is collected."""
+        return self._submit([files], [PipelineRun(len(each.shapes), each) for each in schedules])
+
+    def has_room(self, schedules: Sequence[Schedule]) -> bool:
+        """Return whether a run that decodes these batches can decode another one like them."""
+        return sum(each.decoded_bytes for each in schedules) * (1 + 1 / len(schedules)) <= MAX_BYTES_TOGETHER
+
+    def _prepare(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        files, *columns = inputs
+        if len(files) <= self._fits_images:
+            return inputs
+        is_first = not self._fits_images
+        self._fit(files, is_first)
+        if is_first and not columns and self._built.wants_engines:  # later runs may be larger; see ``_fit``
+            images = min(self._usual_images, MAX_BYTES_TOGETHER / (3 * max(1.0, _mean_pixels(_jpeg_headers(files)))))
+            files = [*files, *itertools.islice(itertools.cycle(files), max(0, int(images) - len(files)))]
+        self._fits_images = ROOM * len(files)
+        return [files, *columns]
 
     def _rebuild(self) -> None:
         super()._rebuild()
@@ -77,19 +96,17 @@ class PlanServer(RunQueue):
 
     def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
         """Return the options that decode JPEGs like these fastest."""
-        headers = [read_jpeg_header(memoryview(each)) for each in files]
-        jpegs = [header for header in headers if header is not None]
-        mean_pixels = sum(header.height * header.width for header in jpegs) / max(1, len(jpegs))
-        progressive = sum(header.is_progressive for header in jpegs) / max(1, len(jpegs))
-        options = self._options.for_files_of(mean_pixels, progressive)
+        headers = _jpeg_headers(files)
+        progressive = sum(header.is_progressive for header in headers) / max(1, len(headers))
+        options = self._options.for_files_of(_mean_pixels(headers), progressive)
         if options.engine_share != self._options.engine_share and not jpeg_engines.can_use(options.device_id):
             return self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
         return options
 
-    def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
-        if pipeline_run.schedule is not None:
-            return self._run_kernels(pipeline_run.dali_outputs[0], pipeline_run.schedule, stream)
-        outputs = super()._convert(pipeline_run, stream)
+    def _convert(self, part: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
+        if part.schedule is not None:
+            return self._run_kernels(part, part.schedule, stream)
+        outputs = super()._convert(part, stream)
         if not self._options.channels_last:
             return outputs
         return [
@@ -97,30 +114,43 @@ class PlanServer(RunQueue):
             for output in outputs
         ]
 
-    def _run_kernels(self, images: Any, schedule: Schedule, stream: Any) -> Outputs:
+    def _run_kernels(self, part: PipelineRun, schedule: Schedule, stream: Any) -> Outputs:
         """Launch the kernels for decoded images, in the current stream."""
-        shapes = images.shape()
+        (images,) = part.run.outputs
+        all_shapes, end = images.shape(), part.begin + part.size
+        shapes = all_shapes[part.begin : end]
         if shapes != schedule.shapes:
             found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
             raise PipelineError(f"an image was decoded as {list(found)}, but its header says {list(expected)}")
         try:
-            addresses = images.data_ptr() + np.concatenate(([0], schedule.decoded_ends[:-1]))
+            sizes = np.prod(all_shapes[:end], axis=1)
+            addresses: Any = images.data_ptr() + np.concatenate(([0], sizes.cumsum()))[part.begin : end]
         except RuntimeError:  # they do not follow one another
-            addresses = [image.data_ptr() for image in images]
+            addresses = [images[k].data_ptr() for k in range(part.begin, end)]
         return get_launcher(self.pipeline.device_id).run(schedule, addresses, stream)
 
 
-_decoders: weakref.WeakValueDictionary[PipelineOptions, PlanServer] = weakref.WeakValueDictionary()
+def _jpeg_headers(files: Sequence[Any]) -> list[JpegHeader]:
+    headers = [read_jpeg_header(memoryview(each)) for each in files]
+    return [header for header in headers if header is not None]
 
 
-def get_decoder(options: PipelineOptions) -> PlanServer:
+def _mean_pixels(headers: Sequence[JpegHeader]) -> float:
+    return sum(header.height * header.width for header in headers) / max(1, len(headers))
+
+
+_decoders: weakref.WeakValueDictionary[tuple[PipelineOptions, int], PlanServer] = weakref.WeakValueDictionary()
+
+
+def get_decoder(options: PipelineOptions, usual_images: int) -> PlanServer:
     """Return a queue that decodes images, (H, W, C) in DALI, for runs with a schedule.
 
-    Loaders with equal options share it, such as those for training and validation, because another one would take 1.6 s
-    to build (``benchmarks/results/kernels.txt``).
+    Loaders with equal options and equally large runs share it, such as those for training and validation, because
+    another one would take 1.6 s to build (``benchmarks/results/kernels.txt``).
     """
-    decoder = _decoders.get(options)
+    decoder = _decoders.get((options, usual_images))
     if decoder is None or decoder.lost_code:
         format = OutputFormat(memory_format=torch.channels_last)
-        decoder = _decoders[options] = PlanServer(plan_of((ToTensor(),)), options, format)
+        decoder = PlanServer(plan_of((ToTensor(),)), options, format, usual_images)
+        _decoders[options, usual_images] = decoder
     return decoder

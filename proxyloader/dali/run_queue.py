@@ -7,6 +7,8 @@ its runs: their outputs are taken and dropped. Each run keeps its own error. Loa
 when it is submitted, in DALI's own threads. The training thread waits only for outputs that are not ready.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 import uuid
@@ -47,7 +49,10 @@ Kinds = tuple[tuple[str, int], ...]  # dtype and number of dimensions of each in
 
 
 class PipelineRun:
-    """One run of the pipeline, from submit to collect."""
+    """What a run of the pipeline does for one batch, from submit to collect."""
+
+    run: DaliRun
+    begin: int  # number of the first sample in the run
 
     def __init__(self, size: int, schedule: Any = None) -> None:
         self.size = size  # number of samples
@@ -56,14 +61,14 @@ class PipelineRun:
         self.error: Exception | None = None
         self.finished: torch.cuda.Event | None = None
         self.stream: torch.cuda.Stream | None = None
-        self.inputs: list[Any] | None = None  # kept for DALI; see executor.tensor_list
-        self.dali_outputs: Any = None  # kept until the GPU has read them
         self.cancelled = False
-        self.ended = False
         leak_in_child(self)
 
     def cancel(self) -> None:
-        self.cancelled, self.inputs = True, None
+        self.cancelled = True
+        self.run.end_part(self)
+        if not self.run.parts:
+            self.run.inputs = None
 
     def take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
         """Return the outputs of an ended run, once, for use in ``stream``. Raises the errors of ``collect``."""
@@ -87,12 +92,45 @@ class PipelineRun:
 
     def inputs_released(self) -> bool:
         """Return whether DALI has finished reading the memory of the inputs."""
-        return self.ended and (self.finished is None or bool(self.finished.query()))  # type: ignore[no-untyped-call]
+        ready = self.run.ready
+        return self.run.ended and (ready is None or bool(ready.query()))  # type: ignore[no-untyped-call]
 
     def wait_until_read(self) -> None:
-        """Wait until the GPU has finished the run. Return immediately if the run was not collected."""
-        if self.finished is not None:
-            self.finished.synchronize()
+        """Wait until DALI has finished reading the inputs. Return immediately if the run was not collected."""
+        if self.run.ready is not None:
+            self.run.ready.synchronize()
+
+
+class DaliRun:
+    """A run of the pipeline, which serves one batch or, to decode more images at once, several small ones."""
+
+    def __init__(self, parts: Sequence[PipelineRun]) -> None:
+        self.size = 0  # number of samples
+        for part in parts:
+            part.run, part.begin = self, self.size
+            self.size += part.size
+        self.parts = [*parts]  # that still need the outputs
+        self.inputs: list[Any] | None = None  # kept for DALI; see executor.tensor_list
+        self.outputs: Any = None  # kept until the GPU has read them
+        self.ended = False
+        self.stream: torch.cuda.Stream | None = None
+        self.ready: torch.cuda.Event | None = None  # when DALI has finished
+        self.events: list[torch.cuda.Event] = []  # this, and when the GPU has read the outputs for a part
+        leak_in_child(self)
+
+    def end_part(self, part: PipelineRun) -> None:
+        if part in self.parts:
+            self.parts.remove(part)
+
+    def fail(self, error: Exception) -> None:
+        self.ended = True
+        for part in self.parts:
+            part.error = error
+        self.parts = []
+
+    def is_read(self) -> bool:
+        """Return whether the GPU has finished."""
+        return all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
 
 
 class RunQueue:
@@ -106,8 +144,8 @@ class RunQueue:
         self.pipeline, self.deterministic = pipeline, deterministic
         self.key = f"server-{uuid.uuid4().hex}"  # by which batches refer to the queue
         self.names = [source.name for source in sources]  # of the inputs, in the order of the pipeline
-        self._runs: deque[PipelineRun] = deque()
-        self._unread: deque[PipelineRun] = deque()  # whose outputs the GPU may not have read yet
+        self._runs: deque[DaliRun] = deque()
+        self._unread: list[DaliRun] = []  # whose outputs the GPU may not have read yet
         self.runs_started = 0
         self._lock = self._paused = threading.RLock()
         self.lost_code = ""  # a key of LOST_MESSAGES if the pipeline belongs to another queue or process
@@ -137,6 +175,10 @@ class RunQueue:
                 declaration or from earlier runs.
             PipelineError: the pipeline was taken over, or belongs to the parent process.
         """
+        return self._submit(inputs, [PipelineRun(len(inputs[0]), schedule)])[0]
+
+    def _submit(self, inputs: Sequence[Any], parts: Sequence[PipelineRun]) -> Sequence[PipelineRun]:
+        """Start a run whose samples are those of ``parts``, in order."""
         with self._lock:
             self._check_owned()
             self._release_read()
@@ -151,19 +193,18 @@ class RunQueue:
                 self.drain()
                 self._rebuild()
             self._check_inputs(inputs)
-            self._prepare(inputs)
-            pipeline_run = PipelineRun(len(inputs[0]), schedule)
-            batches = [executor.tensor_list(samples) for samples in inputs]
+            run = DaliRun(parts)
+            batches = [executor.tensor_list(samples) for samples in self._prepare(inputs)]
             self._in_sync = False
             with delay_exit():
                 for name, batch in zip(self.names, batches):
                     self.pipeline.feed_input(name, batch)
-                pipeline_run.inputs = batches
+                run.inputs = batches
                 self.pipeline._run_once()
-            self._runs.append(pipeline_run)
+            self._runs.append(run)
             self._in_sync = True
             self.runs_started += 1
-            return pipeline_run
+            return parts
 
     def _check_inputs(self, inputs: Sequence[Any]) -> None:
         """Check the kinds of inputs, because DALI would leave a rejected batch in its queue."""
@@ -188,8 +229,12 @@ class RunQueue:
                 message = f"must be {_describe(*wanted)}{when}, got {_describe(*kind)}{advice}"
                 raise InputError(f"input {name!r} of the pipeline {message}", code="wrong-kind")
 
-    def _prepare(self, inputs: Sequence[Any]) -> None:
-        """Hook called before each run with checked inputs. It may replace the pipeline."""
+    def _prepare(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Hook called before each run. Returns the checked inputs, maybe with more samples at the end.
+
+        It may replace the pipeline.
+        """
+        return inputs
 
     def collect(self, pipeline_run: PipelineRun) -> Outputs:
         """Wait for a run and return its outputs.
@@ -202,67 +247,101 @@ class RunQueue:
             PipelineError: DALI failed on this run, or the run was cancelled.
             torch.OutOfMemoryError, MemoryError: the GPU or the CPU ran out of memory.
         """
+        stream = current_stream(self.pipeline.device_id)
         with self._lock:
             self._check_owned()
-            if not pipeline_run.ended:
+            run = pipeline_run.run
+            if not run.ended:
                 self._resync()
-            while not pipeline_run.ended:
-                if pipeline_run not in self._runs:
+            while not run.ended:
+                if run not in self._runs:
                     raise PipelineError(
                         "the run was discarded because its server was stopped or the process was forked", code="stopped"
                     )
-                self._collect_oldest()
-        return pipeline_run.take_outputs(current_stream(self.pipeline.device_id))
+                self._collect_oldest(stream, keep=run)
+            self._convert_part(pipeline_run, stream)
+        return pipeline_run.take_outputs(stream)
 
-    def _collect_oldest(self) -> None:
+    def _collect_oldest(self, stream: torch.cuda.Stream | None, keep: DaliRun | None = None) -> None:
+        """Wait for the oldest run. Convert its outputs, unless it is ``keep`` and has several parts."""
         self._release_read()
-        pipeline_run, self._in_sync = self._runs[0], False
-        stream = current_stream(self.pipeline.device_id)
-        outputs: Outputs = []
+        run, self._in_sync = self._runs[0], False
         try:
             with delay_exit():
                 # On the CPU, this waits for the run. With ``exec_dynamic``, ``stream`` waits for it instead.
                 bound = stream if self.pipeline.exec_dynamic else None
-                pipeline_run.dali_outputs = self.pipeline.outputs(cuda_stream=bound)
-                if not pipeline_run.cancelled:
-                    outputs = self._convert(pipeline_run, stream)
-        except (torch.OutOfMemoryError, PipelineError) as error:  # of the kernels
-            pipeline_run.error = error.with_traceback(None)  # the traceback would keep the run alive
+                run.outputs = self.pipeline.outputs(cuda_stream=bound)
+                if run is not keep or len(run.parts) == 1:
+                    self._convert_parts(run, stream)
         except (RuntimeError, MemoryError) as error:
-            pipeline_run.error = executor.convert_run_error(error, self.pipeline.device_id, pipeline_run.size)
-            if pipeline_run.error is None:
+            converted = executor.convert_run_error(error, self.pipeline.device_id, run.size)
+            if converted is None:
                 raise  # DALI may still have the run, so the next call rebuilds the pipeline
+            run.fail(converted)
             self._has_failed = True
-        self._runs.popleft()
-        pipeline_run.ended = self._in_sync = True
-        if pipeline_run.error is None:
+        else:
             self._has_succeeded, self._has_failed = True, False
             if stream is not None:
-                pipeline_run.stream, pipeline_run.finished = stream, stream.record_event()
-                self._unread.append(pipeline_run)
-            pipeline_run.outputs = outputs
-        if pipeline_run.finished is None:
-            pipeline_run.dali_outputs = None
+                run.stream, run.ready = stream, stream.record_event()
+                run.events.append(run.ready)
+            if stream is not None or run.parts:
+                self._unread.append(run)
+            else:
+                run.outputs = None
+        self._runs.popleft()
+        run.ended = self._in_sync = True
+
+    def _convert_parts(self, run: DaliRun, stream: torch.cuda.Stream | None) -> None:
+        for part in [*run.parts]:
+            self._convert_part(part, stream)
+
+    def _convert_part(self, part: PipelineRun, stream: torch.cuda.Stream | None) -> None:
+        """Set the outputs of a part of a run, or its error, in ``stream``."""
+        run = part.run
+        if part not in run.parts:
+            return
+        run.end_part(part)
+        if run.ready is not None and run.stream != stream:
+            assert stream is not None
+            stream.wait_event(run.ready)
+        try:
+            with delay_exit():
+                part.outputs = self._convert(part, stream)
+        except (torch.OutOfMemoryError, PipelineError) as error:  # of the kernels
+            part.error = error.with_traceback(None)  # the traceback would keep the run alive
+        except (RuntimeError, MemoryError) as error:
+            part.error = executor.convert_run_error(error, self.pipeline.device_id, part.size)
+            if part.error is None:
+                raise
+        if stream is not None:
+            part.stream, part.finished = stream, stream.record_event()
+            run.events.append(part.finished)
 
     def _resync(self) -> None:
         """Rebuild the pipeline if Ctrl-C or a signal handler left ``_runs`` inconsistent with DALI."""
         if self._in_sync:
             return
-        for pipeline_run in self._runs:
-            pipeline_run.ended, pipeline_run.error = True, RuntimeError("the run was interrupted")
+        for run in self._runs:
+            run.fail(RuntimeError("the run was interrupted"))
         self._runs.clear()
+        self._convert_rest()
         self._rebuild()
 
     def _convert(self, pipeline_run: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         """Return the outputs of a run as torch tensors."""
-        return to_torch(pipeline_run.dali_outputs, self.pipeline.exec_dynamic)
+        return to_torch(pipeline_run.run.outputs, self.pipeline.exec_dynamic)
 
     def _release_read(self, most: int = MAX_UNREAD) -> None:
         """Return outputs that the GPU has read to DALI. Wait if there are more others: NOTE [ DALI's GPU memory ]."""
-        while self._unread and (len(self._unread) > most or self._unread[0].inputs_released()):
-            pipeline_run = self._unread.popleft()
-            pipeline_run.wait_until_read()
-            pipeline_run.dali_outputs = None
+        converted = [run for run in self._unread if not run.parts]
+        for number, run in enumerate(converted, 1):
+            if not run.is_read():
+                if len(converted) - number < most:
+                    break
+                for event in run.events:
+                    event.synchronize()
+            run.outputs = None
+            self._unread.remove(run)
 
     def _rebuild(self) -> None:
         log.info("rebuilding the pipeline after a failure")
@@ -274,8 +353,9 @@ class RunQueue:
     def cancel_all(self) -> None:
         """Cancel all runs, without waiting. Their outputs cannot appear in a later batch."""
         with self._lock:
-            for pipeline_run in self._runs:
-                pipeline_run.cancel()
+            for run in self._runs:
+                for part in [*run.parts]:
+                    part.cancel()
 
     def release_pipeline(self) -> None:
         """Give up the pipeline to another queue. Runs in flight are lost."""
@@ -295,8 +375,14 @@ class RunQueue:
             self._resync()
             had_runs = bool(self._runs)
             while self._runs:
-                self._collect_oldest()
+                self._collect_oldest(current_stream(self.pipeline.device_id))
+            self._convert_rest()
             return had_runs
+
+    def _convert_rest(self) -> None:
+        """Convert what a new pipeline might overwrite."""
+        for run in self._unread:
+            self._convert_parts(run, current_stream(self.pipeline.device_id))
 
     def pause(self) -> bool:
         """Drain the queue, and block new runs of other threads until ``resume``. Return whether there were any runs."""

@@ -316,7 +316,7 @@ class Jobs:
             stats_bytes=int((self.kinds == Kind.STATS).sum()) * STATS_BYTES,
             pool_bytes=_aligned(4 * pool_size),
             shapes=[(height, width, 3) for height, width in decoded_sizes.tolist()],
-            decoded_ends=3 * decoded_sizes.prod(1).cumsum(),
+            decoded_bytes=3 * int(decoded_sizes.prod(1).sum()),
             files=files,
             outputs=[(len(part), _distinct(part)) for part in parts],
             num_values=int(output_ends[-1]),
@@ -394,7 +394,7 @@ class Schedule:
         scratch_bytes, stats_bytes, pool_bytes: memory that the kernels need. Only that of the statistics
             must be zero at the start.
         shapes: (height, width, 3) of each decoded image, as DALI reports them.
-        decoded_ends: where each decoded image ends if they follow one another, in bytes.
+        decoded_bytes: size of all decoded images.
         files: the decoded image that each image starts from; None: each has its own.
         outputs: number of images in each output, with their heights and widths; only one if all are equal.
         num_values: number of values of all outputs.
@@ -409,7 +409,7 @@ class Schedule:
     stats_bytes: int
     pool_bytes: int
     shapes: list[tuple[int, int, int]]
-    decoded_ends: Indices
+    decoded_bytes: int
     files: Indices | None
     outputs: list[tuple[int, list[tuple[int, int]]]]
     num_values: int

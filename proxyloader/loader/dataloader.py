@@ -26,7 +26,7 @@ from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World,
 from ..transforms.plan import Plan
 from ..workers.fetch import PassedSamples
 from ..workers.loader_state import LoaderState, carry_over, dataset_state, is_stateful
-from ..workers.pool import WorkerPool, run_size
+from ..workers.pool import WorkerPool, batch_size, batches_together, run_size
 from ..workers.request_sampler import record_upcoming_order, sampler_generator, sampler_state, unwrap_batch_sampler
 from .assembly import BatchAssembler
 from .feed import Feed, PlanServers
@@ -104,8 +104,9 @@ class DataLoader(TorchDataLoader[T]):
         last_batch_policy: what to do with the last batch of a shard: a ``LastBatchPolicy`` of this package or of DALI,
             or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
             processes may have one more batch than others.
-        prefetch: maximum number of batches decoded in advance. As in torch, ``prefetch_factor`` is the number of
-            batches that each worker loads in advance, with ``persistent_workers`` including decoded ones.
+        prefetch: maximum number of batches decoded in advance; a GPU may decode several small ones in place of one. As
+            in torch, ``prefetch_factor`` is the number of batches that each worker loads in advance, with
+            ``persistent_workers`` including decoded ones.
         num_threads: number of DALI's CPU threads, at most 1024. "auto": on the CPU, the number of cores of this process
             plus one; on a GPU, at most 4.
         hw_decoder_load: fraction of the JPEGs, in [0, 1], that the GPU's JPEG engines decode, if it has any. "auto": 1.
@@ -222,7 +223,8 @@ class DataLoader(TorchDataLoader[T]):
 
     def _begin_process(self) -> None:
         """Initialize what is not shared with other processes."""
-        self._process, self._pool, self._servers = os.getpid(), None, PlanServers(run_size(self))
+        self._process, self._pool = os.getpid(), None
+        self._servers = PlanServers(batch_size(self) * batches_together(self), run_size(self))
         # Held while ``iter()`` claims the epoch and the workers, as threads may share a loader.
         self._begin_lock = threading.RLock()
         # Iterator over persistent workers. ``iter()`` restarts and returns it, as in torch.

@@ -2,7 +2,8 @@
 
 NOTE [ No feeder thread ]
 All work is done in ``next()``, in the iterating thread. It receives batches that workers have ready until ``prefetch +
-1`` are in flight, then collects and returns the oldest. DALI's threads process the others while the model trains.
+1`` runs are in flight, then collects and returns the oldest. DALI's threads process the others while the model trains.
+If several small batches are ready, one run decodes them together, as a GPU's engines decode many images faster.
 ``next()`` waits for a worker only if no batch is in flight, and for DALI only for the oldest batch. So the sampler and
 torch's generators are used in the same thread as with a stock loader, and an error stays with its batch.
 """
@@ -15,7 +16,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -33,13 +34,14 @@ from .stats import SUBMIT, profile_row
 
 if TYPE_CHECKING:  # importing them imports DALI
     from ..dali.run_queue import PipelineRun, RunQueue
+    from ..kernels.programs import Schedule
 
 
 class PlanServers:
-    """The run queues of a loader's plans. A run has at most ``run_size`` samples."""
+    """The run queues of a loader's plans. A run usually has ``usual_images``, and at most ``run_size``."""
 
-    def __init__(self, run_size: int) -> None:
-        self._run_size = run_size
+    def __init__(self, usual_images: int, run_size: int) -> None:
+        self._usual_images, self._run_size = usual_images, run_size
         self._options: LoaderOptions | None = None  # of the queues
         self.queues: dict[str, RunQueue] = {}  # by the key of the plan, or KERNELS
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
@@ -106,7 +108,7 @@ class PlanServers:
 
         with ThreadPoolExecutor(1) as pool:  # compiles the kernels while DALI starts
             launching = pool.submit(get_launcher, device_id)
-            decoder = get_decoder(pipeline_options)
+            decoder = get_decoder(pipeline_options, self._usual_images)
             launching.result()
         return decoder
 
@@ -118,6 +120,13 @@ class InFlightBatch:
     batch: PackedBatch | None = None  # None if an error occurred before it arrived
     pipeline_runs: list[PipelineRun] = field(default_factory=list)  # submitted for ``batch.runs``, in their order
     error: Exception | None = None
+    is_last: bool = True  # of the batches that are decoded together
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of the only run of the batch; None if it has another number of runs, or without kernels."""
+        runs = () if self.batch is None or self.error is not None else self.batch.runs
+        return runs[0].schedule[0] if len(runs) == 1 and runs[0].schedule is not None else None
 
 
 class Feed:
@@ -169,7 +178,7 @@ class Feed:
     def next(self) -> InFlightBatch | None:
         """Receive batches from the workers, and return the oldest one in flight; None at the end of the epoch."""
         while self._batches is not None and (not self._in_flight or self._can_receive()):
-            self._receive()
+            self._receive_together()
         return self._in_flight.popleft() if self._in_flight else None
 
     def request_next(self) -> None:
@@ -183,20 +192,46 @@ class Feed:
             self.pool.arena.release(in_flight.batch.request.slot, in_flight.pipeline_runs)
 
     def _can_receive(self) -> bool:
+        has_room = sum(each.is_last for each in self._in_flight) <= self._options.prefetch
+        return has_room and self._in_flight[-1].error is None and self._is_ready()
+
+    def _is_ready(self) -> bool:
+        """Return whether to receive another batch before the training loop asks for it."""
         requests, queues = self.pool.requests, self.servers.values()
         # Without workers, prefetching gains nothing and would draw random numbers too early. With a deterministic
         # server, it is disabled, as leaving the loop early must not change what later runs draw.
-        prefetches = self.pool.workers.num_workers and queues and not any(queue.deterministic for queue in queues)
-        has_room = len(self._in_flight) <= self._options.prefetch and self._in_flight[-1].error is None
-        if not prefetches or not has_room:
+        if not self.pool.workers.num_workers or not queues or any(queue.deterministic for queue in queues):
             return False
         if requests is not None:
             return requests.has_ready_batch(self.pool.workers.in_order)
         # A stream may wait for what the training loop does with a batch.
         return isinstance(self._batches, WorkersIterator) and self._batches.has_arrived()
 
-    def _receive(self) -> None:
-        """Receive the next batch from the workers, and submit its runs."""
+    def _receive_together(self) -> None:
+        """Receive the next batch from the workers, and those that are ready and can be decoded with it."""
+        together: list[InFlightBatch] = []
+        while self._batches is not None and (not together or self._can_add(together)):
+            if (in_flight := self._receive()) is not None:
+                if together:
+                    together[-1].is_last = False
+                together.append(in_flight)
+                self._in_flight.append(in_flight)
+        try:
+            self._submit(together)
+        except Exception as error:
+            for in_flight in together:
+                in_flight.error = in_flight.error or error
+
+    def _can_add(self, together: Sequence[InFlightBatch]) -> bool:
+        """Return whether a batch is ready that can be decoded together with these, if it is like them."""
+        queue: Any = self.servers.get(KERNELS)
+        schedules = [each.schedule for each in together]
+        if queue is None or None in schedules or len(schedules) >= self.pool.batches_together:
+            return False
+        return queue.has_room(schedules) and self._is_ready()
+
+    def _receive(self) -> InFlightBatch | None:
+        """Return the next batch from the workers; None at the end of the epoch."""
         assert self._batches is not None
         in_flight, requests, deferral = InFlightBatch(), self.pool.requests, self.pool.deferral
         try:
@@ -209,7 +244,7 @@ class Feed:
                 self.worker_wait_s += time.monotonic() - start_s
         except StopIteration:
             self._batches = None
-            return
+            return None
         except Exception as error:
             self.pool.broken |= getattr(self._batches, "failed", False)
             in_flight.error = error
@@ -226,13 +261,26 @@ class Feed:
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
                 self.pool.plans.update({plan.key: plan for plan in batch.plans})
                 self._plan_servers.discover(batch.plans, self._options)
-                if in_flight.error is None:
-                    self._submit(in_flight, batch)
             except Exception as error:
                 in_flight.error = error
-        self._in_flight.append(in_flight)
+        return in_flight
 
-    def _submit(self, in_flight: InFlightBatch, batch: PackedBatch) -> None:
+    def _submit(self, together: Sequence[InFlightBatch]) -> None:
+        """Submit one run for all batches, or the runs of each."""
+        if len(together) < 2 or any(each.schedule is None for each in together):
+            for in_flight in together:
+                if in_flight.batch is not None and in_flight.error is None:
+                    self._submit_alone(in_flight, in_flight.batch)
+            return
+        with profile_row(SUBMIT):
+            read = [each.batch.read(each.batch.runs[0], self.pool.arena) for each in together if each.batch is not None]
+            files = [file for (images,), _ in read for file in images]
+            decoder: Any = self.servers[KERNELS]
+            pipeline_runs = decoder.submit_together(files, [schedule for _, schedule in read])
+        for in_flight, pipeline_run in zip(together, pipeline_runs, strict=True):
+            in_flight.pipeline_runs.append(pipeline_run)
+
+    def _submit_alone(self, in_flight: InFlightBatch, batch: PackedBatch) -> None:
         for run in batch.runs:
             plan = self.pool.plans.get(run.server)
             if run.server not in self.servers and (plan is not None or run.schedule is not None):

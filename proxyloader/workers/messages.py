@@ -65,9 +65,10 @@ class PackedRun:
 
     def find_file(self, output: int, row: int) -> int:
         """Return the number of the decoded image, or of the sample, that an image was made from."""
-        if self.schedule is None or self.files is None:
+        if self.schedule is None:
             return row
-        return int(self.files[sum(count for count, _ in self.schedule[0].outputs[:output]) + row])
+        number = sum(count for count, _ in self.schedule[0].outputs[:output]) + row
+        return number if self.files is None else int(self.files[number])
 
 
 class WorkerError(ExceptionWrapper):

@@ -229,7 +229,7 @@ class _ContentPickler(ForkingPickler):
         self.places: dict[int, tuple[MaskPlace, Any]] = {}  # by id of masks, which are kept, as ids are used again
         self.is_computed = False  # whether there are tensors computed from images
         self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
-        self._runs_of: dict[Any, int] = {}  # kind of run and ids of the images -> run for batches of these images
+        self._batch_runs: dict[Any, int] = {}  # kind of run -> run for the next batch of samples
         self._rows: dict[int, tuple[int, int, int]] = {}  # id of a call -> (output, run, row)
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> (output, run), or (output, run, row) of each
         self._stacks: dict[tuple[int, int], ProxyBatch] = {}  # id of a ProxyInputBatch, output -> its first stack
@@ -334,9 +334,9 @@ class _ContentPickler(ForkingPickler):
             return [self._assign_row(call) for call in calls]
         kind = kinds.pop()
         files = tuple(map(self._get_file, calls))
-        run = self._runs_of.get((kind, files))
-        if run is None:
-            run = self._runs_of[kind, files] = self._begin_run()
+        run = self._batch_runs.get(kind) if self._merges_plans else None
+        if run is None or len({*self.files[run], *files}) > self._run_size:
+            run = self._batch_runs[kind] = self._begin_run()
         output = len(self.runs[run])
         self.runs[run].append(list(calls))
         for file in files:

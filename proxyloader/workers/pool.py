@@ -30,14 +30,28 @@ from .packing import Packer
 from .request_sampler import RequestSampler, is_distributed, sampler_generator
 from .worker import PackedDataset, PackStream, set_up_worker
 
-DEFAULT_RUN_SIZE = 256
+MIN_RUN_SIZE = 256
+
+MAX_TOGETHER, MAX_BATCHES_TOGETHER = 64, 8
+"""Numbers of samples and of batches up to which small batches are decoded in one run. The engines of a GPU are idle for
+a part of each run, and towards its end if the number of images is not a multiple of theirs."""
+
+
+def batch_size(loader: TorchDataLoader[Any]) -> int:
+    """Return the usual number of samples in a batch."""
+    if loader.batch_size is not None:
+        return loader.batch_size
+    return int(getattr(loader.batch_sampler, "batch_size", 1 if loader.batch_sampler is None else MIN_RUN_SIZE))
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:
-    """Return the maximum number of samples in a pipeline run. Larger batches are decoded in several runs."""
-    if loader.batch_size is not None:
-        return loader.batch_size
-    return int(getattr(loader.batch_sampler, "batch_size", 1 if loader.batch_sampler is None else DEFAULT_RUN_SIZE))
+    """Return the maximum number of images in a pipeline run. More images of a batch are decoded in several runs."""
+    return max(batch_size(loader), MIN_RUN_SIZE)
+
+
+def batches_together(loader: TorchDataLoader[Any]) -> int:
+    """Return the maximum number of batches in a pipeline run."""
+    return max(1, min(MAX_BATCHES_TOGETHER, MAX_TOGETHER // batch_size(loader)))
 
 
 GRACE_S = 0.2  # for workers to exit
@@ -136,7 +150,7 @@ class WorkerPool:
     ) -> None:
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         sampler = loader.batch_sampler if batched else loader.sampler
-        self.plans, self.arena = plans or {}, arena
+        self.plans, self.arena, self.batches_together = plans or {}, arena, batches_together(loader)
         known = frozenset(self.plans) if loader.collate_fn is default_collate else frozenset()
         has_workers, is_shared = loader.num_workers > 0, is_distributed(sampler)
         self.fetcher = Fetcher(dataset, loader.on_error, loader.seed, passed, has_workers, is_shared, deferral, known)
@@ -261,7 +275,7 @@ class WorkerPool:
 def _create_arena(loader: Any) -> Arena | None:
     # One slot for each batch that is requested from workers, in DALI, decoded or held by the loop, and two for batches
     # that the GPU may still be reading.
-    slots = loader.num_workers * loader.prefetch_factor + loader.prefetch + 4
+    slots = loader.num_workers * loader.prefetch_factor + (loader.prefetch + 1) * batches_together(loader) + 3
     try:
         return Arena(slots)
     except OSError as error:  # a limit on file sizes, open files or address space

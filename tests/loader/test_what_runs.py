@@ -31,7 +31,7 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
 ) -> None:
     monkeypatch.setattr(feed, "cuda_ordinal", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (0, 1))
-    monkeypatch.setattr(plan_server, "get_decoder", lambda options: None)
+    monkeypatch.setattr(plan_server, "get_decoder", lambda *args: None)
     with raises(PipelineError, code="no-kernels") as caught:
-        feed.PlanServers(4).serve(None, LoaderOptions.from_loader(DataLoader([0], device="cpu")))
+        feed.PlanServers(4, 4).serve(None, LoaderOptions.from_loader(DataLoader([0], device="cpu")))
     assert "cannot compile the kernels" in str(caught.value) and "translate=False" in str(caught.value)

@@ -1,0 +1,156 @@
+"""Small batches that a GPU decodes together in one run, with the kernels emulated on a CPU, and on a GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset
+from torchvision import transforms as v1
+from torchvision.datasets import ImageFolder
+
+from proxyloader import DataLoader, ImageError
+
+from ..undecoded import unchecked
+
+EACH = 4
+CLOSE = {"cpu": 0.0, "cuda": 3 / 255}
+"""Bound on the mean difference of an image. The engines of a GPU are not exact; another image differs by more."""
+
+
+@pytest.fixture(autouse=True)
+def _emulated(device: str, request: pytest.FixtureRequest) -> None:
+    if device == "cpu":
+        request.getfixturevalue("emulated_gpu")
+
+
+class Numbered(Dataset[Any]):
+    """Crops of photographs, with their numbers. ``count`` in a sample: a clip. Damaged in ``bad``."""
+
+    def __init__(self, folder: ImageFolder, count: int = 1, bad: tuple[int, ...] = ()) -> None:
+        self.paths, self.count, self.bad = [path for path, _ in folder.samples], count, bad
+        self.transform = v1.Compose([v1.Resize(64), v1.RandomCrop(48), v1.RandomHorizontalFlip(), v1.ToTensor()])
+        self.loader = folder.loader
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        paths = [self.paths[(index + k) % len(self)] for k in range(self.count)]
+        images = [unchecked(paths[0], 900)] if index in self.bad else list(map(self.loader, paths))
+        frames = [self.transform(image) for image in images]
+        return (torch.stack(frames) if self.count > 1 else frames[0]), index
+
+
+def runs(loader: Any) -> int:
+    return sum(queue.runs_started for queue in loader._servers.queues.values())
+
+
+def after_start(loader: Any) -> Any:
+    """Return an iterator whose workers have read all that they may."""
+    batches = iter(loader)
+    first = next(batches)
+    time.sleep(0.5)
+    return (first if number == 0 else next(batches) for number in range(len(loader)))
+
+
+def assert_same(theirs: Any, ours: Any, device: str) -> None:
+    assert torch.equal(theirs[1], ours[1])
+    assert theirs[0].shape == ours[0].shape and theirs[0].dtype == ours[0].dtype
+    for expected, image in zip(theirs[0].flatten(0, -4), ours[0].cpu().flatten(0, -4), strict=True):
+        assert (expected - image).abs().mean().item() <= CLOSE[device]
+
+
+def make(dataset: Any, device: str, **options: Any) -> tuple[Any, Any]:
+    options = {"batch_size": EACH, "shuffle": True, **options}
+    both = []
+    for kind, own in ((StockLoader, {}), (DataLoader, {"device": device})):
+        both.append(kind(dataset, generator=torch.Generator().manual_seed(3), **options, **own))
+    return both[0], both[1]
+
+
+def epochs_are_the_same(stock: Any, ours: Any, device: str, walk: Callable[[Any], Any] = iter) -> None:
+    for _ in range(2):
+        for pair in zip(stock, walk(ours), strict=True):
+            assert_same(*pair, device)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_batches_that_are_ready_share_runs(folder: ImageFolder, device: str, persistent: bool) -> None:
+    stock, ours = make(Numbered(folder), device, num_workers=2, prefetch_factor=6, persistent_workers=persistent)
+    epochs_are_the_same(stock, ours, device, after_start)
+    assert runs(ours) < 2 * len(stock)
+
+
+def test_a_run_has_all_images_of_a_batch_of_clips(folder: ImageFolder, device: str) -> None:
+    stock, ours = make(Numbered(folder, 5), device, num_workers=1)
+    epochs_are_the_same(stock, ours, device)
+    assert runs(ours) <= 2 * len(stock)
+
+
+def test_a_broken_loop_leaves_nothing_in_the_next_epoch(folder: ImageFolder, device: str) -> None:
+    stock, ours = make(Numbered(folder), device, num_workers=2, prefetch_factor=6, persistent_workers=True)
+    for stop in (1, 2, 5, 7):
+        theirs, mine = iter(stock), after_start(ours)
+        for _ in range(stop):
+            assert_same(next(theirs), next(mine), device)
+    epochs_are_the_same(stock, ours, device)
+
+
+def test_loaders_of_one_decoder_take_turns(folder: ImageFolder, device: str) -> None:
+    (stock, ours), (other_stock, other) = (
+        make(Numbered(folder), device, num_workers=1, prefetch_factor=8) for _ in range(2)
+    )
+    fast, slow = after_start(ours), after_start(other)
+    theirs, other_theirs = iter(stock), iter(other_stock)
+    for number in range(len(stock)):
+        assert_same(next(theirs), next(fast), device)
+        if number % 3 == 0:
+            assert_same(next(other_theirs), next(slow), device)
+    assert list(ours._servers.queues.values()) == list(other._servers.queues.values())
+
+
+def test_an_epoch_resumes_within_a_run(folder: ImageFolder, device: str) -> None:
+    dataset, how = Numbered(folder), dict(batch_size=EACH, num_workers=2, prefetch_factor=6, device=device)
+    whole = list(DataLoader(dataset, seed=5, shuffle=True, **how))
+    loader = DataLoader(dataset, seed=5, shuffle=True, **how)
+    batches = after_start(loader)
+    for _ in range(4):
+        next(batches)
+    state = loader.state_dict()
+    resumed = DataLoader(dataset, seed=5, shuffle=True, **how)
+    resumed.load_state_dict(state)
+    for (images, numbers), (others, other_numbers) in zip(whole[4:], resumed, strict=True):
+        assert torch.equal(numbers, other_numbers) and torch.equal(images, others)
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_an_image_that_does_not_decode_fails_its_batch_alone(folder: ImageFolder, device: str, on_error: Any) -> None:
+    bad, how = 14, dict(batch_size=EACH, num_workers=2, prefetch_factor=6, check_scans=False, device=device)
+    loader = DataLoader(Numbered(folder, bad=(bad,)), on_error=on_error, **how)
+    batches, found = after_start(loader), []
+    for start in range(0, len(folder), EACH):
+        if on_error == "raise" and start <= bad < start + EACH:
+            with pytest.raises(ImageError) as raised:
+                next(batches)
+            assert raised.value.index == bad
+            batches = iter([])
+            break
+        found += next(batches)[1].tolist()
+    expected = [k for k in range(len(folder)) if k != bad and (on_error == "skip" or k < bad - bad % EACH)]
+    assert found == expected
+
+
+def test_large_images_do_not_share_runs(tmp_path: Path, device: str) -> None:
+    from proxyloader.make_dataset import make_dataset
+
+    root = make_dataset(tmp_path / "set", images=8, size=(3000, 2000), classes=1, processes=1, progress=False)
+    stock, ours = make(ImageFolder(str(root), v1.Compose([v1.Resize(32), v1.CenterCrop(32), v1.ToTensor()])), device)
+    stock, ours = make(stock.dataset, device, batch_size=2, num_workers=1, prefetch_factor=4)
+    epochs_are_the_same(stock, ours, device, after_start)
+    assert runs(ours) == 2 * len(stock)
