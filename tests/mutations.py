@@ -278,6 +278,9 @@ a slot is lost where a loop is left early
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.discard_pending | self.arena.release(request.slot) => pass
     workers/test_request_sampler.py
+a batch gets the images of another one in the same run
+    dali/run_queue.py:DaliRun.__init__ | self.size += part.size => self.size = part.size
+    loader/test_small_batches.py
 a slot is written to while DALI still reads it
     workers/arena.py:Arena.release | and all((pipeline_run.inputs_released() for pipeline_run in readers)) =>
     workers/test_slots.py integration

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
 from torchvision import transforms as v1
@@ -147,10 +148,10 @@ def test_an_image_that_does_not_decode_fails_its_batch_alone(folder: ImageFolder
 
 
 def test_large_images_do_not_share_runs(tmp_path: Path, device: str) -> None:
-    from proxyloader.make_dataset import make_dataset
-
-    root = make_dataset(tmp_path / "set", images=8, size=(3000, 2000), classes=1, processes=1, progress=False)
-    stock, ours = make(ImageFolder(str(root), v1.Compose([v1.Resize(32), v1.CenterCrop(32), v1.ToTensor()])), device)
-    stock, ours = make(stock.dataset, device, batch_size=2, num_workers=1, prefetch_factor=4)
+    (tmp_path / "set" / "plain").mkdir(parents=True)
+    for number in range(8):
+        Image.new("RGB", (3000, 2000), (30 * number, 90, 160)).save(tmp_path / "set" / "plain" / f"{number}.jpg")
+    dataset = ImageFolder(str(tmp_path / "set"), v1.Compose([v1.CenterCrop(32), v1.ToTensor()]))
+    stock, ours = make(dataset, device, batch_size=2, num_workers=1, prefetch_factor=4)
     epochs_are_the_same(stock, ours, device, after_start)
     assert runs(ours) == 2 * len(stock)
