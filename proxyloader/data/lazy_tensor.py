@@ -497,8 +497,8 @@ _LAZY_TYPES = frozenset(map(id, (LazyTensor, LazyImageTensor, ProxySample)))  # 
 def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors in ``torch.utils.data.default_collate``."""
     if _LAZY_TYPES.isdisjoint(map(id, map(type, batch))):  # the fast path of other datasets
-        plain: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-        return plain
+        collate = getattr(type(batch[0]), "collate", collate_tensor_fn)  # a LazyMask has it
+        return collate(batch, collate_fn_map=collate_fn_map)  # type: ignore[no-any-return]
     if any(isinstance(each, ProxySample) for each in batch):  # from a server or an ImageFolder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
     return stack_tensors(batch, collate_tensor_fn)
