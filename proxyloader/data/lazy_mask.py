@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils._mode_utils import no_dispatch
-from torch.utils.data._utils.collate import collate_tensor_fn
 from torchvision import tv_tensors
 from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
@@ -131,23 +130,26 @@ class LazyMask(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
         record = _RECORDERS.get(function)
-        if record is not None and (mask := record(function, *args, *kwargs.values())) is not None:
+        if record is not None and (mask := record(*args, *kwargs.values())) is not None:
             return mask
         compute_all((args, kwargs))
         return function(*args, **kwargs)
 
     @staticmethod
-    def collate(masks: Any, collate_fn_map: Any) -> Any:
-        """Collate tensors, the first of which is a LazyMask, in ``torch.utils.data.default_collate``."""
-        stack = _stack(None, masks)
-        return collate_tensor_fn(masks, collate_fn_map=collate_fn_map) if stack is None else stack
+    def stack_masks(masks: Any, *dims: Any) -> LazyMask | None:
+        """Return a stack of masks without values; None if some have values, or their shapes or dtypes differ."""
+        if not isinstance(masks, (list, tuple)) or not all(type(dim) is int and dim == 0 for dim in dims):
+            return None
+        parts = [get_selection(each) if isinstance(each, LazyMask) else None for each in masks]
+        if {*map(type, parts)} != {Selection} or len({(each.shape, each.dtype) for each in masks}) > 1:
+            return None
+        is_pure = not _must_return_subclass() or all(each.stock is torch.Tensor for each in masks)
+        return _create(parts, (len(masks), *masks[0].shape), masks[0].dtype, is_pure)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         compute_all((args, kwargs))
-        return operator(*args, **(kwargs or {}))
+        return op(*args, **(kwargs or {}))
 
 
 class _LazyPureTensor(LazyMask, metaclass=StockType):
@@ -156,11 +158,6 @@ class _LazyPureTensor(LazyMask, metaclass=StockType):
 
 class _LazyTVTensor(LazyMask, tv_tensors.Mask, metaclass=StockType):  # type: ignore[misc]
     stock = tv_tensors.Mask
-
-
-for _class in (_LazyPureTensor, _LazyTVTensor):
-    for _name in ("__module__", "__qualname__", "__name__"):  # for error messages
-        setattr(_class, _name, getattr(_class.stock, _name))
 
 
 _lock = threading.RLock()  # a dataset may use a mask in several threads
@@ -190,8 +187,7 @@ def _values(mask: LazyMask, is_shared: bool) -> torch.Tensor:
         is_view = values.untyped_storage().data_ptr() == selection.pixels.untyped_storage().data_ptr()
         return values.to(mask.dtype, copy=is_view).contiguous()
     if is_shared:
-        memory: Any = torch.UntypedStorage._new_shared(mask.nbytes)  # type: ignore[no-untyped-call]
-        stack.set_(memory).resize_(mask.shape)
+        stack.set_(torch.UntypedStorage._new_shared(mask.nbytes)).resize_(mask.shape)  # type: ignore[no-untyped-call]
     return torch.stack([part.values() for part in selection], out=stack)
 
 
@@ -372,18 +368,7 @@ def _cast(function: Any, mask: Any, *dtypes: Any) -> Any:
     return mask.as_subclass(torch.Tensor) if is_pure and mask.stock is not torch.Tensor else mask
 
 
-def _stack(function: Any, masks: Any, *dims: Any) -> LazyMask | None:
-    """Return a stack of masks without values; None if some have values, or their shapes or dtypes differ."""
-    if not isinstance(masks, (list, tuple)) or not all(type(dim) is int and dim == 0 for dim in dims):
-        return None
-    parts = [get_selection(each) if isinstance(each, LazyMask) else None for each in masks]
-    if not all(isinstance(each, Selection) for each in parts) or len({(each.shape, each.dtype) for each in masks}) > 1:
-        return None
-    is_pure = not _must_return_subclass() or all(each.stock is torch.Tensor for each in masks)
-    return _create(parts, (len(masks), *masks[0].shape), masks[0].dtype, is_pure)
-
-
-def _index(function: Any, masks: Any, index: Any) -> LazyMask | None:
+def _index(masks: Any, index: Any) -> LazyMask | None:
     """Return ``masks[index]`` without values if it indexes a stack of masks with a bool vector; otherwise None."""
     selection = get_selection(masks)
     is_vector = getattr(index, "dtype", None) is torch.bool and index.shape == masks.shape[:1] and index.any()
@@ -394,4 +379,5 @@ def _index(function: Any, masks: Any, index: Any) -> LazyMask | None:
     return _create(selection._replace(pixels=pixels), (len(pixels), *masks.shape[1:]), masks.dtype, is_pure)
 
 
-_RECORDERS: dict[Any, Any] = {**dict.fromkeys(_CASTS, _cast), torch.stack: _stack, torch.Tensor.__getitem__: _index}
+_RECORDERS: dict[Any, Any] = {torch.stack: LazyMask.stack_masks, torch.Tensor.__getitem__: _index}
+_RECORDERS |= {function: functools.partial(_cast, function) for function in _CASTS}

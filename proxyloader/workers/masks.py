@@ -101,8 +101,7 @@ class MaskReader:
     def read(self, place: MaskPlace) -> torch.Tensor:
         if place not in self._read:
             values = torch.stack([*map(self._select, place.parts)]) if place.parts else self._select(place)
-            # Each mask has its own memory.
-            values = values.to(place.dtype, copy=place.indices is None and not place.parts)
+            values = values.to(place.dtype, copy=place.indices is None and not place.parts)  # its own memory
             self._read[place] = tv_tensors.Mask(values) if place.is_tv_tensor else values
         return self._read[place]
 
