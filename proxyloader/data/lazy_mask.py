@@ -200,7 +200,7 @@ def _share(mask: LazyMask, view: LazyMask, get_part: Callable[[torch.Tensor], to
 
 
 def compute(mask: LazyMask, is_shared: bool = False) -> None:
-    """Turn all masks that share the memory of a mask into tensors of their stock class, stacks for another process."""
+    """Turn all masks that share the memory of a mask into stock tensors; ``is_shared``: stacks into shared memory."""
     with _lock, torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
         if get_selection(mask) is None:
             if isinstance(mask, LazyMask):
