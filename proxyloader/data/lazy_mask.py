@@ -1,8 +1,8 @@
-"""LazyMask: a mask whose resize is recorded, with the flips, crops and padding after it. Runs where the dataset runs.
+"""LazyMask: a mask whose resize is recorded, with the flips, crops, padding and casts after it, and the batch's stack.
 
 Each of these operations selects rows and columns, and so does a chain of them. If masks are for a device, a worker
 sends the original pixels and the selection, which ``workers/masks.py`` applies there. Any other use of a LazyMask turns
-it into the tensor of its stock class that torchvision would have returned.
+it into the tensor of its stock class that torchvision would have returned. Runs where the dataset runs.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Selection(NamedTuple):
         return Selection(pixels, rows, columns)
 
     def values(self) -> torch.Tensor:
+        """Return the values, which may share the memory of ``pixels``."""
         if self.rows.max() < 0 or self.columns.max() < 0:
             return self.pixels.new_full((*self.pixels.shape[:-2], len(self.rows), len(self.columns)), self.fill)
         values, padding = self.pixels, [0, 0, 0, 0]  # left, right, top, bottom
@@ -76,11 +77,7 @@ class Selection(NamedTuple):
             side = 2 * (-1 - axis)
             padding[side : side + 2] = int(inside[0]), len(indices) - 1 - int(inside[-1])
             values = _select(values, axis, indices[inside])
-        if any(padding):
-            values = torch.nn.functional.pad(values, padding, value=self.fill)
-        elif values.untyped_storage().data_ptr() == self.pixels.untyped_storage().data_ptr():
-            values = values.clone()
-        return values.contiguous()
+        return torch.nn.functional.pad(values, padding, value=self.fill) if any(padding) else values
 
 
 def _select(pixels: torch.Tensor, axis: int, indices: Indices) -> torch.Tensor:
@@ -96,11 +93,12 @@ class _State:
     """State of a LazyMask.
 
     Attributes:
+        selection: its values before casts; a list for a stack.
         owner: the mask whose memory it shares; None for its own memory.
         views: masks that share its memory, and functions that return their part of it.
     """
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Selection | list[Selection]) -> None:
         self.selection, self.owner = selection, None
         self.views: list[tuple[weakref.ref[LazyMask], Callable[[torch.Tensor], torch.Tensor]]] = []
 
@@ -122,7 +120,7 @@ class LazyMask(torch.Tensor):
             if selection is None or stock not in (torch.Tensor, tv_tensors.Mask):
                 compute(self)
                 return self.as_subclass(stock)
-            view = _create(selection, is_pure=stock is torch.Tensor)
+            view = _create(selection, self.shape, self.dtype, is_pure=stock is torch.Tensor)
             return _share(self, view, lambda values: values.view_as(values))
 
     @classmethod
@@ -131,22 +129,27 @@ class LazyMask(torch.Tensor):
         if function in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)
-        if function is torch.Tensor.__getitem__ and _selects_masks(*args):
-            with _lock:
-                selection = get_selection(args[0])
-                if selection is not None:
-                    is_pure = args[0].stock is torch.Tensor or not _must_return_subclass()
-                    pixels = torch.from_numpy(selection.pixels.numpy()[args[1].numpy()])  # faster than torch
-                    return _create(selection._replace(pixels=pixels), is_pure)
+        record = _RECORDERS.get(function)
+        if record is not None and (mask := record(*args, *kwargs.values())) is not None:
+            return mask
         compute_all((args, kwargs))
         return function(*args, **kwargs)
 
+    @staticmethod
+    def stack_masks(masks: Any, *dims: Any) -> LazyMask | None:
+        """Return a stack of masks without values; None if some have values, or their shapes or dtypes differ."""
+        if not isinstance(masks, (list, tuple)) or not all(type(dim) is int and dim == 0 for dim in dims):
+            return None
+        parts = [get_selection(each) if isinstance(each, LazyMask) else None for each in masks]
+        if {*map(type, parts)} != {Selection} or len({(each.shape, each.dtype) for each in masks}) > 1:
+            return None
+        is_pure = not _must_return_subclass() or all(each.stock is torch.Tensor for each in masks)
+        return _create(parts, (len(masks), *masks[0].shape), masks[0].dtype, is_pure)
+
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         compute_all((args, kwargs))
-        return operator(*args, **(kwargs or {}))
+        return op(*args, **(kwargs or {}))
 
 
 class _LazyPureTensor(LazyMask, metaclass=StockType):
@@ -157,37 +160,35 @@ class _LazyTVTensor(LazyMask, tv_tensors.Mask, metaclass=StockType):  # type: ig
     stock = tv_tensors.Mask
 
 
-for _class in (_LazyPureTensor, _LazyTVTensor):
-    for _name in ("__module__", "__qualname__", "__name__"):  # for error messages
-        setattr(_class, _name, getattr(_class.stock, _name))
-
-
 _lock = threading.RLock()  # a dataset may use a mask in several threads
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def get_selection(mask: Any) -> Selection | None:
-    """Return what a LazyMask stands for; None for a tensor with values."""
+def get_selection(mask: Any) -> Selection | list[Selection] | None:
+    """Return what a LazyMask stands for, without its casts; None for a tensor with values."""
     state = vars(mask).get(STATE)
     return None if state is None else state.selection
 
 
-def _create(selection: Selection, is_pure: bool = False) -> LazyMask:
+def _create(selection: Any, shape: tuple[int, ...], dtype: torch.dtype, is_pure: bool = False) -> LazyMask:
     LazyMask.any_created = True
-    pixels, rows, columns, _ = selection
-    shape = *pixels.shape[:-2], len(rows), len(columns)
     kind = _LazyPureTensor if is_pure else _LazyTVTensor
     with torch._C.DisableTorchFunctionSubclass():
-        mask: LazyMask = torch.Tensor._make_wrapper_subclass(kind, shape, dtype=pixels.dtype, device=pixels.device)
+        mask: LazyMask = torch.Tensor._make_wrapper_subclass(kind, shape, dtype=dtype)
         torch._C._set_storage_data_ptr_access_error_msg(mask.untyped_storage()._cdata, UNREACHABLE)
     setattr(mask, STATE, _State(selection))
     return mask
 
 
-def is_not_smaller(mask: LazyMask) -> bool:
-    """Return whether a LazyMask has at least as many elements as its original, which is then sent instead."""
-    selection = get_selection(mask)
-    return selection is not None and mask.numel() >= selection.pixels.numel()
+def _values(mask: LazyMask, is_shared: bool) -> torch.Tensor:
+    selection, stack = getattr(mask, STATE).selection, torch.empty(0, dtype=mask.dtype)
+    if isinstance(selection, Selection):
+        values = selection.values()
+        is_view = values.untyped_storage().data_ptr() == selection.pixels.untyped_storage().data_ptr()
+        return values.to(mask.dtype, copy=is_view).contiguous()
+    if is_shared:
+        stack.set_(torch.UntypedStorage._new_shared(mask.nbytes)).resize_(mask.shape)  # type: ignore[no-untyped-call]
+    return torch.stack([part.values() for part in selection], out=stack)
 
 
 def _share(mask: LazyMask, view: LazyMask, get_part: Callable[[torch.Tensor], torch.Tensor]) -> LazyMask:
@@ -198,8 +199,8 @@ def _share(mask: LazyMask, view: LazyMask, get_part: Callable[[torch.Tensor], to
     return view
 
 
-def compute(mask: LazyMask) -> None:
-    """Turn all masks that share the memory of a mask into tensors of their stock class."""
+def compute(mask: LazyMask, is_shared: bool = False) -> None:
+    """Turn all masks that share the memory of a mask into stock tensors; ``is_shared``: stacks into shared memory."""
     with _lock, torch._C.DisableTorchFunctionSubclass(), torch.inference_mode(False):
         if get_selection(mask) is None:
             if isinstance(mask, LazyMask):
@@ -209,7 +210,7 @@ def compute(mask: LazyMask) -> None:
             return
         while (owner := getattr(mask, STATE).owner) is not None:
             mask = owner
-        _become(mask, getattr(mask, STATE).selection.values())
+        _become(mask, _values(mask, is_shared))
 
 
 def _become(mask: LazyMask, values: torch.Tensor) -> None:
@@ -231,12 +232,6 @@ def compute_all(value: Any) -> None:
     for each in flatten(value):
         if isinstance(each, LazyMask):
             compute(each)
-
-
-def _selects_masks(masks: Any, index: Any) -> bool:
-    """Return whether ``masks[index]`` indexes a stack of masks with a bool vector."""
-    is_bool_index = isinstance(index, torch.Tensor) and index.dtype is torch.bool and index.shape == masks.shape[:1]
-    return is_bool_index and masks.ndim == 3 and bool(index.any())
 
 
 # --- recorded functions -----------------------------------------------------------------------------------------------
@@ -263,35 +258,36 @@ class Note(NamedTuple):
 
 def _apply(note: Callable[..., Note | None], call: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
     """Return the result of a call without values; NotImplemented to let torchvision handle the call."""
-    if type(mask) != tv_tensors.Mask or mask.dtype not in DTYPES or mask.device.type != "cpu":  # noqa: E721
+    if type(mask) != tv_tensors.Mask or mask.device.type != "cpu" or mask.ndim < 2:  # noqa: E721
         return NotImplemented
-    if mask.ndim < 2 or mask.shape[-2] * mask.shape[-1] < MIN_PIXELS:
+    *leading, height, width = mask.shape
+    if height * width < MIN_PIXELS:
         return NotImplemented
-    if get_selection(mask) is None and note not in (resize, resized_crop):
+    if get_selection(mask) is None and (mask.dtype not in DTYPES or note not in (resize, resized_crop)):
         return NotImplemented  # torchvision is as fast
-    *_, height, width = mask.shape
     noted = note((height, width), *args, **kwargs)
     if noted is None or not (len(noted.rows) and len(noted.columns)):
         return NotImplemented
     rows, columns, fill, is_view = noted
     with _lock:
         before = get_selection(mask)
-        if before is None and is_view:
+        if isinstance(before, list) or (before is None and is_view):
             return NotImplemented  # the mask may change
         if before is None:
             pixels = mask.as_subclass(torch.Tensor).clone(memory_format=torch.contiguous_format)
             before = Selection(pixels, np.arange(height), np.arange(width))
         if has_outside(rows) or has_outside(columns):
             is_mixed = fill != before.fill and (has_outside(before.rows) or has_outside(before.columns))
-            if is_mixed or fill not in range(2 if mask.dtype is torch.bool else 256):
+            if is_mixed or fill not in range(2 if before.pixels.dtype is torch.bool else 256):
                 return NotImplemented
         else:
             fill = before.fill
         after = Selection(before.pixels, _compose(before.rows, rows), _compose(before.columns, columns), int(fill))
+        result = _create(after, (*leading, len(rows), len(columns)), mask.dtype)
         if not is_view:
-            return _create(after)
+            return result
         box = ..., *(slice(int(each[0]), int(each[0]) + len(each)) for each in (rows, columns))
-        return _share(mask, _create(after), operator.itemgetter(box))
+        return _share(mask, result, operator.itemgetter(box))
 
 
 def has_outside(indices: Indices) -> bool:
@@ -354,3 +350,34 @@ def resized_crop(
 _NOTES: dict[str, Any] = {
     note.__name__: note for note in (crop, center_crop, pad, horizontal_flip, vertical_flip, resize, resized_crop)
 }
+
+
+_CASTS: dict[Any, Any] = {torch.Tensor.long: [torch.int64], torch.Tensor.int: [torch.int32]}
+_CASTS |= {torch.Tensor.to: [], torch.Tensor.type: []}  # to their argument
+_CAST_DTYPES = {torch.uint8, torch.int16, torch.int32, torch.int64}  # which have all values of masks
+
+
+def _cast(function: Any, mask: Any, *dtypes: Any) -> Any:
+    """Return a mask in another dtype, without values; None if the cast is not recorded."""
+    selection, dtypes = get_selection(mask), (*_CASTS[function], *dtypes)
+    if selection is None or len(dtypes) != 1 or not _CAST_DTYPES.issuperset(dtypes):
+        return None
+    is_pure = mask.stock is torch.Tensor or not (function is torch.Tensor.to or _must_return_subclass())
+    if dtypes[0] is not mask.dtype:
+        return _create(selection, mask.shape, dtypes[0], is_pure)
+    return mask.as_subclass(torch.Tensor) if is_pure and mask.stock is not torch.Tensor else mask
+
+
+def _index(masks: Any, index: Any) -> LazyMask | None:
+    """Return ``masks[index]`` without values if it indexes a stack of masks with a bool vector; otherwise None."""
+    selection = get_selection(masks)
+    is_vector = getattr(index, "dtype", None) is torch.bool and index.shape == masks.shape[:1] and index.any()
+    if not isinstance(selection, Selection) or masks.ndim != 3 or not is_vector:
+        return None
+    pixels = torch.from_numpy(selection.pixels.numpy()[index.numpy()])  # faster than torch
+    is_pure = masks.stock is torch.Tensor or not _must_return_subclass()
+    return _create(selection._replace(pixels=pixels), (len(pixels), *masks.shape[1:]), masks.dtype, is_pure)
+
+
+_RECORDERS: dict[Any, Any] = {torch.stack: LazyMask.stack_masks, torch.Tensor.__getitem__: _index}
+_RECORDERS |= {function: functools.partial(_cast, function) for function in _CASTS}

@@ -91,6 +91,11 @@ class StockType(type(torch.Tensor)):  # type: ignore[misc]
 
     stock: type[torch.Tensor]
 
+    def __init__(cls, *args: Any) -> None:
+        super().__init__(*args)
+        for name in ("__module__", "__qualname__", "__name__"):  # for error messages
+            setattr(cls, name, getattr(cls.stock, name))
+
     def __eq__(cls, other: object) -> bool:
         return cls is other or cls.stock is other
 
@@ -213,11 +218,6 @@ class LazyImageTensor(LazyTensor, tv_tensors.Image):  # type: ignore[misc]
         if is_forced or _must_return_subclass():
             return map_leaves(as_image, result)
         return result.as_subclass(torch.Tensor) if isinstance(result, tv_tensors.Image) else result
-
-
-for _class in (LazyTensor, LazyImageTensor):
-    for _name in ("__module__", "__qualname__", "__name__"):  # for error messages
-        setattr(_class, _name, getattr(_class.stock, _name))
 
 
 class _Values(torch.autograd.Function):
@@ -497,8 +497,8 @@ _LAZY_TYPES = frozenset(map(id, (LazyTensor, LazyImageTensor, ProxySample)))  # 
 def collate_tensors(batch: Any, *, collate_fn_map: Any = None) -> torch.Tensor | ProxyBatch:
     """Collate tensors in ``torch.utils.data.default_collate``."""
     if _LAZY_TYPES.isdisjoint(map(id, map(type, batch))):  # the fast path of other datasets
-        plain: torch.Tensor = collate_tensor_fn(batch, collate_fn_map=collate_fn_map)
-        return plain
+        stack: torch.Tensor | None = getattr(type(batch[0]), "stack_masks", lambda batch: None)(batch)
+        return collate_tensor_fn(batch, collate_fn_map=collate_fn_map) if stack is None else stack
     if any(isinstance(each, ProxySample) for each in batch):  # from a server or an ImageFolder
         return collate_proxy_samples([each._node if isinstance(each, LazyTensor) else each for each in batch])
     return stack_tensors(batch, collate_tensor_fn)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torchvision import tv_tensors
 
-from ..data.lazy_mask import MIN_PIXELS, STATE, get_selection
+from ..data.lazy_mask import MIN_PIXELS, STATE, Selection, get_selection
 
 DTYPES = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
 
@@ -27,12 +27,13 @@ def is_mask(value: Any) -> bool:
 class MaskPlace(NamedTuple):
     """Location of a mask in the buffer of its kind, and how to restore it."""
 
-    kind: int
-    begin: int
-    shape: tuple[int, ...]  # of the pixels
     dtype: torch.dtype
     is_tv_tensor: bool
-    indices: tuple[int, int, int] | None  # of a LazyMask: where its rows begin, number of rows and of columns
+    kind: int = 0
+    begin: int = 0
+    shape: tuple[int, ...] = ()  # of the pixels
+    indices: tuple[int, int, int] | None = None  # of a LazyMask: where its rows begin, number of rows and of columns
+    parts: "tuple[MaskPlace, ...]" = ()  # of a stack
 
 
 UNCHANGED, INDICES, BITS, BYTES = range(4)
@@ -48,14 +49,20 @@ class MaskWriter:
         self._parts: tuple[list[NDArray[np.uint8]], ...] = [], [], [], []
         self._sizes = [0, 0, 0, 0]
 
-    def add(self, mask: torch.Tensor) -> MaskPlace:
-        indices, selection = None, get_selection(mask)
-        if selection is not None:
+    def add(self, mask: torch.Tensor, part: Selection | None = None) -> MaskPlace:
+        """Add a mask, or one of a stack. Return its place."""
+        selection, indices = part or get_selection(mask), None
+        result = mask.dtype, isinstance(mask, tv_tensors.Mask)
+        if isinstance(selection, list):
+            return MaskPlace(*result, parts=tuple(self.add(mask, part) for part in selection))
+        if selection is None:
+            pixels = mask.detach().as_subclass(torch.Tensor)
+        elif len(selection.rows) * len(selection.columns) < math.prod(selection.pixels.shape[-2:]):
+            pixels = selection.values()
+        else:
             pixels, rows, columns, _ = selection.without_outside()
             both = np.concatenate([rows, columns]).astype(np.int32)
             indices = self._append(INDICES, both) // both.itemsize, len(rows), len(columns)
-        else:
-            pixels = mask.detach().as_subclass(torch.Tensor)
         values = pixels.numpy()
         highest = values.max(initial=0)
         kind = UNCHANGED if values.min(initial=0) < 0 or highest > 255 else BITS if highest <= 1 else BYTES
@@ -66,7 +73,7 @@ class MaskWriter:
             packed = values.astype(np.uint8, copy=False).reshape(-1)
             packed = np.packbits(packed, bitorder="little") if kind == BITS else packed
         begin = self._append(kind, packed) * (8 if kind == BITS else 1)
-        return MaskPlace(kind, begin, values.shape, mask.dtype, isinstance(mask, tv_tensors.Mask), indices)
+        return MaskPlace(*result, kind, begin, values.shape, indices)
 
     def _append(self, part: int, values: NDArray[Any]) -> int:
         """Append values to a part. Return their offset in bytes."""
@@ -92,8 +99,14 @@ class MaskReader:
         self._values = unchanged, self._indices, (bits[:, None] >> shifts).bitwise_and_(1).view(-1), levels
 
     def read(self, place: MaskPlace) -> torch.Tensor:
-        if place in self._read:
-            return self._read[place]
+        if place not in self._read:
+            values = torch.stack([*map(self._select, place.parts)]) if place.parts else self._select(place)
+            values = values.to(place.dtype, copy=place.indices is None and not place.parts)  # its own memory
+            self._read[place] = tv_tensors.Mask(values) if place.is_tv_tensor else values
+        return self._read[place]
+
+    def _select(self, place: MaskPlace) -> torch.Tensor:
+        """Return the values at a place, as uint8 unless they are UNCHANGED."""
         size = math.prod(place.shape) * (place.dtype.itemsize if place.kind == UNCHANGED else 1)
         values: torch.Tensor = self._values[place.kind][place.begin : place.begin + size]
         values = (values.view(place.dtype) if place.kind == UNCHANGED else values).view(place.shape)
@@ -101,6 +114,4 @@ class MaskReader:
             begin, *counts = place.indices
             rows, columns = torch.split(self._indices[begin : begin + sum(counts)], counts)
             values = values.index_select(-2, rows).index_select(-1, columns)
-        values = values.to(place.dtype, copy=place.indices is None)  # each mask has its own memory
-        self._read[place] = tv_tensors.Mask(values) if place.is_tv_tensor else values
-        return self._read[place]
+        return values

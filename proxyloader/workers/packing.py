@@ -29,7 +29,7 @@ from torchvision import tv_tensors
 from ..data.batch_memory import aligned, batch_memory
 from ..data.canvas import Canvas, Canvases
 from ..data.deferral import Deferral
-from ..data.lazy_mask import LazyMask, compute, is_not_smaller
+from ..data.lazy_mask import LazyMask, compute
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
@@ -255,8 +255,8 @@ class _ContentPickler(ForkingPickler):
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self._refer(obj) if self._needs_dali(obj) else None
-        if isinstance(obj, LazyMask) and not (self._packs_masks and is_mask(obj) and is_not_smaller(obj)):
-            compute(obj)
+        if isinstance(obj, LazyMask) and not (self._packs_masks and is_mask(obj)):
+            compute(obj, is_shared=get_worker_info() is not None)
         if self._packs_masks and is_mask(obj):
             if id(obj) not in self.places:
                 self.places[id(obj)] = self.masks.add(obj), obj

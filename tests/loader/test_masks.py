@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,13 +15,16 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset, default_collate
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 from torchvision.transforms import functional as F
 
 from proxyloader import DataLoader
+
+from ..integration.test_unreadable import broken_tables
+from ..undecoded import unchecked
 
 BINARY = [torch.bool, torch.uint8, torch.int64]
 
@@ -126,6 +131,7 @@ CALLS: list[Callable[[Any, Random], Any]] = [
     lambda mask, draw: v2.functional.horizontal_flip(mask),
     lambda mask, draw: v2.functional.vertical_flip(mask),
     lambda mask, draw: v2.functional.rotate(mask, 30),
+    lambda mask, draw: mask.to(draw.choice([torch.uint8, torch.int16, torch.int64, torch.int64])),
 ]
 
 
@@ -238,6 +244,104 @@ def test_resizes_are_recorded(folder: ImageFolder) -> None:
     dataset = Used(folder, lambda mask: type(mask) is tv_tensors.Mask)
     found = [has_values for batch in DataLoader(dataset, 8, collate_fn=list) for _, has_values in batch]
     assert len(found) == len(dataset) and not any(found)
+
+
+CASTS: dict[str, Callable[[Any], Any]] = {
+    "long": lambda mask: mask.long(),
+    "int": lambda mask: mask.int(),
+    "twice": lambda mask: mask.to(torch.int16).long(),
+    "a byte": lambda mask: mask.long().to(torch.uint8),
+    "to": lambda mask: mask.to(torch.int64),
+    "keyword": lambda mask: mask.to(dtype=torch.int32),
+    "copy": lambda mask: mask.to(torch.int64, copy=True),
+    "type": lambda mask: mask.type(torch.int64),
+    "name": lambda mask: mask.type("torch.LongTensor"),
+    "bool": lambda mask: mask.long().bool(),
+    "float": lambda mask: mask.to(torch.float32),
+    "ToDtype": v2.ToDtype({tv_tensors.Mask: torch.int64, "others": None}),
+    "pure": v2.Compose([v2.ToDtype({tv_tensors.Mask: torch.int64}), v2.ToPureTensor()]),
+    "cropped": lambda mask: v2.functional.pad(v2.functional.crop(mask.to(torch.int64), 5, 6, 40, 45), [1], 1),
+    "no cast": lambda mask: mask,
+}
+
+
+class Cast(Segmented):
+    """Masks of one shape after a resize, or sometimes without one, in another dtype."""
+
+    def __getitem__(self, index: int) -> Any:
+        assert self.folder is not None
+        image = F.to_tensor(self.folder.loader(self.folder.samples[index][0]).crop((0, 0, 60, 40)))
+        shape, masks = (64 + index % 3, 70) if index < 20 else (50, 60), {}
+        for name, cast in CASTS.items():
+            for dtype in (torch.uint8, torch.bool):
+                pixels = torch.randint(2 if index % 4 == 1 else 256, shape, generator=seeded(index)).to(dtype)
+                mask = v2.functional.resize(tv_tensors.Mask(pixels), [50 if index < 12 else 80, 60])
+                mask = mask.clone() if index == 7 else mask  # which has values
+                masks[f"{name} {dtype}"] = cast(v2.functional.pad(mask, [3], 1))
+        return image, masks
+
+
+def stack(samples: Any) -> Any:
+    images, targets = zip(*samples)
+    masks = {name: torch.stack([each[name] for each in targets]).to(torch.int64) for name in targets[0]}
+    return list(images), masks, torch.stack([each["no cast torch.uint8"] for each in targets], dim=1)
+
+
+def check_batches(expected: Any, actual: Any) -> None:
+    for theirs, ours in zip(expected, actual, strict=True):
+        compare(theirs, ours, "cpu")
+        assert all(each.is_contiguous() for each in ours[1].values())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_device", [True, False])
+@pytest.mark.parametrize("collate_fn", [None, stack])
+@pytest.mark.parametrize("keeps_class", [True, False])
+@pytest.mark.usefixtures("emulated_gpu")
+def test_batches_of_cast_masks_are_the_stock_loaders(
+    folder: ImageFolder, workers: int, on_device: bool, collate_fn: Any, keeps_class: bool
+) -> None:
+    options: Any = {"num_workers": workers, "collate_fn": collate_fn, "pin_memory": on_device}
+    with tv_tensors.set_return_type("TVTensor" if keeps_class else "Tensor"):
+        stock = StockLoader(Cast(folder), 4, **options)
+        check_batches(stock, DataLoader(Cast(folder), 4, masks_on_device=on_device, device="cpu", **options))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.usefixtures("emulated_gpu")
+def test_masks_of_a_damaged_image_leave_the_stack(photos: Path, tmp_path: Path, workers: int, on_error: Any) -> None:
+    folder, bad = ImageFolder(str(shutil.copytree(photos, tmp_path / "set")), loader=unchecked), 5
+    samples = [Cast(folder)[index] for index in range(24)]
+    broken_tables(Path(folder.samples[bad][0]))
+    loader = DataLoader(Cast(folder), 4, masks_on_device=True, device="cpu", num_workers=workers, on_error=on_error)
+    batches = [samples[start : start + 4] for start in range(0, 24, 4)]
+    batches[1][1:2] = samples[6:7] if on_error == "replace" else []
+    check_batches(map(default_collate, batches), loader)
+    assert [each.index for each in loader.errors] == [bad]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.usefixtures("emulated_gpu")
+def test_stacks_of_different_shapes_fail_as_in_torch(folder: ImageFolder, workers: int) -> None:
+    dataset = Used(folder, lambda mask: v2.functional.crop(mask, 0, 0, 50, Random(int(mask.sum())).randint(40, 70)))
+    for kind in (StockLoader, DataLoader):
+        with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+            list(kind(dataset, 8, num_workers=workers))
+
+
+@pytest.mark.usefixtures("emulated_gpu")
+def test_casts_and_stacks_are_recorded(folder: ImageFolder) -> None:
+    recorded = ["long", "int", "twice", "a byte", "to", "keyword", "type", "ToDtype", "pure", "cropped", "no cast"]
+    collated = []
+
+    def collate(samples: Any) -> Any:
+        batch = default_collate(samples)
+        collated.append({name for name, mask in batch[1].items() if type(mask) is not torch.Tensor})
+        return batch
+
+    for _ in DataLoader(Subset(Cast(folder), range(8, 20)), 2, collate_fn=collate):
+        assert collated.pop() == {f"{name} {dtype}" for name in recorded for dtype in ("torch.uint8", "torch.bool")}
 
 
 class Copied(list[torch.Tensor]):
