@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from nvidia.dali import Pipeline
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset
@@ -132,7 +134,9 @@ def test_an_epoch_resumes_within_a_run(folder: ImageFolder, device: str) -> None
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 def test_an_image_that_does_not_decode_fails_its_batch_alone(folder: ImageFolder, device: str, on_error: Any) -> None:
-    bad, how = 14, dict(batch_size=EACH, num_workers=2, prefetch_factor=6, check_scans=False, device=device)
+    # Without a GPU, DALI does not decode the image. On a GPU, it would, so the worker checks it.
+    bad, checks = 14, device == "cuda"
+    how: dict[str, Any] = dict(batch_size=EACH, num_workers=2, prefetch_factor=6, check_scans=checks, device=device)
     loader = DataLoader(Numbered(folder, bad=(bad,)), on_error=on_error, **how)
     batches, found = after_start(loader), []
     for start in range(0, len(folder), EACH):
@@ -145,6 +149,28 @@ def test_an_image_that_does_not_decode_fails_its_batch_alone(folder: ImageFolder
         found += next(batches)[1].tolist()
     expected = [k for k in range(len(folder)) if k != bad and (on_error == "skip" or k < bad - bad % EACH)]
     assert found == expected
+
+
+def test_an_interrupted_run_is_repeated_for_its_other_batches(
+    folder: ImageFolder, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_dali, calls = Pipeline.outputs, itertools.count()
+
+    def outputs(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 1:
+            raise InterruptedError("by a signal")
+        return of_dali(pipeline, *args, **kwargs)
+
+    monkeypatch.setattr(Pipeline, "outputs", outputs)
+    stock, ours = make(Numbered(folder), device, shuffle=False, num_workers=1, prefetch_factor=8)
+    expected, batches = iter(stock), iter(ours)
+    assert_same(next(expected), next(batches), device)
+    time.sleep(0.5)  # until the worker has read more
+    with pytest.raises(InterruptedError):
+        next(batches)
+    next(expected)
+    for pair in zip(expected, batches, strict=True):
+        assert_same(*pair, device)
 
 
 def test_large_images_do_not_share_runs(tmp_path: Path, device: str) -> None:
