@@ -26,7 +26,7 @@ from proxyloader import DataLoader, ImageError
 from ..faults import Spelled
 from ..numbered import read_numbers
 from ..outcomes import outcomes
-from .roads import BATCH, PICTURES, TRANSFORM, Counted, assert_pictures_match
+from .roads import BATCH, PICTURES, TRANSFORM, assert_pictures_match
 
 
 def transform_to(size: int) -> transforms.Compose:
@@ -182,16 +182,6 @@ def test_a_file_that_is_repaired_between_two_epochs_is_read_anew(tmp_path: Path,
     bad.write_bytes(whole)
     assert sum(len(labels) for _, labels in loader) == FILES
     assert loader.errors.total == 1
-
-
-def test_workers_get_no_request_before_the_epoch_is_asked_for(tmp_path: Path) -> None:
-    dataset, log = Counted(str(make_folder(tmp_path / "photos")), TRANSFORM), tmp_path / "read"
-    dataset.log = str(log)
-    loader = DataLoader(dataset, 2, num_workers=2, persistent_workers=True, device="cpu")
-    for epoch in (1, 2):
-        assert len(list(loader)) == FILES // 2
-        time.sleep(0.2)
-        assert log.stat().st_size == epoch * FILES
 
 
 # --- what a dataset keeps, and loaders inside of datasets ------------------------------------------------------------
