@@ -292,39 +292,6 @@ def test_pipeline(name: str) -> None:
                 assert_recorded(late, stock)
 
 
-JOINT = [v2.RandomIoUCrop(), v2.RandomZoomOut(p=1.0), v2.RandomHorizontalFlip(1.0)]
-JOINT_OF_TENSORS = [v2.RandomPhotometricDistort(), *JOINT, v2.Resize((60, 70)), v2.RandomRotation(9), TO_FLOAT]
-
-
-@pytest.mark.parametrize(
-    ("start", "steps", "check"),
-    [
-        (lambda image: image, [*JOINT, v2.ToImage()], assert_exact),
-        (to_image, [*JOINT_OF_TENSORS, v2.Normalize(MEAN, STD)], assert_recorded),
-    ],
-    ids=["a PIL image", "a tensor"],
-)
-def test_joint_transform_of_image_boxes_and_mask(start: Any, steps: list[Any], check: Any) -> None:
-    """The image is recorded, and torchvision transforms its boxes and its mask."""
-
-    def sample() -> Any:
-        seed_all(0)
-        image, boxes = start(opened("RGB")), torch.tensor([[5.0, 6.0, 90.0, 80.0]])
-        target = {
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(123, 161)),  # type: ignore[call-overload]
-            "labels": torch.tensor([1]),
-            "mask": tv_tensors.Mask(torch.arange(123 * 161).reshape(1, 123, 161) % 7),
-        }
-        return *v2.Compose(steps)(image, target), generator_states()
-
-    stock = sample()
-    with opened_late():
-        late = sample()
-        assert torch.equal(late[1]["boxes"], stock[1]["boxes"]) and torch.equal(late[1]["mask"], stock[1]["mask"])
-        assert type(late[1]["boxes"]) is tv_tensors.BoundingBoxes and late[2] == stock[2]
-        check(late[0], stock[0])
-
-
 def test_crop_shares_memory_with_its_image() -> None:
     with opened_late():
         image = STARTS["v2"]()
