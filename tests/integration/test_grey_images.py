@@ -157,10 +157,6 @@ def test_it_is_torchvisions_error(name: str, make: Make) -> None:
     assert isinstance(seen["epochs"][0]["batches"][0], Failed)
 
 
-def test_a_grey_file_in_rgb_has_three_channels(grey_photos: Path, device: str) -> None:
-    assert_made(lambda: ImageFolder(str(grey_photos), then()), device, dali=8, workers=0)
-
-
 def test_grey_and_colour_in_one_folder(photos: Path, grey_photos: Path, tmp_path: Path, device: str) -> None:
     """Of images that are opened as they are."""
     (tmp_path / "a").mkdir()
