@@ -28,6 +28,7 @@ from ..hostile_jpegs import HUFFMAN, QUANTISATION, saved, with_bytes, without
 from ..limits import WAIT_S
 from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch
+from .test_any_dataset import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning")
 
@@ -50,10 +51,6 @@ def paths(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         with pytest.raises(OSError, match="broken data stream"):
             Image.open(found[index]).load()
     return found
-
-
-def opened(path: str | Path) -> Image.Image:
-    return Image.open(path).convert("RGB")
 
 
 class Own(Dataset[Any]):
