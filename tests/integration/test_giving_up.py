@@ -75,10 +75,7 @@ def folder(root: Path) -> Any:
     return dataset
 
 
-USING_PIXELS = [
-    *(as_numpy, with_mean, folder),
-    lambda image: TRANSFORM(image.filter(ImageFilter.GaussianBlur(1))),
-]
+USING_PIXELS = [as_numpy, with_mean, folder, lambda image: TRANSFORM(image.filter(ImageFilter.GaussianBlur(1)))]
 
 
 class Texts(Dataset[Any]):

@@ -32,7 +32,7 @@ MEAN_LEVELS = 0.5
 
 TO_TENSOR = [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
 CROP = v1.RandomResizedCrop(48)
-ONE, ONE_V2 = [CROP], [v2.RandomResizedCrop(48)]
+ONE_V2 = [v2.RandomResizedCrop(48)]
 TO_TENSOR_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5,), (0.5,))]
 
 
