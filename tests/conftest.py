@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import multiprocessing
@@ -202,7 +203,12 @@ def nothing_survives() -> object:
         gc.collect()  # a caught exception holds the frames it came through, and with them the loader
     for child in multiprocessing.active_children():
         child.join(STOP_S)
-    assert not multiprocessing.active_children(), "child processes outlived the test"
+    stayed = multiprocessing.active_children()
+    for child in stayed:
+        with contextlib.suppress(RuntimeError):  # by which torch says that a worker was killed
+            child.kill()
+            child.join()
+    assert not stayed, f"child processes outlived the test, and had to be killed: {stayed}"
     new = {thread for thread in set(threading.enumerate()) - threads if not thread.name.startswith("QueueFeeder")}
     for thread in new:
         thread.join(STOP_S)

@@ -9,14 +9,9 @@ from errno import EMFILE, ENOENT
 from typing import Any
 
 import pytest
-from PIL import Image
-from torch.utils.data import Dataset
-from torchvision import transforms
-from torchvision.datasets.folder import default_loader
 
 import proxyloader
 from proxyloader import (
-    DataLoader,
     ForeignImageError,
     ImageError,
     InputError,
@@ -28,7 +23,6 @@ from proxyloader import (
 )
 
 from .imports import PACKAGE
-from .outcomes import outcomes
 
 PUBLIC = [getattr(proxyloader, name) for name in proxyloader.__all__]
 CLASSES = {each.__name__: each for each in PUBLIC if isinstance(each, type) and issubclass(each, ProxyLoaderError)}
@@ -88,32 +82,3 @@ def test_a_place_stands_before_the_message_and_the_rest_stays() -> None:
     located = error.at("dataset[7]", index=7)
     assert seen(located) == seen(error) | {"message": "dataset[7]: why", "args": ("dataset[7]: why",), "index": 7}
     assert str(error) == "why"
-
-
-class Faulty(Dataset[Any]):
-    """Each sample fails in another way."""
-
-    def __init__(self, missing: str) -> None:
-        self.missing = missing
-        self.transform = transforms.Compose([transforms.RandomCrop(8), transforms.ToTensor()])
-
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> Any:
-        if index == 1:
-            return self.transform(default_loader(self.missing))
-        if index == 2:
-            raise ImageError("too many", code="machine", path="x.jpg", errno=EMFILE)
-        return self.transform(Image.new("RGB", (9, 9)))
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_code_and_fields_come_out_of_a_worker(workers: int, tmp_path: Any) -> None:
-    missing = str(tmp_path / "missing.jpg")
-    _, unreadable, machine = outcomes(DataLoader(Faulty(missing), batch_size=1, num_workers=workers, device="cpu"))
-    assert isinstance(unreadable, ImageError) and isinstance(machine, ImageError)
-    assert workers == 0 or "in DataLoader worker process 0" in str(unreadable.__cause__)
-    assert (unreadable.code, unreadable.index, unreadable.path, unreadable.errno) == ("unreadable", 1, missing, 2)
-    assert unreadable.reason == "cannot be read: No such file or directory"
-    assert (machine.code, machine.index, machine.path, machine.errno) == ("machine", 2, "x.jpg", EMFILE)

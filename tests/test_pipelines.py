@@ -135,10 +135,7 @@ PROXY = dict(source="proxy")
         (dict(), "source='files' requires file_root"),
         (PROXY | dict(dtype="float64"), "dtype must be one of float32, float16, uint8, got 'float64'"),
         (PROXY | dict(layout="NCHW"), "layout must be 'CHW' or 'HWC', got 'NCHW'"),
-        (
-            PROXY | dict(file_root="here"),
-            "arguments file_root: .* require source='files', got source='proxy'",
-        ),
+        (PROXY | dict(file_root="here"), "arguments file_root: .* require source='files', got source='proxy'"),
         (PROXY | dict(size="32"), "size must be an integer >= 1, got '32'"),
         (PROXY | dict(flip=3), r"flip must be in \[0, 1\], got 3"),
         (PROXY | dict(area=(2, 3)), r"area must be \(min, max\) with 0 < min <= max <= 1.0, got \(2, 3\)"),

@@ -7,7 +7,7 @@ import functools
 import io
 import operator
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
@@ -62,14 +63,6 @@ def replayed(content: Any) -> Any:
     return ContentUnpickler(data, resolve, False, pickler.objects, torch.device("cpu")).load()
 
 
-def tensors_in(value: Any) -> Iterator[Any]:
-    if isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each)
-    else:
-        yield value
-
-
 def strides_of(tensor: torch.Tensor) -> list[int]:
     """But of dimensions of size 1, where a stride means nothing, and torch's meta device gives others at times."""
     return [stride for size, stride in zip(tensor.shape, tensor.stride()) if size != 1]
@@ -77,7 +70,7 @@ def strides_of(tensor: torch.Tensor) -> list[int]:
 
 def assert_same(ours: Any, theirs: Any, where: str = "") -> None:
     """Same form, same values to the bit, NaN included."""
-    for a, b in zip(tensors_in(ours), tensors_in(theirs), strict=True):
+    for a, b in zip(tree_leaves(ours), tree_leaves(theirs), strict=True):
         assert isinstance(a, torch.Tensor) == isinstance(b, torch.Tensor), where
         if not isinstance(b, torch.Tensor):
             assert a == b, where
@@ -101,7 +94,7 @@ def on_each(do: Callable[[Any], Any]) -> tuple[Any, Any]:
 
 def assert_same_form(ours: Any, theirs: Any) -> None:
     """Shape, dtype and strides are known without values."""
-    for a, b in zip(tensors_in(ours), tensors_in(theirs), strict=True):
+    for a, b in zip(tree_leaves(ours), tree_leaves(theirs), strict=True):
         assert isinstance(a, LazyTensor) and not is_materialized(a)
         assert (a.shape, a.dtype, a.stride(), a.device) == (b.shape, b.dtype, b.stride(), b.device)
         assert a.is_contiguous() == b.is_contiguous() and len(a.size()) == a.ndim == b.dim()
@@ -364,7 +357,7 @@ def test_gradients_equal_those_of_the_real_tensor(name: str) -> None:
     for image in (late, real):
         weight = torch.tensor(1.7, requires_grad=True)
         result = WITH_GRADIENT[name](image, weight)
-        result = list(tensors_in(replayed(result) if image is late else result))
+        result = tree_leaves(replayed(result) if image is late else result)
         assert all(type(each) in (torch.Tensor, tv_tensors.Image) for each in result)
         graph = [(each.requires_grad, each.is_leaf) for each in result]
         for each in result:

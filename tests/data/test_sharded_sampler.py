@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DalisPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
-from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset
+from torch.utils.data import BatchSampler, ChainDataset, Dataset, DistributedSampler
 
 from proxyloader import LastBatchPolicy, ShardedSampler, World
 from proxyloader.data.sharded_sampler import build_sampler, check_shard_spec
@@ -267,16 +267,6 @@ def test_a_sampler_created_before_the_process_group_is_refused(tell: Tell) -> No
 # --- what a loader asks for -------------------------------------------------------------------------------------------
 
 
-class Stream(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(10))
-
-
-class WithoutLength(torch.utils.data.Dataset[int]):
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
 def asked_for(
     num_shards: Any = None, policy: Any = None, dataset: Any = range(10), **arguments: Any
 ) -> ShardedSampler | None:
@@ -300,8 +290,11 @@ TEN: Any = range(10)
         (SHARDED | dict(policy=PARTIAL, drop_last=True), "drop_last=True contradicts last_batch_policy='partial'"),
         (SHARDED | dict(policy="none"), "last_batch_policy must be 'fill', 'partial', 'drop'"),
         (SHARDED | dict(policy="fill", batch_size=None), "last_batch_policy='fill' requires batch_size"),
-        (SHARDED | dict(dataset=Stream()), r"map-style dataset with a length, got Stream.*World\.current\(\)"),
-        (SHARDED | dict(dataset=WithoutLength()), "map-style dataset with a length, got WithoutLength"),
+        (
+            SHARDED | dict(dataset=ChainDataset([])),
+            r"map-style dataset with a length, got ChainDataset.*World.current",
+        ),
+        (SHARDED | dict(dataset=Dataset()), "map-style dataset with a length, got Dataset"),
         (
             SHARDED | dict(sampler=DistributedSampler(TEN, 2, 0)),
             "cannot be combined with sampler=DistributedSampler.* Remove sampler .* or remove num_shards",

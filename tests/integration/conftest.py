@@ -1,33 +1,14 @@
-"""Shared by the integration tests: the roads that pictures take, and an end for workers that hang."""
+"""Shared by the integration tests: the roads that pictures take."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import multiprocessing
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from ..limits import STOP_S
 from .roads import road as road
 from .roads import start_method as start_method
-
-
-@pytest.fixture(autouse=True)
-def a_worker_that_stays_fails_its_own_test_alone() -> Iterator[None]:
-    yield
-    if multiprocessing.active_children():
-        gc.collect()  # a caught exception holds the frames it came through, and with them the loader
-    for child in multiprocessing.active_children():
-        child.join(STOP_S)
-    stayed = multiprocessing.active_children()
-    for child in stayed:
-        with contextlib.suppress(RuntimeError):  # by which torch says that a worker was killed
-            child.kill()
-            child.join()
-    assert not stayed, f"had to be killed: {stayed}"
 
 
 @pytest.fixture

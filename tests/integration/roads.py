@@ -79,7 +79,7 @@ class Faulty(ImageFolder):
 class Stream(IterableDataset[Any]):
     """The pictures of a folder, each worker reading every so many of them; with two workers one has more."""
 
-    def __init__(self, paths: list[str], transform: Any, read: Callable[[str], Any]) -> None:
+    def __init__(self, paths: Sequence[Any], transform: Any, read: Callable[[Any], Any]) -> None:
         self.paths, self.transform, self.read = paths, transform, read
 
     def __iter__(self) -> Iterator[Any]:
@@ -87,6 +87,16 @@ class Stream(IterableDataset[Any]):
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         for number in range(first, len(self.paths), step):
             yield self.transform(self.read(self.paths[number])), number
+
+
+class Streamed(IterableDataset[Any]):
+    """The samples of a dataset, one after the other."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.dataset.__getitem__, range(len(self.dataset)))
 
 
 def resized(images: Any) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
-from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler, Subset
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset
 from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 
@@ -33,6 +33,7 @@ from ..limits import WAIT_S
 from ..side_by_side import assert_same, tried
 from ..tiers import by_default
 from .one_rank import Numbered
+from .roads import Streamed
 
 data_loader = pytest.importorskip("accelerate.data_loader")
 from accelerate import Accelerator  # noqa: E402
@@ -42,14 +43,6 @@ TRANSFORM = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToT
 SAMPLES, BATCH = 45, 4
 
 KINDS = {"torch": StockLoader, "ours": functools.partial(proxyloader.DataLoader, device="cpu")}
-
-
-class Stream(IterableDataset[Any]):
-    def __init__(self, samples: Any) -> None:
-        self.samples = samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.samples.__getitem__, range(len(self.samples)))
 
 
 def samples(root: str) -> Any:
@@ -78,7 +71,7 @@ class Case:
         if self.by_batch is not None:
             return KINDS[kind](dataset, batch_sampler=self.by_batch(len(dataset)), **self.arguments)
         if self.streams:
-            return KINDS[kind](Stream(dataset), BATCH, **self.arguments)
+            return KINDS[kind](Streamed(dataset), BATCH, **self.arguments)
         return KINDS[kind](dataset, BATCH, **{"shuffle": True} | self.arguments)
 
     @property

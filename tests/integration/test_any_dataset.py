@@ -10,7 +10,6 @@ import logging
 import random
 import re
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -20,19 +19,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset, IterableDataset
 from torchvision import datasets as torchvisions
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import default_loader
 from torchvision.io import ImageReadMode, decode_image, read_image
 from torchvision.transforms import functional as F
 from torchvision.transforms import v2
 
 import proxyloader
 
-from ..side_by_side import assert_as_torch, by_dali, epochs
+from ..side_by_side import assert_as_torch, by_dali
 from ..tiers import by_default
 from .roads import Stream
 
@@ -230,7 +228,6 @@ BY_DALI: dict[str, Make] = {
     "two views and a dict": of(two_views),
     "all generators": of(with_all_generators),
     "as opened": of(lambda path, index: (TRAIN(Image.open(path)), index)),
-    "opened by torchvision": of(lambda path, index: (TRAIN(default_loader(str(path))), index)),
     "turned upright": of(lambda path, index: (TRAIN(ImageOps.exif_transpose(Image.open(path)).convert("RGB")), index)),
     "arithmetic": of(with_arithmetic),
     "a Lambda on tensors": with_each(*TRAIN.transforms, v1.Lambda(lambda image: image.clamp(0.1, 0.9))),
@@ -257,7 +254,6 @@ IN_WORKERS: dict[str, Make] = {
     "looked at now and then": of(looked_at_now_and_then),
     "albumentations": of(of_albumentations),
     "OpenCV and ToPILImage": of(of_opencv),
-    "grey": of(lambda path, index: (TRAIN(Image.open(path).convert("L")), index)),
     "Pillow's own operations": of(lambda path, index: (TO_TENSOR(opened(path).resize((32, 32)).rotate(10)), index)),
     "a Lambda on PIL images": with_each(v1.RandomResizedCrop(32), TILT, TO_TENSOR),
     "NumPy": of(lambda path, index: (TRAIN(opened(path)).numpy(), index)),
@@ -347,19 +343,6 @@ def test_a_dataset_may_be_left_to_torch(name: str, workers: int, photos: Path, d
     assert_as_torch(loaded_from(make, photos, workers, translate=False), kept, device=device)
     assert all(torch.equal(theirs.cpu(), ours.cpu()) for theirs, ours in zip(*map(tensors_in, batches), strict=True))
     assert {each.device.type for each in tensors_in(batches[1]) if each.ndim > 1} == {device}
-
-
-def test_grey_arrays_are_left_to_torch(tmp_path: Path, device: str) -> None:
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for kind in ("train", "t10k"):
-        images = np.random.default_rng(0).integers(0, 256, (24, 28, 28), np.uint8)
-        (raw / f"{kind}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 2051, *images.shape) + images.tobytes())
-        (raw / f"{kind}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 2049, 24) + bytes(range(24)))
-    transform = v1.Compose([v1.RandomCrop(28, padding=2), v1.ToTensor(), v1.Normalize((0.13,), (0.31,))])
-    dataset = torchvisions.MNIST(str(tmp_path), transform=transform)
-    for each in (dataset, ConcatDataset([Subset(dataset, range(16)), dataset])):
-        assert_as_torch(lambda kind: kind(each, 8, True, num_workers=2), epochs, device=device)  # noqa: B023
 
 
 @pytest.mark.parametrize("workers", [0, 1])

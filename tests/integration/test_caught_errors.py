@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image, ImageFile, UnidentifiedImageError
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import Dataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import decode_image
@@ -28,6 +28,8 @@ from ..hostile_jpegs import HUFFMAN, QUANTISATION, saved, with_bytes, without
 from ..limits import WAIT_S
 from ..outcomes import outcomes
 from ..side_by_side import assert_as_torch
+from .roads import Streamed
+from .test_any_dataset import opened
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:UserWarning", "ignore::DeprecationWarning")
 
@@ -50,10 +52,6 @@ def paths(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         with pytest.raises(OSError, match="broken data stream"):
             Image.open(found[index]).load()
     return found
-
-
-def opened(path: str | Path) -> Image.Image:
-    return Image.open(path).convert("RGB")
 
 
 class Own(Dataset[Any]):
@@ -134,12 +132,8 @@ class Unopened(Own):
         return Image.open(self.paths[index]), index
 
 
-class Stream(IterableDataset[Any]):
-    def __init__(self, paths: list[Path]) -> None:
-        self.own = Own(paths)
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from (self.own[index] for index in range(len(self.own)))
+def stream(paths: list[Path]) -> Streamed:
+    return Streamed(Own(paths))
 
 
 class Trusting(Own):
@@ -166,12 +160,12 @@ HOW: dict[Any, dict[str, Any]] = {
     Own: {"batch_size": 4, "shuffle": True},
     ByLists: {"batch_size": None, "sampler": [[0, 1, 2], [3, 4, 5], [8, 9, 1]]},
     Unopened: {"batch_size": 4, "shuffle": True, "collate_fn": augmented},
-    Stream: {"batch_size": 4},
+    stream: {"batch_size": 4},
 }
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Own, AsTensor, Threads, Keeping, ByLists, Folder, Unopened, Stream])
+@pytest.mark.parametrize("kind", [Own, AsTensor, Threads, Keeping, ByLists, Folder, Unopened, stream])
 def test_it_meets_the_error_and_draws_as_there(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
     assert_as_torch(lambda loader: loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own])))
     if kind is Own:

@@ -289,10 +289,7 @@ class Draws(IterableDataset[torch.Tensor]):
 
 @pytest.mark.parametrize(
     ("dataset", "epochs", "arguments"),
-    [
-        (torch.arange(64), 25, {"shuffle": True}),
-        (Draws(), 2, {"num_workers": 2, "multiprocessing_context": "fork"}),
-    ],
+    [(torch.arange(64), 25, {"shuffle": True}), (Draws(), 2, {"num_workers": 2, "multiprocessing_context": "fork"})],
     ids=["shuffled", "drawn in workers"],
 )
 def test_a_seed_holds_beside_those_of_other_threads(dataset: Any, epochs: int, arguments: Any) -> None:

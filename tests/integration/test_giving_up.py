@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image, ImageFilter
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
+from torch.utils.data import Dataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -25,6 +25,7 @@ from proxyloader import DataLoader
 from proxyloader.data.deferral import MAX_UNUSED_SAMPLES
 
 from ..side_by_side import assert_as_torch, assert_same
+from .roads import Stream
 
 TRANSFORM = transforms.Compose([transforms.RandomCrop(64), transforms.RandomHorizontalFlip(), transforms.ToTensor()])
 SAMPLES = 2 * MAX_UNUSED_SAMPLES + 24
@@ -75,10 +76,7 @@ def folder(root: Path) -> Any:
     return dataset
 
 
-USING_PIXELS = [
-    *(as_numpy, with_mean, folder),
-    lambda image: TRANSFORM(image.filter(ImageFilter.GaussianBlur(1))),
-]
+USING_PIXELS = [as_numpy, with_mean, folder, lambda image: TRANSFORM(image.filter(ImageFilter.GaussianBlur(1)))]
 
 
 class Texts(Dataset[Any]):
@@ -103,16 +101,12 @@ class Turned(Grey):
         return 3 * SAMPLES
 
 
-class Rows(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        info = get_worker_info()
-        first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        for index in range(first, 2 * SAMPLES, step):
-            yield torch.full((3,), float(index)), index
+def rows() -> Stream:
+    return Stream(range(2 * SAMPLES), lambda index: torch.full((3,), float(index)), int)
 
 
 WITHOUT_PHOTOGRAPHS = [
-    *(Texts, Grey, Rows, lambda: Subset(Texts(), range(100)), lambda: [*range(SAMPLES)]),
+    *(Texts, Grey, rows, lambda: Subset(Texts(), range(100)), lambda: [*range(SAMPLES)]),
     lambda: TensorDataset(torch.randn(SAMPLES, 5), torch.arange(SAMPLES)),
 ]
 
@@ -130,7 +124,7 @@ def test_batches_and_draws_are_torchs_and_the_line_that_uses_pixels_is_named_onc
         dataset = make()
     else:
         dataset = folder(photos) if make is folder else Photos(photos, make)
-    how = dict(num_workers=workers, persistent_workers=persistent, shuffle=not isinstance(dataset, Rows))
+    how = dict(num_workers=workers, persistent_workers=persistent, shuffle=not isinstance(dataset, Stream))
 
     def epochs(kind: Any) -> list[Any]:
         torch.manual_seed(3)
@@ -201,7 +195,7 @@ def test_persistent_workers_undo_what_they_drew_for_loops_that_were_left(
 
 
 def test_a_stream_that_torchs_loader_reads_resumes_in_the_same_loader() -> None:
-    loader = DataLoader(Rows(), 8, num_workers=2, persistent_workers=True, translate=False, device="cpu")
+    loader = DataLoader(rows(), 8, num_workers=2, persistent_workers=True, translate=False, device="cpu")
     batches, state = iter(loader), {}
     for _ in range(5):
         next(batches)

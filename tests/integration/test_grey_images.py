@@ -32,7 +32,7 @@ MEAN_LEVELS = 0.5
 
 TO_TENSOR = [v1.ToTensor(), v1.Normalize((0.5,), (0.5,))]
 CROP = v1.RandomResizedCrop(48)
-ONE, ONE_V2 = [CROP], [v2.RandomResizedCrop(48)]
+ONE_V2 = [v2.RandomResizedCrop(48)]
 TO_TENSOR_V2 = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize((0.5,), (0.5,))]
 
 
@@ -155,10 +155,6 @@ def test_workers_do_so_too(attribute: str, make: Make, device: str) -> None:
 def test_it_is_torchvisions_error(name: str, make: Make) -> None:
     seen = assert_as_torch(lambda kind: kind(make(tf=ERRORS[name]), 8), one_epoch)
     assert isinstance(seen["epochs"][0]["batches"][0], Failed)
-
-
-def test_a_grey_file_in_rgb_has_three_channels(grey_photos: Path, device: str) -> None:
-    assert_made(lambda: ImageFolder(str(grey_photos), then()), device, dali=8, workers=0)
 
 
 def test_grey_and_colour_in_one_folder(photos: Path, grey_photos: Path, tmp_path: Path, device: str) -> None:

@@ -26,7 +26,7 @@ from proxyloader import DataLoader, ImageError
 from ..faults import Spelled
 from ..numbered import read_numbers
 from ..outcomes import outcomes
-from .roads import BATCH, PICTURES, TRANSFORM, Counted, assert_pictures_match
+from .roads import BATCH, PICTURES, TRANSFORM, Streamed, assert_pictures_match
 
 
 def transform_to(size: int) -> transforms.Compose:
@@ -63,14 +63,6 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "reverse the samples": lambda dataset: setattr(dataset, "samples", dataset.samples[::-1]),
     "reverse them in place": lambda dataset: dataset.samples.reverse(),
 }
-
-
-class Streamed(IterableDataset[Any]):
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.dataset.__getitem__, range(16))
 
 
 WHOLES: dict[str, Callable[[Any], Any]] = {
@@ -184,16 +176,6 @@ def test_a_file_that_is_repaired_between_two_epochs_is_read_anew(tmp_path: Path,
     assert loader.errors.total == 1
 
 
-def test_workers_get_no_request_before_the_epoch_is_asked_for(tmp_path: Path) -> None:
-    dataset, log = Counted(str(make_folder(tmp_path / "photos")), TRANSFORM), tmp_path / "read"
-    dataset.log = str(log)
-    loader = DataLoader(dataset, 2, num_workers=2, persistent_workers=True, device="cpu")
-    for epoch in (1, 2):
-        assert len(list(loader)) == FILES // 2
-        time.sleep(0.2)
-        assert log.stat().st_size == epoch * FILES
-
-
 # --- what a dataset keeps, and loaders inside of datasets ------------------------------------------------------------
 
 
@@ -302,16 +284,6 @@ def test_a_dataset_may_keep_what_it_opened(kind: type[Pictures], spelled_root: P
 # --- a loader in a dataset -------------------------------------------------------------------------------------------
 
 
-class AsStream(IterableDataset[Any]):
-    def __init__(self, pictures: Any) -> None:
-        self.pictures, self.transform = pictures, TRANSFORM
-
-    def __iter__(self) -> Any:
-        for index in range(len(self.pictures)):
-            path, _ = self.pictures.dataset.samples[self.pictures.indices[index]]
-            yield self.transform(self.pictures.dataset.loader(path)), self.pictures.indices[index]
-
-
 class Nested(Pictures):
     """Each sample is looked up in a batch of a loader of its own."""
 
@@ -319,7 +291,7 @@ class Nested(Pictures):
 
     def __getitem__(self, index: int) -> Any:
         neighbours: Any = Subset(Pictures(Path(self.root)), [index, (index + 1) % len(self)])
-        dataset = AsStream(neighbours) if self.as_stream else neighbours
+        dataset = Streamed(neighbours) if self.as_stream else neighbours
         torch.manual_seed(index)
         images, numbers = next(iter(DataLoader(dataset, 2, device="cpu", num_threads=1, seed=3)))
         assert read_numbers(images, white=1.0) == numbers.tolist()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -132,14 +131,3 @@ def test_any_program_gives_what_it_gives_with_the_stock_loader(
         assert torch.equal(indices, wanted_indices)
         assert (images.shape, images.dtype, images.device.type) == (wanted.shape, wanted.dtype, device)
         assert (images.cpu() - wanted).abs().mean() < MEAN_LEVELS / 255 * 2 ** on_tensors.count("times") * 4
-
-
-def test_a_program_that_uses_pixels_gives_the_stock_loaders_to_the_bit(photos: Path, device: str) -> None:
-    """Of the first operation on, whichever follow."""
-    paths = sorted(photos.glob("*/*.jpg"))[:8]
-    for first in ("Pillow's crop", "Pillow's turn", "Pillow's resize"):
-        dataset = Program(paths, [first, "flip", "crop"], "v2", ["times", "erased", "noise", "through a view"])
-        stock, _ = seen(StockLoader, dataset)
-        ours, _ = seen(proxyloader.DataLoader, dataset, device=device)
-        for (images, _), (wanted, _) in zip(ours, stock, strict=True):
-            np.testing.assert_array_equal(images.cpu(), wanted)

@@ -190,10 +190,7 @@ def test_a_state_from_before_the_first_batch_is_the_start_of_an_epoch_for_any_lo
     [
         (dict(shuffle=False), "shuffle=True, seed=0, but this loader has .*shuffle=False"),
         (dict(num_shards=None), "this loader has num_shards=None"),
-        (
-            dict(num_shards=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)),
-            "this loader has num_shards=None",
-        ),
+        (dict(num_shards=None, shuffle=None, sampler=DistributedSampler(ALL, 2, 0)), "this loader has num_shards=None"),
     ],
     ids=["another order", "none", "a distributed sampler"],
 )

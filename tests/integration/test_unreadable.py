@@ -484,6 +484,7 @@ def test_errors_of_the_disk_are_raised_as_by_torch(
     assert isinstance(error := ours.pop(2), OSError) and "Input/output error" in str(error)
     if not opens_itself:
         assert isinstance(error, ImageError)
+        assert workers == 0 or "in DataLoader worker process" in str(error.__cause__)
         assert (error.code, error.index, error.path, error.errno) == ("machine", 9, path, errno.EIO)
     assert numbers_of(ours, spelled) == [[k, k + 1, k + 2, k + 3] for k in (0, 4, 12, 16, 20)]
 

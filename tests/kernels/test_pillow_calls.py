@@ -46,9 +46,9 @@ QUAD = [[0, 0], [99, 0], [99, 99], [0, 99]], [[4, 5], [90, 2], [95, 97], [2, 90]
 COEFFICIENTS = (1, 0.1, -3, 0.05, 0.9, 2, 0.0004, 0.0007)
 
 
-def photo(mode: str) -> bytes:
+def photo(mode: str = "RGB", orientation: int = 6) -> bytes:
     exif = Image.Exif()
-    exif[Base.Orientation] = 6
+    exif[Base.Orientation] = orientation
     return encoded(picture(3, (161, 123)).convert(mode), "JPEG", quality=90, exif=exif, dpi=(72, 72))
 
 

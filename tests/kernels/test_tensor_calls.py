@@ -18,7 +18,6 @@ import pytest
 import simplejpeg
 import torch
 from PIL import Image
-from PIL.ExifTags import Base
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode as Mode
 from torchvision.transforms import _functional_tensor as FT
@@ -37,7 +36,7 @@ from ..compare import generator_states, picture, seed_all
 from ..odd_formats import encoded
 from ..undecoded import image_calls_in, opened_late
 from .test_operations import run_programs
-from .test_pillow_calls import QUAD, assert_exact, of, opened
+from .test_pillow_calls import QUAD, assert_exact, of, opened, photo
 
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 NOISE = torch.arange(3 * 20 * 30).reshape(3, 20, 30) / 99 - 7
@@ -292,39 +291,6 @@ def test_pipeline(name: str) -> None:
                 assert_recorded(late, stock)
 
 
-JOINT = [v2.RandomIoUCrop(), v2.RandomZoomOut(p=1.0), v2.RandomHorizontalFlip(1.0)]
-JOINT_OF_TENSORS = [v2.RandomPhotometricDistort(), *JOINT, v2.Resize((60, 70)), v2.RandomRotation(9), TO_FLOAT]
-
-
-@pytest.mark.parametrize(
-    ("start", "steps", "check"),
-    [
-        (lambda image: image, [*JOINT, v2.ToImage()], assert_exact),
-        (to_image, [*JOINT_OF_TENSORS, v2.Normalize(MEAN, STD)], assert_recorded),
-    ],
-    ids=["a PIL image", "a tensor"],
-)
-def test_joint_transform_of_image_boxes_and_mask(start: Any, steps: list[Any], check: Any) -> None:
-    """The image is recorded, and torchvision transforms its boxes and its mask."""
-
-    def sample() -> Any:
-        seed_all(0)
-        image, boxes = start(opened("RGB")), torch.tensor([[5.0, 6.0, 90.0, 80.0]])
-        target = {
-            "boxes": tv_tensors.BoundingBoxes(boxes, format="XYXY", canvas_size=(123, 161)),  # type: ignore[call-overload]
-            "labels": torch.tensor([1]),
-            "mask": tv_tensors.Mask(torch.arange(123 * 161).reshape(1, 123, 161) % 7),
-        }
-        return *v2.Compose(steps)(image, target), generator_states()
-
-    stock = sample()
-    with opened_late():
-        late = sample()
-        assert torch.equal(late[1]["boxes"], stock[1]["boxes"]) and torch.equal(late[1]["mask"], stock[1]["mask"])
-        assert type(late[1]["boxes"]) is tv_tensors.BoundingBoxes and late[2] == stock[2]
-        check(late[0], stock[0])
-
-
 def test_crop_shares_memory_with_its_image() -> None:
     with opened_late():
         image = STARTS["v2"]()
@@ -365,16 +331,10 @@ def test_missing_names_are_left_to_torchvision(monkeypatch: pytest.MonkeyPatch, 
     assert "horizontal_flip_image" in caplog.text
 
 
-def photo_turned_by(orientation: int, mode: str = "RGB") -> bytes:
-    exif = Image.Exif()
-    exif[Base.Orientation] = orientation
-    return encoded(picture(3, (161, 123)).convert(mode), "JPEG", quality=90, exif=exif)
-
-
 @pytest.mark.parametrize("orientation", range(10))
 def test_torchcodec_is_deferred(orientation: int, tmp_path: Path) -> None:
     decoders = pytest.importorskip("torchcodec.decoders")
-    content, path = photo_turned_by(orientation), tmp_path / "a.jpg"
+    content, path = photo(orientation=orientation), tmp_path / "a.jpg"
     path.write_bytes(content)
     for source in (content, path, str(path), torch.frombuffer(bytearray(content), dtype=torch.uint8)):
         for decode in (decoders.decode_image, functools.partial(decoders.decode_jpeg, mode="unchanged")):
@@ -393,11 +353,11 @@ def test_torchcodec_is_deferred(orientation: int, tmp_path: Path) -> None:
 def test_torchcodec_decodes_what_is_no_rgb() -> None:
     decoders = pytest.importorskip("torchcodec.decoders")
     calls: list[Callable[[], Any]] = [
-        lambda: decoders.decode_image(photo_turned_by(1), mode="GRAY"),
-        lambda: decoders.decode_image(photo_turned_by(1, "L"), mode="UNCHANGED"),
-        lambda: decoders.decode_image(photo_turned_by(1), output_dtype=torch.uint16),
+        lambda: decoders.decode_image(photo(orientation=1), mode="GRAY"),
+        lambda: decoders.decode_image(photo("L", 1), mode="UNCHANGED"),
+        lambda: decoders.decode_image(photo(orientation=1), output_dtype=torch.uint16),
         lambda: decoders.decode_image(encoded(picture(3), "PNG")),
-        lambda: decoders.decode_jpeg([photo_turned_by(1)])[0],
+        lambda: decoders.decode_jpeg([photo(orientation=1)])[0],
     ]
     for call in calls:
         stock = call()
@@ -407,7 +367,7 @@ def test_torchcodec_decodes_what_is_no_rgb() -> None:
     with opened_late():
         for wrong in ({"mode": "no mode"}, {"output_dtype": torch.float32}):
             with pytest.raises(ValueError, match="Invalid"):
-                decoders.decode_image(photo_turned_by(1), **wrong)
+                decoders.decode_image(photo(orientation=1), **wrong)
         with pytest.raises(TypeError):
             decoders.decode_jpeg(3)
 
@@ -455,9 +415,8 @@ READ_ARRAYS: dict[str, tuple[Callable[[Path], Any], bool]] = {
 @pytest.mark.parametrize("orientation", [1, 6])
 @pytest.mark.parametrize("name", READ_ARRAYS)
 def test_image_of_an_array_that_a_decoder_made(name: str, orientation: int, tmp_path: Path) -> None:
-    exif, path = Image.Exif(), tmp_path / "a.jpg"
-    exif[Base.Orientation] = orientation
-    path.write_bytes(encoded(picture(3, (161, 123)), "JPEG", exif=exif))
+    path = tmp_path / "a.jpg"
+    path.write_bytes(photo(orientation=orientation))
     read, is_recorded = READ_ARRAYS[name]
     if "OpenCV" in name:
         pytest.importorskip("cv2")

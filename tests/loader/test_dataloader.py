@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 from nvidia.dali import Pipeline
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -184,14 +184,6 @@ def test_a_transform_that_is_not_translated_keeps_no_pipeline_alive(folder: Imag
         folder.transform = transforms.Compose([transforms.RandomCrop(size), transforms.ToTensor(), torch.square])
         assert {images.shape[2] for images, _ in loader} == {size}
         assert 1 <= in_memory(Pipeline) - before <= 2
-
-
-NUMBERS = TensorDataset(torch.arange(3))
-
-
-@pytest.mark.parametrize("dataset", [NUMBERS, [1, 2, 3], ConcatDataset([NUMBERS, Subset(NUMBERS, [1])])], ids=type)
-def test_of_a_dataset_in_memory_nothing_is_logged(dataset: Any, caplog: pytest.LogCaptureFixture) -> None:
-    assert len(DataLoader(dataset)) and not caplog.messages
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -235,21 +235,6 @@ def test_damaged_image(coco_root: Path, how: Any, kind: Any, workers: int, eithe
                 indices = [*indices[:place], *instead, *indices[place + 1 :]]
             assert_equal(batch, together([samples[index] for index in indices]))
         assert instead is None or [(each.index, each.path) for each in loader.errors] == [(BAD, str(path))]
-
-
-@pytest.mark.parametrize("workers", [2, 0])
-def test_break_within_an_epoch(coco_root: Path, workers: int, either_device: str) -> None:
-    def batches(loader_class: Any) -> Iterator[Any]:
-        torch.manual_seed(5)
-        random.seed(5)
-        dataset = wrapped(coco_root, *PADDED, *END)
-        options: Any = dict(shuffle=True, num_workers=workers, collate_fn=together, persistent_workers=workers > 0)
-        loader = loader_class(dataset, 3, **options)
-        for taken in (1, 3, 9):
-            yield from (batch for _, batch in zip(range(taken), loader))
-
-    for ours, theirs in zip([*batches(DataLoader)], [*batches(StockLoader)], strict=True):
-        assert_equal(ours, theirs)
 
 
 def test_sample_without_the_boxes_that_a_transform_requires(coco_root: Path, either_device: str) -> None:

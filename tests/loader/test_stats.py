@@ -32,22 +32,11 @@ from proxyloader.workers.messages import PackedBatch, PackedInput, PackedRun
 
 from ..faults import Spelled, in_thread
 from ..integration.roads import Stream, picture_folder, picture_pipeline, read_bytes
+from ..integration.test_any_dataset import Photo
 from ..numbered import spell_dataset
 from .test_backend import of_arrays
 
 TRANSFORM = transforms.Compose([transforms.CenterCrop(32), transforms.ToTensor()])
-
-
-class CalledInGetitem(ImageFolder):
-    """Its transform is not known before the first batch."""
-
-    def __init__(self, root: str, transform: Any) -> None:
-        super().__init__(root)
-        self.call = [transform]
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return self.call[0](image), label
 
 
 def counts(stats: LoaderStats) -> tuple[int, ...]:
@@ -116,12 +105,10 @@ def test_what_a_server_makes_counts_and_what_is_left_out_is_an_error(photos: Pat
     assert counts(loader.stats()) == (7, 7, 0, 0) and loader.stats().errors == 1
 
 
-@pytest.mark.parametrize("dataset_class", [ImageFolder, CalledInGetitem])
-def test_in_mid_epoch_any_thread_sees_what_was_given_and_what_waits(
-    photos: Path, device: str, dataset_class: Any
-) -> None:
-    loader = DataLoader(dataset_class(str(photos), TRANSFORM), 4, num_workers=1, device=device)
-    ahead = []
+@pytest.mark.parametrize("is_met", [False, True], ids=["", "a transform that is not known before the first batch"])
+def test_in_mid_epoch_any_thread_sees_what_was_given_and_what_waits(photos: Path, device: str, is_met: bool) -> None:
+    dataset: Any = Photo(photos, tf=TRANSFORM) if is_met else ImageFolder(str(photos), TRANSFORM)
+    loader, ahead = DataLoader(dataset, 4, num_workers=1, device=device), []
     for number, _ in enumerate(loader, start=1):
         stats = in_thread(loader.stats)
         assert (stats.batches, stats.images) == (number, 4 * number)

@@ -14,13 +14,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader.transforms.plan import Version
-from proxyloader.transforms.random_numbers import (
-    BLOCK,
-    NumbersAhead,
-    drawing_ahead,
-    draws_alike,
-    resized_crop_box,
-)
+from proxyloader.transforms.random_numbers import BLOCK, NumbersAhead, drawing_ahead, draws_alike, resized_crop_box
 
 from ..compare import drawn_alike
 from ..plans import draw, translation_of

@@ -23,8 +23,6 @@ from .. import compare
 from ..compare import THIN, as_image, assert_alike, both_versions, images, lossless, many, of_levels
 from ..plans import plan_for
 
-NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
-
 INTERPOLATIONS = [InterpolationMode(name) for name in ("nearest", "bilinear", "bicubic", "lanczos")]
 BICUBIC = Image.Resampling.BICUBIC
 LARGE = images("landscape", "portrait", "large", "grey")

@@ -19,6 +19,8 @@ SMALL: dict[str, Any] = {
     "a flag": torch.tensor(True),
     "nothing": torch.empty(0, 4),
     "a column": FRAME[1:2, :1],
+    "an empty column": FRAME[:0, 4],
+    "strides of 0": FRAME[:1, 0].as_strided((1, 1), (0, 0)),
     "bfloat16": FRAME.bfloat16(),
     "complex": torch.view_as_complex(FRAME.reshape(-1, 2).float()).conj(),
     "a parameter of no module": torch.ones(2, requires_grad=True),
@@ -75,3 +77,10 @@ def test_small_tensor_is_sent_by_value(name: str) -> None:
 def test_other_tensors_are_sent_in_shared_memory(name: str) -> None:
     found, objects = sent({"target": LARGE[name]})
     assert found["target"] is LARGE[name] is objects[0]
+
+
+@pytest.mark.parametrize("name", [*SMALL, *LARGE])
+def test_in_the_process_of_the_loader_a_tensor_stays_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "get_worker_info", lambda: None)
+    tensor = (SMALL | LARGE)[name]
+    assert sent(tensor)[0] is tensor

@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch.utils.data import Subset, default_collate
+from torch.utils.data import default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -127,32 +127,6 @@ def test_arrays_are_preserved_in_a_slot_and_without_one(arrays: list[Any], has_s
     assert np.array_equal(found_rows, rows)
 
 
-TENSORS = [
-    *(torch.arange(5), torch.ones(2, 3, requires_grad=True), torch.tensor(3.0), torch.zeros(0)),
-    *(torch.ones(3, dtype=torch.bfloat16), torch.ones(300_000), torch.ones(2, dtype=torch.complex64).conj()),
-    *(torch.arange(12).reshape(3, 4).t(), torch.tensor([True, False]), torch.rand(3, 5)[:1, 4]),
-    *(torch.ones(1).expand(1, 1).as_strided((1, 1), (0, 0)), torch.rand(3, 5)[:0, 4]),
-]
-
-
-class BesideTensors(ImageFolder):
-    def __getitem__(self, index: int) -> Any:
-        image, _ = super().__getitem__(index)
-        return image, TENSORS[index]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_tensors_beside_the_images_are_preserved(photos: Path, workers: int) -> None:
-    dataset = Subset(BesideTensors(str(photos), transforms.ToTensor()), range(len(TENSORS)))
-    loader = DataLoader(dataset, len(TENSORS), collate_fn=list, num_workers=workers, device="cpu")
-    ((*samples,),) = loader
-    for (_, found), tensor in zip(samples, TENSORS, strict=True):
-        assert (found is tensor) == (workers == 0)  # in the process of the loader, as with torch's
-        assert found.dtype == tensor.dtype and found.requires_grad == tensor.requires_grad
-        assert torch.equal(found, tensor)
-    assert loader.stats().images_by_dali == len(TENSORS)
-
-
 def test_mixed_kinds_of_input_in_a_batch_are_refused() -> None:
     calls = [ProxyInputs("s", (np.zeros(1), array), names=("a", "b")) for array in (np.uint8([1]), np.float32([1]))]
     with pytest.raises(
@@ -236,34 +210,24 @@ def with_comment(data: bytes, size: int) -> bytes:
     return data[:2] + b"\xff\xfe" + (size - 2).to_bytes(2, "big") + bytes(size - 4) + data[2:]
 
 
-@pytest.mark.parametrize("one_size", [True, False])
-def test_a_batch_arrives_unchanged(photos: Path, tmp_path: Path, one_size: bool) -> None:
+@pytest.mark.parametrize("kind", ["several sizes", "one size", "read five times"])
+def test_a_batch_arrives_unchanged_and_takes_little_space(photos: Path, tmp_path: Path, kind: str) -> None:
     files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
-    if one_size:
+    if kind == "one size":
         files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
     arena = Arena(2)
     dataset = folder_of(tmp_path, files)
+    if kind == "read five times":
+        reads = dataset.loader
+        dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {})
     for slot in (0, 1, 0, 1):
         with opened_late():
             batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
         assert batch is not None and batch.failure is None
+        assert batch.size_bytes < 2.5 * sum(map(len, files))
         (run,) = batch.runs
         assert [part.tobytes() for part in batch.read(run, arena)[0][0]] == files
-
-
-def test_files_that_are_not_sent_take_little_space_in_a_slot(photos: Path, tmp_path: Path) -> None:
-    files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
-    arena, dataset = Arena(1), folder_of(tmp_path, files)
-    reads = dataset.loader
-    dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
-    packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {})
-    for number in range(4):
-        with opened_late():
-            batch = packed.__getitems__(BatchRequest(number, 0, list(range(8)), batched=True, slot=0)).batch
-        assert batch is not None and batch.failure is None
-        assert batch.size_bytes < 2.5 * sum(map(len, files))
-        assert [part.tobytes() for part in batch.read(batch.runs[0], arena)[0][0]] == files
 
 
 class ReadThere(ImageFolder):
