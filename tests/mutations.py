@@ -252,7 +252,7 @@ what a dataset keeps of a batch stays in the memory of the next one
     data/batch_memory.py:BatchMemory.end | count > baseline + 2 => count > 99
     workers/test_slots.py integration/test_live_datasets.py
 a child that a dataset forks reads files into the batch of its parent
-    data/batch_memory.py: | after_in_child=batch_memory.stop => after_in_child=int
+    data/hooks.py: | after_in_child=_reset_in_child => after_in_child=int
     integration/test_live_datasets.py
 files of one size are taken to follow each other where they were read
     workers/packing.py:_pack_input | if one_shape: => if one_shape and arrays[0].ndim > 1:
