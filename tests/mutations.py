@@ -273,7 +273,7 @@ the newest batch under way is handed out first
     loader/feed.py:Feed.next | self._in_flight.popleft() => self._in_flight.pop()
     integration/test_same_batches.py integration/test_faults_epochs.py
 a slot is lost where a loop is left early
-    loader/feed.py:Feed.close | self.release_slot(in_flight) => pass
+    loader/feed.py:Feed.close | self.release(self._in_flight.popleft()) => self._in_flight.popleft()
     integration/test_processes.py integration/test_faults_epochs.py
 a slot is lost with a batch that nobody asks for any more
     workers/request_sampler.py:RequestSampler.discard_pending | self.arena.release(request.slot) => pass

@@ -51,9 +51,11 @@ class PlanServer(RunQueue):
         """Start a run that decodes the files of several batches. Kernels transform each batch when it is collected."""
         return self._submit([files], [PipelineRun(len(each.shapes), each) for each in schedules])
 
-    def has_room(self, schedules: Sequence[Schedule]) -> bool:
-        """Return whether a run that decodes these batches can decode another one like them."""
-        return sum(each.decoded_bytes for each in schedules) * (1 + 1 / len(schedules)) <= MAX_BYTES_TOGETHER
+    def fits(self, schedules: Sequence[Schedule], others: int = 0) -> bool:
+        """Return whether to decode these batches in one run, with so many others like them."""
+        ratio = 1 + others / len(schedules)
+        images, size = sum(len(each.shapes) for each in schedules), sum(each.decoded_bytes for each in schedules)
+        return ratio * images <= self.pipeline.max_batch_size and ratio * size <= MAX_BYTES_TOGETHER
 
     def _prepare(self, inputs: Sequence[Any]) -> Sequence[Any]:
         files, *columns = inputs

@@ -119,11 +119,12 @@ class DaliRun:
         leak_in_child(self)
 
     def end_part(self, part: PipelineRun) -> None:
-        if part in self.parts:
-            self.parts.remove(part)
+        self.parts = [each for each in self.parts if each is not part]  # safe in several threads
 
     def fail(self, error: Exception) -> None:
         self.ended = True
+        if len(self.parts) > 1 and isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            error = RuntimeError(str(error))  # each batch is repeated alone
         for part in self.parts:
             part.error = error
         self.parts = []
@@ -292,7 +293,7 @@ class RunQueue:
         run.ended = self._in_sync = True
 
     def _convert_parts(self, run: DaliRun, stream: torch.cuda.Stream | None) -> None:
-        for part in [*run.parts]:
+        for part in run.parts:
             self._convert_part(part, stream)
 
     def _convert_part(self, part: PipelineRun, stream: torch.cuda.Stream | None) -> None:
@@ -354,7 +355,7 @@ class RunQueue:
         """Cancel all runs, without waiting. Their outputs cannot appear in a later batch."""
         with self._lock:
             for run in self._runs:
-                for part in [*run.parts]:
+                for part in run.parts:
                     part.cancel()
 
     def release_pipeline(self) -> None:

@@ -165,10 +165,7 @@ class Feed:
         """Cancel the batches in flight and release the workers."""
         if self.process == os.getpid():  # the locks of a forked copy may never be released
             while self._in_flight:
-                in_flight = self._in_flight.popleft()
-                for pipeline_run in in_flight.pipeline_runs:
-                    pipeline_run.cancel()
-                self.release_slot(in_flight)
+                self.release(self._in_flight.popleft())
         self._batches = None
 
     def __len__(self) -> int:
@@ -179,7 +176,10 @@ class Feed:
         """Receive batches from the workers, and return the oldest one in flight; None at the end of the epoch."""
         while self._batches is not None and (not self._in_flight or self._can_receive()):
             self._receive_together()
-        return self._in_flight.popleft() if self._in_flight else None
+        if not self._in_flight:
+            return None
+        self._submit([self._in_flight[0]])  # unless it was submitted, or a signal handler has raised before
+        return self._in_flight.popleft()
 
     def request_next(self) -> None:
         """Request a batch in place of one that the training loop receives, if torch has not done so before."""
@@ -187,7 +187,10 @@ class Feed:
         if requests is not None and requests.max_unreturned and isinstance(self._batches, WorkersIterator):
             self._batches._try_put_index()
 
-    def release_slot(self, in_flight: InFlightBatch) -> None:
+    def release(self, in_flight: InFlightBatch) -> None:
+        """Release the slot of a batch, and cancel its runs unless they were collected."""
+        for pipeline_run in in_flight.pipeline_runs:
+            pipeline_run.cancel()
         if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
             self.pool.arena.release(in_flight.batch.request.slot, in_flight.pipeline_runs)
 
@@ -210,17 +213,15 @@ class Feed:
     def _receive_together(self) -> None:
         """Receive the next batch from the workers, and those that are ready and can be decoded with it."""
         together: list[InFlightBatch] = []
-        while self._batches is not None and (not together or self._can_add(together)):
-            if (in_flight := self._receive()) is not None:
-                if together:
-                    together[-1].is_last = False
-                together.append(in_flight)
-                self._in_flight.append(in_flight)
         try:
+            while self._batches is not None and (not together or self._can_add(together)):
+                if (in_flight := self._receive()) is not None:
+                    together.append(in_flight)
+        finally:  # whatever a signal handler has raised
+            self._in_flight.extend(together)
+            for in_flight in together[:-1]:
+                in_flight.is_last = False
             self._submit(together)
-        except Exception as error:
-            for in_flight in together:
-                in_flight.error = in_flight.error or error
 
     def _can_add(self, together: Sequence[InFlightBatch]) -> bool:
         """Return whether a batch is ready that can be decoded together with these, if it is like them."""
@@ -228,7 +229,7 @@ class Feed:
         schedules = [each.schedule for each in together]
         if queue is None or None in schedules or len(schedules) >= self.pool.batches_together:
             return False
-        return queue.has_room(schedules) and self._is_ready()
+        return queue.fits(schedules, others=1) and self._is_ready()
 
     def _receive(self) -> InFlightBatch | None:
         """Return the next batch from the workers; None at the end of the epoch."""
@@ -266,16 +267,29 @@ class Feed:
         return in_flight
 
     def _submit(self, together: Sequence[InFlightBatch]) -> None:
-        """Submit one run for all batches, or the runs of each."""
-        if len(together) < 2 or any(each.schedule is None for each in together):
-            for in_flight in together:
-                if in_flight.batch is not None and in_flight.error is None:
+        """Submit one run for all batches, or the runs of each. An error becomes that of one batch."""
+        try:
+            if len(together) > 1:
+                self._submit_as_one(together)
+        except Exception as error:
+            together[0].error = error
+        for in_flight in together:
+            try:
+                if in_flight.batch is not None and in_flight.error is None and not in_flight.pipeline_runs:
                     self._submit_alone(in_flight, in_flight.batch)
+            except Exception as error:
+                # The frames reference the feed, which must not outlive a loop that the first error ends.
+                in_flight.error = error if in_flight is together[0] else error.with_traceback(None)
+
+    def _submit_as_one(self, together: Sequence[InFlightBatch]) -> None:
+        """Submit one run for all batches, if that is possible."""
+        decoder: Any = self.servers.get(KERNELS)
+        schedules = [each.schedule for each in together]
+        if None in schedules or not decoder.fits(schedules):
             return
         with profile_row(SUBMIT):
             read = [each.batch.read(each.batch.runs[0], self.pool.arena) for each in together if each.batch is not None]
             files = [file for (images,), _ in read for file in images]
-            decoder: Any = self.servers[KERNELS]
             pipeline_runs = decoder.submit_together(files, [schedule for _, schedule in read])
         for in_flight, pipeline_run in zip(together, pipeline_runs, strict=True):
             in_flight.pipeline_runs.append(pipeline_run)

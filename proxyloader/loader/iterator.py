@@ -97,7 +97,7 @@ class LoaderIterator:
                 self._record_progress(feed, in_flight.batch)
                 batch = assembler.assemble(in_flight)
             finally:
-                feed.release_slot(in_flight)
+                feed.release(in_flight)
         self._has_batches = True
         self._last_return_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None

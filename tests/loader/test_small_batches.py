@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -151,26 +151,69 @@ def test_an_image_that_does_not_decode_fails_its_batch_alone(folder: ImageFolder
     assert found == expected
 
 
-def test_an_interrupted_run_is_repeated_for_its_other_batches(
+class Failing:
+    """Raises an error once, in a call for a run of several batches. The first run of a GPU is always that large."""
+
+    def __init__(self, error: Exception, get_size: Callable[..., int], function: Any, is_after: bool = True) -> None:
+        self.error, self.get_size, self.function, self.is_after = error, get_size, function, is_after
+        self.calls, self.has_raised = 0, False
+
+    def __get__(self, pipeline: Any, owner: Any) -> Any:
+        return functools.partial(self, pipeline)
+
+    def __call__(self, pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self.function(pipeline, *args, **kwargs) if self.is_after else None
+        self.calls += 1
+        if self.calls > 1 and not self.has_raised and self.get_size(*(args if result is None else result)) > EACH:
+            self.has_raised = True
+            raise self.error
+        return result if self.is_after else self.function(pipeline, *args, **kwargs)
+
+
+def outcomes(loader: Any) -> list[Any]:
+    """Return the batches of an epoch, and errors."""
+    batches, found = iter(loader), []
+    found.append(next(batches))
+    time.sleep(0.5)  # until the workers have read all that they may
+    while True:
+        try:
+            found.append(next(batches))
+        except StopIteration:
+            return found
+        except Exception as error:
+            found.append(error)
+
+
+@pytest.mark.parametrize("where", ["outputs", "feed_input"])
+def test_an_error_of_a_run_or_of_its_submission_is_that_of_one_batch(
+    folder: ImageFolder, device: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = KeyError("of a signal handler")
+    get_size = (lambda *outputs: len(outputs[0])) if where == "outputs" else lambda name, batch: len(batch)
+    failing = Failing(error, get_size, getattr(Pipeline, where), is_after=where == "outputs")
+    monkeypatch.setattr(Pipeline, where, failing)
+    stock, ours = make(Numbered(folder), device, shuffle=False, num_workers=1, prefetch_factor=8)
+    found = outcomes(ours)
+    assert found.count(error) == 1 and len(found) == len(stock)
+    for expected, batch in zip(stock, found):
+        if batch is not error:
+            assert_same(expected, batch, device)
+
+
+def test_without_memory_for_a_run_its_batches_are_repeated_alone(
     folder: ImageFolder, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    of_dali, calls = Pipeline.outputs, itertools.count()
-
-    def outputs(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
-        if next(calls) == 1:
-            raise InterruptedError("by a signal")
-        return of_dali(pipeline, *args, **kwargs)
-
-    monkeypatch.setattr(Pipeline, "outputs", outputs)
+    failing = Failing(MemoryError("none is left"), lambda *outputs: len(outputs[0]), Pipeline.outputs)
+    monkeypatch.setattr(Pipeline, "outputs", failing)
     stock, ours = make(Numbered(folder), device, shuffle=False, num_workers=1, prefetch_factor=8)
-    expected, batches = iter(stock), iter(ours)
-    assert_same(next(expected), next(batches), device)
-    time.sleep(0.5)  # until the worker has read more
-    with pytest.raises(InterruptedError):
-        next(batches)
-    next(expected)
-    for pair in zip(expected, batches, strict=True):
+    for pair in zip(stock, outcomes(ours), strict=True):
         assert_same(*pair, device)
+    assert failing.has_raised
+
+
+def test_batches_of_too_many_images_do_not_share_runs(folder: ImageFolder, device: str) -> None:
+    stock, ours = make(Numbered(folder, 9), device, num_workers=2, prefetch_factor=6)  # eight have 288
+    epochs_are_the_same(stock, ours, device, after_start)
 
 
 def test_large_images_do_not_share_runs(tmp_path: Path, device: str) -> None:
