@@ -1,10 +1,11 @@
 """RunQueue: the runs of a DALI pipeline, in submission order. Main process.
 
 NOTE [ Run order ]
-A DALI pipeline returns outputs in the order in which its runs were started. The queue keeps one PipelineRun per run in
-that order, and collecting a run first collects all earlier ones, so outputs cannot be mixed up. Leaving a loop cancels
-its runs: their outputs are taken and dropped. Each run keeps its own error. Loaders may share a queue. A run starts
-when it is submitted, in DALI's own threads. The training thread waits only for outputs that are not ready.
+A DALI pipeline returns outputs in the order in which its runs were started. The queue keeps one DaliRun per run in that
+order, and collecting a run first collects all earlier ones, so outputs cannot be mixed up. A run has a PipelineRun for
+each batch that it serves, with its place among the samples and its own error. Leaving a loop cancels its runs: their
+outputs are taken and dropped. Loaders may share a queue. A run starts when it is submitted, in DALI's own threads. The
+training thread waits only for outputs that are not ready.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Kinds = tuple[tuple[str, int], ...]  # dtype and number of dimensions of each in
 
 
 class PipelineRun:
-    """What a run of the pipeline does for one batch, from submit to collect."""
+    """The part of a run that serves one batch, from submit to collect."""
 
     run: DaliRun
     begin: int  # number of the first sample in the run
