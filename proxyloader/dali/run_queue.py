@@ -68,7 +68,7 @@ class PipelineRun:
     def cancel(self) -> None:
         self.cancelled = True
         self.run.end_part(self)
-        if not self.run.parts:
+        if not self.run.parts and not self.run.ended:
             self.run.inputs = None
 
     def take_outputs(self, stream: torch.cuda.Stream | None) -> Outputs:
