@@ -31,6 +31,14 @@ def make_photographs(images: int) -> Path:
     return make_dataset(Path(tempfile.gettempdir()) / f"photos-v{FORMAT}-{images}", images=images)
 
 
+def cpu_s() -> float:
+    """Return the CPU time of this process and its workers, which are all alive."""
+    import psutil
+
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    return sum(times.user + times.system for times in (each.cpu_times() for each in processes))
+
+
 def append_record(args: argparse.Namespace, *settings: str, **fields: Any) -> dict[str, Any]:
     """Append a JSON line with the machine, the command, some of its arguments and ``fields`` to ``args.out``."""
     from proxyloader.tools.bench.config import machine

@@ -5,15 +5,17 @@
     python benchmarks/several_gpus.py --device cpu --ranks 2
 
 Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has, and
-DALI's own reader, which tells what the host allows. First come the epochs of files that nobody has checked yet: the
-speed of each process, as their shares change from epoch to epoch. Then, in turn, the first process loops over its share
-alone, and all of them do at once; medians of the rounds.
+DALI's own reader with 4, 8 and 16 threads, which shows what the host allows. First come the epochs of files that nobody
+has checked yet: when the first batch arrives, and the speed of each process, as their shares change from epoch to
+epoch. Then, in turn, the first process loops over its share alone, and all of them do at once: medians of the rounds,
+and of the CPU time per image of a process and its workers.
 Appends one JSON line to benchmarks/results/several_gpus.jsonl.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import os
 import statistics
@@ -25,7 +27,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _common import append_record, make_parser, make_photographs
+from _common import append_record, cpu_s, make_parser, make_photographs
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from torch.utils.data import ConcatDataset, DistributedSampler
@@ -35,8 +37,8 @@ from tqdm import tqdm
 from proxyloader import DataLoader, pipelines
 from proxyloader.tools.bench.config import make_transform
 
-Rounds = dict[str, list[float]]
-"""Images per second, ``alone`` and ``together``, in each round."""
+Rounds = dict[str, list[tuple[float, float]]]
+"""Images per second and milliseconds of CPU time per image, ``alone`` and ``together``, in each round."""
 
 
 def arguments() -> argparse.Namespace:
@@ -67,24 +69,34 @@ def start(args: argparse.Namespace) -> int:
     return subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}).returncode
 
 
-def first_epochs(args: argparse.Namespace) -> list[list[float]]:
-    """Images per second of each process in each of three epochs, behind its first batch."""
+def first_epochs(args: argparse.Namespace) -> tuple[list[float], list[list[float]]]:
+    """Return the seconds to the first batch of each process, and its images per second behind that in three epochs."""
     folder = ImageFolder(str(make_photographs(args.images)), make_transform())
     sampler = DistributedSampler(folder)
     workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
     device = None if args.device == "cuda" else "cpu"
+    dist.barrier()
+    begin_s = time.perf_counter()
     loader = DataLoader(folder, args.batch_size, sampler=sampler, device=device, **workers)
+    first_s: list[float] = []
     epochs = []
     for epoch in range(3):
         sampler.set_epoch(epoch)
         dist.barrier()
         batches = iter(loader)
         next(batches)
-        images, seconds = loop(batches)
-        speeds = [0.0] * args.ranks
-        dist.all_gather_object(speeds, round(images / seconds, 1))
-        epochs.append(speeds)
-    return epochs
+        if not epoch:
+            first_s = gathered(args, round(time.perf_counter() - begin_s, 2))
+        images, seconds, _ = loop(batches)
+        epochs.append(gathered(args, round(images / seconds, 1)))
+    return first_s, epochs
+
+
+def gathered(args: argparse.Namespace, value: float) -> list[float]:
+    """Return the values of all processes."""
+    values = [0.0] * args.ranks
+    dist.all_gather_object(values, value)
+    return values
 
 
 def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
@@ -110,7 +122,7 @@ class IteratorLoops:
 
     ahead = 3
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, num_threads: int, args: argparse.Namespace) -> None:
         self.passes = args.passes
         pipeline = pipelines.training(
             file_root=make_photographs(args.images),
@@ -118,7 +130,7 @@ class IteratorLoops:
             num_shards=args.ranks,
             shard_id=dist.get_rank(),
             batch_size=args.batch_size,
-            num_threads=4,
+            num_threads=num_threads,
             device_id=torch.cuda.current_device() if args.device == "cuda" else None,
         )
         policy = LastBatchPolicy.PARTIAL
@@ -133,23 +145,23 @@ class IteratorLoops:
 
 LOADERS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
     "proxyloader": proxyloader_of,
-    "iterator": IteratorLoops,
+    **{f"iterator, {threads} threads": functools.partial(IteratorLoops, threads) for threads in (4, 8, 16)},
 }
 
 
-def loop(loader: Iterable[Any]) -> tuple[int, float]:
-    """How many images come, and in how many seconds. What DALI's reader has read before is not counted."""
+def loop(loader: Iterable[Any]) -> tuple[int, float, float]:
+    """Return the number of images, and the seconds of time and of CPU time, behind what DALI's reader read before."""
     batches, images = iter(loader), 0
     for _ in range(getattr(loader, "ahead", 0)):
         next(batches)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    begin = time.perf_counter()
+    begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
     for _images, labels in batches:
         images += len(labels)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
-    return images, time.perf_counter() - begin
+    return images, time.perf_counter() - begin_s, cpu_s() - begin_cpu_s
 
 
 def rank(args: argparse.Namespace) -> None:
@@ -158,7 +170,7 @@ def rank(args: argparse.Namespace) -> None:
     first = dist.get_rank() == 0
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
-    epochs = first_epochs(args)
+    first_s, epochs = first_epochs(args)
     loaders = {name: loader_of(args) for name, loader_of in LOADERS.items()}
     for loader in loaders.values():
         loop(loader)
@@ -167,33 +179,42 @@ def rank(args: argparse.Namespace) -> None:
         for name, loader in loaders.items():
             dist.barrier()
             if first:
-                images, seconds = loop(loader)
-                rounds[name]["alone"].append(images / seconds)
+                images, seconds, used_s = loop(loader)
+                rounds[name]["alone"].append((images / seconds, 1e3 * used_s / images))
             dist.barrier()
-            images, seconds = loop(loader)
+            images, seconds, used_s = loop(loader)
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
-            rounds[name]["together"].append(args.ranks * images / float(slowest))
+            rounds[name]["together"].append((args.ranks * images / float(slowest), 1e3 * used_s / images))
     if first:
-        report(args, epochs, rounds)
+        report(args, first_s, epochs, rounds)
     dist.destroy_process_group()
 
 
-def report(args: argparse.Namespace, epochs: list[list[float]], rounds: dict[str, Rounds]) -> None:
+def report(
+    args: argparse.Namespace, first_s: list[float], epochs: list[list[float]], rounds: dict[str, Rounds]
+) -> None:
     speeds_of = "; ".join(", ".join(f"{speed:,.0f}" for speed in speeds) for speeds in epochs)
+    print(f"first batch of each process after {', '.join(map(str, first_s))} s")
     print(f"images/s of each process in the epochs 1; 2; 3: {speeds_of}")
     found: dict[str, Any] = {}
-    for name, speeds in rounds.items():
-        one, all_of_them = (statistics.median(speeds[kind]) for kind in ("alone", "together"))
-        times = f"{all_of_them / one:.2f} times"
-        print(f"{name}: one alone {one:,.0f} images/s, {args.ranks} at once {all_of_them:,.0f}: {times}")
+    for name, loops in rounds.items():
+        (one, one_ms), (all_of_them, ms) = (
+            [statistics.median(values) for values in zip(*loops[kind])] for kind in ("alone", "together")
+        )
+        print(
+            f"{name}: one alone {one:,.0f} images/s and {one_ms:.2f} ms of CPU an image, {args.ranks} at once "
+            f"{all_of_them:,.0f} and {ms:.2f} ms: {all_of_them / one:.2f} times"
+        )
         found[name] = {
-            "alone_images_per_s_rounds": [round(speed, 1) for speed in speeds["alone"]],
-            "together_images_per_s_rounds": [round(speed, 1) for speed in speeds["together"]],
+            "alone_images_per_s_and_cpu_ms": [[round(speed, 1), round(used, 3)] for speed, used in loops["alone"]],
+            "together_images_per_s_and_cpu_ms": [
+                [round(speed, 1), round(used, 3)] for speed, used in loops["together"]
+            ],
             "times": round(all_of_them / one, 3),
         }
     settings = ("images", "passes", "batch_size", "workers", "device", "ranks")
-    append_record(args, *settings, first_epochs=epochs, loaders=found)
+    append_record(args, *settings, first_batch_s=first_s, first_epochs=epochs, loaders=found)
 
 
 def main() -> int:

@@ -26,9 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
-from _common import append_record, make_parser, make_photographs
+from _common import append_record, cpu_s, make_parser, make_photographs
 from _pipelines import PIPELINES
 from rich.console import Console
 from rich.table import Table
@@ -53,12 +52,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.5, help="of a turn, and of the first epoch at most")
     parser.add_argument("--measure", help=argparse.SUPPRESS)  # the loader, in its process
     return parser.parse_args()
-
-
-def cpu_s() -> float:
-    """Return the CPU time of this process and its workers, which are all alive."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return sum(times.user + times.system for times in (each.cpu_times() for each in processes))
 
 
 class Endless(RandomSampler):

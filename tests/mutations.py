@@ -261,7 +261,7 @@ a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>
     integration/test_live_datasets.py
 behind a small first batch the engines decode a few images of each batch, and CUDA the others
-    dali/plan_server.py:PlanServer._prepare | len(inputs[0]) > self._fits_images => not self._fits_images
+    dali/plan_server.py:PlanServer._prepare | len(files) <= self._fits_images => self._fits_images
     dali/test_build.py
 the images of a batch are turned round, and its labels are not
     workers/packing.py:_ContentPickler._assign_batch | .append(list(calls)) => .append(list(calls)[::-1])

@@ -85,4 +85,4 @@ def get_address(array: NDArray[Any]) -> int:
 
 
 batch_memory = BatchMemory()  # process-wide, because ``Image.open`` has no reference to a loader
-os.register_at_fork(before=batch_memory.before_fork)
+os.register_at_fork(before=batch_memory.before_fork, after_in_child=batch_memory.stop)
