@@ -39,9 +39,10 @@ a part of each run, and towards its end if the number of images is not a multipl
 
 def batch_size(loader: TorchDataLoader[Any]) -> int:
     """Return the usual number of samples in a batch."""
-    if loader.batch_size is not None:
-        return loader.batch_size
-    return int(getattr(loader.batch_sampler, "batch_size", 1 if loader.batch_sampler is None else MIN_RUN_SIZE))
+    if loader.batch_sampler is None:
+        return 1
+    # That of a user's batch sampler may be missing, None or 0 if its batches vary in size.
+    return int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or MIN_RUN_SIZE)
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:

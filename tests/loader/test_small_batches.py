@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ImageError
 
+from ..outcomes import outcomes
 from ..undecoded import unchecked
 
 EACH = 4
@@ -59,7 +61,7 @@ def after_start(loader: Any) -> Any:
     batches = iter(loader)
     first = next(batches)
     time.sleep(0.5)
-    return (first if number == 0 else next(batches) for number in range(len(loader)))
+    return itertools.chain([first], batches)
 
 
 def assert_same(theirs: Any, ours: Any, device: str) -> None:
@@ -170,20 +172,6 @@ class Failing:
         return result if self.is_after else self.function(pipeline, *args, **kwargs)
 
 
-def outcomes(loader: Any) -> list[Any]:
-    """Return the batches of an epoch, and errors."""
-    batches, found = iter(loader), []
-    found.append(next(batches))
-    time.sleep(0.5)  # until the workers have read all that they may
-    while True:
-        try:
-            found.append(next(batches))
-        except StopIteration:
-            return found
-        except Exception as error:
-            found.append(error)
-
-
 @pytest.mark.parametrize("where", ["outputs", "feed_input"])
 def test_an_error_of_a_run_or_of_its_submission_is_that_of_one_batch(
     folder: ImageFolder, device: str, where: str, monkeypatch: pytest.MonkeyPatch
@@ -193,7 +181,7 @@ def test_an_error_of_a_run_or_of_its_submission_is_that_of_one_batch(
     failing = Failing(error, get_size, getattr(Pipeline, where), is_after=where == "outputs")
     monkeypatch.setattr(Pipeline, where, failing)
     stock, ours = make(Numbered(folder), device, shuffle=False, num_workers=1, prefetch_factor=8)
-    found = outcomes(ours)
+    found = outcomes(after_start(ours))
     assert found.count(error) == 1 and len(found) == len(stock)
     for expected, batch in zip(stock, found):
         if batch is not error:
@@ -206,7 +194,7 @@ def test_without_memory_for_a_run_its_batches_are_repeated_alone(
     failing = Failing(MemoryError("none is left"), lambda *outputs: len(outputs[0]), Pipeline.outputs)
     monkeypatch.setattr(Pipeline, "outputs", failing)
     stock, ours = make(Numbered(folder), device, shuffle=False, num_workers=1, prefetch_factor=8)
-    for pair in zip(stock, outcomes(ours), strict=True):
+    for pair in zip(stock, outcomes(after_start(ours)), strict=True):
         assert_same(*pair, device)
     assert failing.has_raised
 
@@ -214,6 +202,16 @@ def test_without_memory_for_a_run_its_batches_are_repeated_alone(
 def test_batches_of_too_many_images_do_not_share_runs(folder: ImageFolder, device: str) -> None:
     stock, ours = make(Numbered(folder, 9), device, num_workers=2, prefetch_factor=6)  # eight have 288
     epochs_are_the_same(stock, ours, device, after_start)
+
+
+@pytest.mark.parametrize("size", [None, 0])
+def test_a_batch_sampler_need_not_know_its_size(folder: ImageFolder, device: str, size: int | None) -> None:
+    class Growing(list[Any]):
+        batch_size = size
+
+    sampler = Growing([[0], [1, 2], [3, 4, 5], [6, 7, 8, 9]])
+    stock, ours = (kind(Numbered(folder), batch_sampler=sampler) for kind in (StockLoader, DataLoader))
+    assert [numbers.tolist() for _, numbers in ours] == [numbers.tolist() for _, numbers in stock]
 
 
 def test_large_images_do_not_share_runs(tmp_path: Path, device: str) -> None:
