@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +55,13 @@ def image_calls_in(content: Any) -> list[Any]:
     return list(dict.fromkeys(calls))
 
 
-def unchecked(path: str, end: int | None = None) -> Any:
-    """A user's own image of a file, or of so much of it, of which DALI is the first to decode a JPEG."""
+def unchecked(path: str, damage: Callable[[bytes], bytes] = bytes) -> Any:
+    """A user's own image of a file, which may be damaged, of which DALI is the first to decode a JPEG."""
     data = Path(path).read_bytes()
     header = read_jpeg_header(data)
     if header is None:
         return default_loader(path)
-    return create_lazy_image(EncodedImage(data[:end], header.height, header.width, path, header))
+    return create_lazy_image(EncodedImage(damage(data), header.height, header.width, path, header))
 
 
 def get_encoded(image: Image.Image) -> EncodedImage | None:

@@ -55,7 +55,10 @@ class PlanServer(RunQueue):
         """Return whether to decode these batches in one run, with so many others like them."""
         ratio = 1 + others / len(schedules)
         images, size = sum(len(each.shapes) for each in schedules), sum(each.decoded_bytes for each in schedules)
-        return ratio * images <= self.pipeline.max_batch_size and ratio * size <= MAX_BYTES_TOGETHER
+        most: float = self.pipeline.max_batch_size
+        if self._fits_images and self._built.wants_engines:  # more, CUDA would decode, with slightly different pixels
+            most = self._fits_images / ROOM
+        return ratio * images <= most and ratio * size <= MAX_BYTES_TOGETHER
 
     def _prepare(self, inputs: Sequence[Any]) -> Sequence[Any]:
         files, *columns = inputs

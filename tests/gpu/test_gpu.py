@@ -57,6 +57,7 @@ def test_the_jpeg_engine_is_within_one_level_of_pillow_and_cuda_within_three(lar
         assert (ours.cpu().int() - theirs.int()).abs().max() <= (1 if engines_decode() else 3)
 
 
+@pytest.mark.alone
 def test_the_engines_decode_batches_of_all_sizes_whichever_comes_first(large_photos: Path) -> None:
     dataset = ImageFolder(str(large_photos), DECODE)
     whole = torch.cat([images for images, _ in DataLoader(dataset, 128, num_workers=4)])

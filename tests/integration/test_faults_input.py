@@ -291,27 +291,37 @@ def loss_of(batches: Any) -> BaseException:
 
 
 class Ballast(ImageFolder):
-    """Gives with each picture more than a pipe holds, and says when it has got ahead of the loop."""
+    """Gives with each picture more than a pipe holds, and says when it has got ahead of the loop.
+
+    The last picture waits until the file ``may_end`` exists.
+    """
 
     ahead: Any
+    may_end: Path
     ballast_bytes: int
 
     def __getitem__(self, index: int) -> Any:
         if index == 3 * BATCH:
             self.ahead.set()
+        if index == len(self) - 1:
+            end_s = time.monotonic() + WAIT_S
+            while not self.may_end.exists() and time.monotonic() < end_s:
+                time.sleep(0.01)
         return *super().__getitem__(index), bytes(self.ballast_bytes)
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["", "full pipe"])
 def test_a_killed_worker_is_an_error_and_the_next_epoch_holds_its_own_pictures(
-    road: Road, is_full: bool, start_method: str
+    road: Road, is_full: bool, start_method: str, tmp_path: Path
 ) -> None:
-    dataset = road.dataset(Ballast, ahead=multiprocessing.get_context(start_method).Event())
+    ahead = multiprocessing.get_context(start_method).Event()
+    dataset = road.dataset(Ballast, ahead=ahead, may_end=tmp_path / "may end")
     # Pictures do not fill a stock loader's pipe, and all else there is torch's affair.
     dataset.ballast_bytes = 1 << 18 if is_full and road.name != "produced" else 0
     loader = road.loader(dataset, num_workers=1, prefetch_factor=8, multiprocessing_context=start_method)
     for consumed in (directly, in_thread):
         dataset.ahead.clear()
+        dataset.may_end.unlink(missing_ok=True)
         batches = iter(loader)
         assert_pictures_match(*next(batches)[:2])
         assert not is_full or dataset.ahead.wait(WAIT_S)
@@ -321,4 +331,5 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_holds_its_own_pictures(
             del batches
         # A connection that breaks off is what torch raises where the worker dies while it hands over a tensor.
         assert isinstance(error, (OSError, EOFError)) or "DataLoader worker" in str(error), error
+        dataset.may_end.touch()
         assert_batches_match((images, numbers) for images, numbers, _ in loader)
