@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT && python benchmarks/versions.py --before ../before
     ... --pipelines ImageFolder "direct functional calls" --rounds 5
+    ... --pipelines RandAugment --loaders now ImageFolder
     ... --device cpu --images 1024 --workers 2
 
 For each pipeline, every loader starts in a new process, one after another, with persistent workers. Then they take
@@ -44,7 +45,13 @@ def arguments() -> argparse.Namespace:
     parser = make_parser("versions", __doc__)
     parser.add_argument("--before", type=Path, metavar="DIR", help="a checkout of an earlier version")
     parser.add_argument("--pipelines", nargs="+", default=[*PIPELINES], choices=PIPELINES, metavar="NAME")
-    parser.add_argument("--loaders", nargs="+", choices=("torch", "before", "now"), help="all by default")
+    parser.add_argument(
+        "--loaders",
+        nargs="+",
+        choices=("torch", "before", "now", *PIPELINES),
+        metavar="NAME",
+        help="torch, before, now, or a pipeline for comparison with this version (default: the first three)",
+    )
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=14)
@@ -124,7 +131,9 @@ def measure(options: argparse.Namespace) -> None:
 
 
 def start(loader: str, pipeline: str, options: argparse.Namespace) -> subprocess.Popen[str]:
-    """Start to measure in a new process."""
+    """Start to measure in a new process. ``loader`` may be a pipeline, which replaces ``pipeline``."""
+    if loader in PIPELINES:
+        loader, pipeline = "now", loader
     names = ("device", "images", "batch_size", "workers", "seconds")
     settings = [text for name in names for text in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
     checkout = options.before.resolve() if loader == "before" else HERE.parent
