@@ -9,8 +9,8 @@ For each pipeline, every loader starts in a new process, one after another, with
 turns while the others wait. Reports seconds from creating the loader to the first batch; photographs per second of the
 first epoch, measured from the creation of the loader, or over its first seconds; and medians of the turns: photographs
 per second, CPU time per photograph of all processes, and the longest wait for a batch. The epochs of the turns are of
-endless length, so their start and end do not count. Batches are moved to the device, and not used. Appends one JSON
-line to benchmarks/results/versions.jsonl.
+endless length, so their start and end do not count. Batches are moved to the device, and not used. Appends a JSON line
+for each pipeline to benchmarks/results/versions.jsonl.
 """
 
 from __future__ import annotations
@@ -169,17 +169,16 @@ def main() -> None:
         return
     make_photographs(options.images)
     loaders = options.loaders or ["torch", *(["before"] if options.before else []), "now"]
-    rounds: dict[str, Any] = {}
     medians: dict[str, Any] = {}
     for pipeline in options.pipelines:
-        rounds[pipeline] = compare(pipeline, loaders, options)
+        rounds = compare(pipeline, loaders, options)
         medians[pipeline] = {
             loader: {name: round(value, 3) for name, value in one["start"].items()}
             | {name: round(statistics.median(turn[name] for turn in one["turns"]), 3) for name in one["turns"][0]}
-            for loader, one in rounds[pipeline].items()
+            for loader, one in rounds.items()
         }
-        tqdm.write(f"{pipeline}: {json.dumps(medians[pipeline])}", file=sys.stderr)  # if it is stopped early
-    append_record(options, "device", "images", "batch_size", "workers", "seconds", medians=medians, rounds=rounds)
+        settings = ("device", "images", "batch_size", "workers", "seconds")
+        append_record(options, *settings, pipeline=pipeline, medians=medians[pipeline], rounds=rounds)
     table = Table(
         "pipeline", "loader", "first batch, s", "first epoch, images/s", "images/s", "CPU ms", "longest wait, ms"
     )

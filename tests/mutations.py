@@ -169,7 +169,7 @@ pixels of a mask that change later are sent
     data/lazy_mask.py:_apply | .clone(memory_format=torch.contiguous_format) => .contiguous()
     loader/test_masks.py
 a default dtype that changes later is not seen
-    data/called_transforms.py:apply_undecoded | torch.get_default_dtype() is not torch.float32 => False
+    data/called_transforms.py:_has_other_dtype | (dtype := torch.get_default_dtype()) is torch.float32 => True
     integration/test_called_transforms.py
 pixels that a failed batch used are another loader's
     workers/worker.py:PackedDataset._pack | self._packer.begin_batch() => pass
@@ -181,7 +181,7 @@ a missing file is an error of no class that torchvision's loader raises
     data/encoded_image.py:_read_error | , kind=BY_CAUSE.get(type(error), ImageError) =>
     integration/test_caught_errors.py
 a translated transform that its dataset changes stays as it was
-    transforms/chain.py:Chain.through | found[0].is_current() => True
+    transforms/chain.py:Chain.along | found[0].is_current() => True
     integration/test_called_transforms.py
 an image is made by the settings that its transform has later
     transforms/chain.py:Chain._extend | copy.deepcopy(transform) => transform

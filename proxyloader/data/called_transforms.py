@@ -17,7 +17,7 @@ from torchvision.transforms import v2
 
 from ..errors import ImageError
 from ..transforms import iou_crop
-from ..transforms.chain import START
+from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
 from ..transforms.random_numbers import resized_crop_box
 from ..transforms.registry import COMPOSES, RULES, is_changed, load_timm_rules
@@ -60,20 +60,17 @@ def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:
 
 def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     is_compose = cls in COMPOSES
-    images = Image.Image if is_compose else (Image.Image, LazyTensor)
 
     @functools.wraps(call)
     def hooked(self: Any, *inputs: Any, **named: Any) -> Any:
         if (deferral := active()) is None:
             return call(self, *inputs, **named)
-        is_known = type(self) is cls and inputs and not named and isinstance(inputs[0], images)
-        # Before other checks, because most joint transforms have a target.
-        if is_known and _LABELS.issuperset(map(type, inputs[1:])) and not is_changed(self):
-            result = apply_undecoded(deferral, self, is_compose, *inputs)
-            if result is not None:
-                return result
+        is_known = type(self) is cls and not named and _is_image(*inputs)
         if is_compose:
-            return call(self, *inputs, **named)
+            result = _compose_undecoded(deferral, self, *inputs) if is_known else None
+            return call(self, *inputs, **named) if result is None else result
+        if is_known and not is_changed(self) and (result := apply_undecoded(deferral, self, *inputs)) is not None:
+            return result
         if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_materialized(inputs[0]):
             values = get_values(inputs[0])  # operations on a LazyTensor are slow
             result = call(self, values, **named)
@@ -92,45 +89,103 @@ def wrap_result(image: Any, result: Any) -> Any:
     return wrap_values(result) if isinstance(image, (Image.Image, np.ndarray)) else result
 
 
-def apply_undecoded(deferral: Deferral, transform: Any, is_compose: bool, image: Any, *others: Any) -> Any:
-    """Apply a transform to an undecoded image. Return None if it, or for a Compose, a part of it, needs pixels.
+def _is_image(*inputs: Any) -> bool:
+    """Return whether the inputs of a transform are an image, and values that v2 returns unchanged, such as a label."""
+    # Most joint transforms have a target.
+    return (
+        bool(inputs) and isinstance(inputs[0], (Image.Image, LazyTensor)) and _LABELS.issuperset(map(type, inputs[1:]))
+    )
 
-    ``others``: inputs of the types in ``_LABELS``, such as a label, which v2 returns unchanged.
-    """
+
+def _compose_undecoded(deferral: Deferral, compose: Any, *inputs: Any) -> Any:
+    """Apply a Compose to an image, transforms with rules together. Return None if that is the same as calling it."""
+    parts, done, outputs = compose.transforms, 0, None
+    is_called = type(parts) in (list, tuple) and (len(inputs) == 1 or isinstance(compose, v2.Compose))
+    if not is_called or is_changed(compose, inside=False):
+        return None
+    while done < len(parts):
+        found = _apply_along(deferral, compose, done, *inputs) if _is_image(*inputs) else None
+        if found is not None:
+            outputs, done = found
+        elif done or _find_undecoded(inputs[0]) is not None:
+            outputs, done = parts[done](*inputs), done + 1
+        else:
+            return None
+        inputs = outputs if len(inputs) > 1 else (outputs,)
+    return outputs
+
+
+def _find_undecoded(image: Any) -> TransformedImage | None:
     if isinstance(image, LazyTensor):
-        transformed = find_transformed(image) if is_unshared(image) else None
-    else:
-        transformed = get_transformed(image)
+        return find_transformed(image) if is_unshared(image) else None
+    return get_transformed(image)
+
+
+def _apply_along(deferral: Deferral, compose: Any, begin: int, image: Any, *others: Any) -> tuple[Any, int] | None:
+    """Apply the transforms of a Compose to an undecoded image, from number ``begin`` to one that needs pixels.
+
+    Return the result and the number of that one. None if it is the first one. A decoded image is sent if no transform
+    needs its pixels.
+    """
+    transformed = _find_undecoded(image)
+    if transformed is None and (begin or not isinstance(image, Image.Image) or image.mode != "RGB"):
+        return None
     # On a CPU, sending decoded images does not pay off if the dataset has used the pixels.
-    sends_pixels = deferral.on_gpu or pixel_uses.why is None
-    if transformed is None and not (is_compose and image.mode == "RGB" and sends_pixels):
+    if transformed is None and not deferral.on_gpu and pixel_uses.why is not None:
         return None
-    if others and not _is_v2(transform):
+    if (others and not _is_v2(compose)) or _has_other_dtype():
         return None
-    if torch.get_default_dtype() is not torch.float32:  # may change at any time
-        pixel_uses.explain(f"torch's default dtype is {torch.get_default_dtype()}, but images are float32")
+    found = (START if transformed is None else transformed.chain).along(compose, begin)
+    if found is None or deferral.find_obstacle(found[0].partial_plan):  # the parts are intercepted one by one
         return None
-    start = START if transformed is None else transformed.chain
-    chain = start.through(transform) if is_compose else start.then(transform)
+    chain, end = found
+    if transformed is None:
+        if chain.state.kind == "pil" or end < len(compose.transforms):
+            return None
+        try:
+            transformed = TransformedImage.start(EncodedImage.from_pil(image, str(getattr(image, "filename", ""))))
+        except ImageError:  # too many pixels
+            return None
+    result = _apply(transformed, chain, image, *others)
+    return None if result is None else (result, end)
+
+
+def apply_undecoded(deferral: Deferral, transform: Any, image: Any, *others: Any) -> Any:
+    """Apply a transform to an undecoded image. Return None if it needs pixels.
+
+    ``others``: inputs of the types in ``_LABELS``.
+    """
+    transformed = _find_undecoded(image)
+    if transformed is None or (others and not _is_v2(transform)) or _has_other_dtype():
+        return None
+    chain = transformed.chain.then(transform)
     if chain is None:
-        if isinstance(image, LazyTensor) and not is_compose and not deferral.on_gpu:
+        if isinstance(image, LazyTensor) and not deferral.on_gpu:
             # Its operations would be recorded, and without a GPU, the main process would do alone what workers share.
             pixel_uses.explain(f"{type(transform).__name__}: there is no rule for these arguments")
             materialize(image)
         return None
-    if transformed is None and chain.state.kind == "pil":
-        return None
     if why := deferral.find_obstacle(chain.partial_plan):
-        if not is_compose:  # otherwise, its parts are intercepted one by one
-            of_grey = " of a grey image" if chain.state.channels == 1 else ""
-            pixel_uses.explain(f"{type(transform).__name__}{of_grey}: {why}")
-            # Decode now, so that the transforms it calls are not intercepted either.
-            _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
+        of_grey = " of a grey image" if chain.state.channels == 1 else ""
+        pixel_uses.explain(f"{type(transform).__name__}{of_grey}: {why}")
+        # Decode now, so that the transforms it calls are not intercepted either.
+        _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
+    return _apply(transformed, chain, image, *others)
+
+
+def _has_other_dtype() -> bool:
+    """Return whether torch's default dtype, which may change at any time, is not float32."""
+    if (dtype := torch.get_default_dtype()) is torch.float32:
+        return False
+    pixel_uses.explain(f"torch's default dtype is {dtype}, but images are float32")
+    return True
+
+
+def _apply(transformed: TransformedImage, chain: Chain, image: Any, *others: Any) -> Any:
+    """Return the image, and the other inputs, after the last transforms of a chain."""
     result = image  # without steps, torchvision preserves the class and attributes
     try:
-        if transformed is None:  # decoded
-            transformed = TransformedImage.start(EncodedImage.from_pil(image, str(getattr(image, "filename", ""))))
         if chain.state.kind != "pil":
             result = create_lazy_output(transformed.apply(chain))
         elif chain.last.steps or not isinstance(image, Image.Image):
@@ -147,3 +202,4 @@ def _is_v2(transform: Any) -> bool:
 
 
 _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
+"""Types of inputs, such as labels, that v2 returns unchanged. The targets of most joint transforms have others."""

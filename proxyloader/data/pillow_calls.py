@@ -114,10 +114,15 @@ def _apply(note: Noter, has_info: bool, call: Any, image: Any, *args: Any, **kwa
     return NotImplemented if after is None else create_lazy_image(after, image if has_info else None)
 
 
+_NUMBERS = frozenset({int, float})
+
+
 def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
+    if type(value) in (int, float, tuple):
+        return value
     if isinstance(value, list):
-        return list(map(frozen, value))
+        return value.copy() if _NUMBERS.issuperset(map(type, value)) else list(map(frozen, value))
     if isinstance(value, (np.ndarray, ImageFilter.Filter)):
         return copy.copy(value)
     return value.clone() if isinstance(value, torch.Tensor) else value
@@ -439,7 +444,7 @@ CONVERSIONS: dict[str, tuple[Any, Branch]] = {
 def _convert(transform: Any, array_steps: Branch, convert: Any, image: Any) -> Any:
     deferral = active()
     if isinstance(image, Image.Image) and deferral is not None:
-        result = apply_undecoded(deferral, transform, False, image)
+        result = apply_undecoded(deferral, transform, image)
         if result is None and image.mode == "RGB":  # other images may be masks, which stay on the CPU as with torch
             result = wrap_values(convert(image))
         return NotImplemented if result is None else result

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import torch
 from torchvision.transforms import Grayscale, PILToTensor
 
 from .plan import Branch, ImageState, Plan, Translation, in_sequence, output_state, plan_of
-from .registry import COMPOSES, CONTAINERS, RULES, is_changed, load_timm_rules, translate
+from .registry import COMPOSES, CONTAINERS, RULES, has_global_hooks, is_changed, load_timm_rules, translate
 
 MAX_CHAINS = 1024
 """Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
@@ -23,8 +23,8 @@ _next: dict[tuple[Chain, Any], Chain | None] = {}
 """The chain that continues another one, by this other one and the settings of the transform; None if that is not
 translated."""
 
-_through: dict[tuple[Chain, int], tuple[Snapshot, Chain]] = {}
-"""The same for a whole Compose, by its id."""
+_along: dict[tuple[Chain, int, int], tuple[Snapshot, Chain, int]] = {}
+"""The result of ``Chain.along``, by the chain, the id of the Compose and ``begin``."""
 
 _MISSING = object()
 
@@ -48,9 +48,11 @@ class Chain:
         key = self, settings_of(transform)
         found = _next.get(key, _MISSING)
         if found is _MISSING:
+            found = self._extend(transform)
             if len(_next) >= MAX_CHAINS:
                 _next.clear()
-            found = _next[key] = self._extend(transform)
+            if not has_global_hooks():  # these prevent a translation as long as they exist
+                _next[key] = found
         return cast("Chain | None", found)
 
     def _extend(self, transform: Any) -> Chain | None:
@@ -63,30 +65,51 @@ class Chain:
             return None
         return Chain(self.steps + last.steps, state, last, (transform,), self.num_recorded)
 
-    def through(self, compose: Any) -> Chain | None:
-        """Return the continuation with all transforms of a Compose in its current state.
+    def through(self, transform: Any) -> Chain | None:
+        """Return the continuation with a transform, or with all in a Compose. None if one of them is not translated."""
+        if type(transform) not in COMPOSES:
+            return (self._extensions(transform) or (None,))[-1]
+        found = self.along(transform)
+        return None if found is None or found[1] < len(transform.transforms) else found[0]
 
-        None if it is empty or has a transform that is not translated, or if multiple images would be PIL images.
+    def along(self, compose: Any, begin: int = 0) -> tuple[Chain, int] | None:
+        """Return the continuation with the transforms of a Compose, from number ``begin`` to one without translation.
+
+        Also return the number of that one. None if there are none before it, or if the Compose has a hook.
         """
-        found = _through.get((self, id(compose)))
-        if found is not None and found[0].is_current():
-            return found[1]
-        chains = [self]
-        for part in () if is_changed(compose) else _compose_parts(compose) or ():
-            after = chains[-1].then(part)
-            if after is None:
-                return None
-            chains.append(after)
-        (_, *added), end = chains, chains[-1]
+        key = self, id(compose), begin
+        found = _along.get(key)
+        if found is not None and not has_global_hooks() and found[0].is_current():
+            return found[1:]
+        if type(compose.transforms) not in (list, tuple) or is_changed(compose, inside=False):
+            return None
+        added: list[Chain] = []
+        end = begin
+        for part in compose.transforms[begin:]:
+            more = (added[-1] if added else self)._extensions(part)
+            if more is None:
+                break
+            added, end = added + more, end + 1
         if not added:
             return None
         transforms = tuple(transform for each in added for transform in each.transforms)
-        last = in_sequence([each.last for each in added])
-        whole = Chain(end.steps, end.state, last, transforms, self.num_recorded)
-        if len(_through) >= MAX_CHAINS:
-            _through.clear()
-        _through[self, id(compose)] = Snapshot(compose), whole  # the snapshot keeps the compose and thus its id alive
-        return whole
+        translation = in_sequence([each.last for each in added])
+        whole = Chain(added[-1].steps, added[-1].state, translation, transforms, self.num_recorded)
+        if len(_along) >= MAX_CHAINS:
+            _along.clear()
+        snapshot = Snapshot(compose, compose.transforms[begin:end])  # keeps the compose and thus its id alive
+        _along[key] = snapshot, whole, end
+        return whole, end
+
+    def _extensions(self, transform: Any) -> list[Chain] | None:
+        """Return the continuations with a transform, or with each one in a Compose. None if one is not translated."""
+        chains = [self]
+        parts = None if is_changed(transform) else _compose_parts(transform)
+        for part in () if parts is None else parts:
+            if (after := chains[-1].then(part)) is None:
+                return None
+            chains.append(after)
+        return None if parts is None else chains[1:]
 
     def find_obstacle(self, compose: Any, find: Callable[[Plan], str]) -> str:
         """Return the first transform of a Compose that has an obstacle, and the obstacle; "" if none is known to."""
@@ -165,12 +188,12 @@ class _Identity:
 
 
 class Snapshot:
-    """A transform and its inner ones, as they were. Faster to compare than ``settings_of``."""
+    """A Compose and some of its transforms, as they were. Faster to compare than ``settings_of``."""
 
-    def __init__(self, transform: Any) -> None:
+    def __init__(self, compose: Any, transforms: Iterable[Any]) -> None:
         self._plain: list[Any] = []
         self._with_arrays: list[tuple[Any, Any]] = []  # for which == is elementwise
-        for part in _flatten(transform):
+        for part in (compose, *(part for each in transforms for part in _flatten(each))):
             if any(isinstance(value, (torch.Tensor, np.ndarray)) for value in vars(part).values()):
                 self._with_arrays.append((part, settings_of(part)))
             else:

@@ -91,13 +91,20 @@ def random_apply(transform: Any, state: ImageState) -> Translation:
     return at_random(transform, inner, closed=version_of(transform) == "v1")
 
 
-def is_changed(transform: Any) -> bool:
-    """Return whether torch calls more than the methods of the class: hooks, or methods set on the instance."""
+def is_changed(transform: Any, inside: bool = True) -> bool:
+    """Return whether torch calls more than the methods of the class: hooks, or methods set on the instance.
+
+    ``inside``: or more than those of the transforms that it contains.
+    """
     own = getattr(transform, "__dict__", {})
-    has_hooks = own.get("_forward_hooks") or own.get("_forward_pre_hooks") or _global_hooks or _global_pre_hooks
-    if has_hooks or not _METHODS.isdisjoint(own):
+    if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or has_global_hooks() or not _METHODS.isdisjoint(own):
         return True
-    return type(transform) in CONTAINERS and any(map(is_changed, transform.transforms))
+    return inside and type(transform) in CONTAINERS and any(map(is_changed, transform.transforms))
+
+
+def has_global_hooks() -> bool:
+    """Return whether torch calls hooks of all modules."""
+    return bool(_global_hooks or _global_pre_hooks)
 
 
 @functools.cache

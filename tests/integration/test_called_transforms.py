@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader as StockLoader
@@ -60,6 +60,35 @@ def one_by_one(image: Any) -> Any:
 
 
 OneByOne = by(one_by_one)
+
+
+def mirrored(image: Any, *labels: Any) -> Any:
+    flipped = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(1) < 0.5 else image
+    return (flipped, *labels) if labels else flipped
+
+
+AMONG_FUNCTIONS = v1.Compose([ImageOps.exif_transpose, CROP, FLIP, mirrored, FLIP, TO_TENSOR, NORMALIZE, torch.neg])
+
+
+def among_functions(image: Any) -> Any:
+    return AMONG_FUNCTIONS(image)
+
+
+class LabelsAmongFunctions(Paths):
+    compose = v2.Compose(
+        [v2.RandomCrop(32), mirrored, v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32)]
+    )
+
+    def __getitem__(self, index: int) -> Any:
+        return self.compose(self.opened(index), self.samples[index][1])
+
+
+class ShortensItsCompose(Paths):
+    """A transform that removes another one from the Compose that calls it."""
+
+    def __getitem__(self, index: int) -> Any:
+        compose = v1.Compose([CROP, lambda image: compose.transforms.pop(2) and image, FLIP, TO_TENSOR, NORMALIZE])
+        return compose(self.opened(index)), self.samples[index][1]
 
 
 def passes_an_image_on(image: Any) -> Any:
@@ -144,7 +173,8 @@ def loader_over(dataset_class: Any, photos: Path, workers: int, **arguments: Any
 @pytest.mark.parametrize(
     "kind",
     [
-        *(passes_an_image_on, catches),
+        *(passes_an_image_on, catches, among_functions),
+        *(LabelsAmongFunctions, ShortensItsCompose),
         *(ATransformPerImage, ChangesSettings, ChangesItsTransform, ChangesAndUses, ChangesItsCompose),
     ],
     ids=lambda kind: kind.__name__,
@@ -230,6 +260,18 @@ def test_what_torch_calls_beside_a_transform_is_called(photos: Path, how: str) -
     with register_module_forward_hook(upside_down) if is_global else contextlib.nullcontext():
         for dataset_class in (by(hooked(how)), lambda root: ImageFolder(root, hooked(how))):
             assert_as_torch(loader_over(dataset_class, photos, 0))
+
+
+def test_a_hook_of_all_modules_that_is_removed_leaves_images_undecoded(photos: Path) -> None:
+    def load() -> Any:
+        loader = loader_over(by(lambda image: v2.functional.to_image(image.crop((3, 5, 40, 41)))), photos, 0)(
+            DataLoader
+        )
+        return len(list(loader)) and loader.stats()
+
+    with register_module_forward_hook(lambda *_: None):
+        load()
+    assert load().images_by_workers == 0
 
 
 class LabelsThroughV1(Paths):

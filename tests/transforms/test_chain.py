@@ -177,4 +177,4 @@ def test_the_number_of_chains_is_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
         assert found.then(v1.CenterCrop(size - 1)) is not None
         whole = START.through(v1.Compose([v1.RandomCrop(size)]))
         assert whole is not None and whole.steps == found.steps
-        assert max(len(chain._next), len(chain._through)) <= 3
+        assert max(len(chain._next), len(chain._along)) <= 3
