@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 ROOM = 1.5  # ratio of a run's size to that of the first one above which the pipeline is built again
 
-MAX_BYTES_TOGETHER = 64 << 20  # of decoded pixels
+MAX_BYTES_TOGETHER = 128 << 20  # of decoded pixels
 
 
 class PlanServer(RunQueue):
@@ -36,7 +36,7 @@ class PlanServer(RunQueue):
     """
 
     def __init__(self, plan: Plan, options: PipelineOptions, format: OutputFormat, usual_images: int = 0) -> None:
-        self._usual_images = usual_images  # in a run
+        self._usual_images = usual_images  # in a run; 0: unknown
         self._options = self._built = replace(options, channels_last=format.channels_last)
         self._fits_images = 0.0  # maximum batch size for this pipeline; 0: it has had no batch
         self._plan = plan

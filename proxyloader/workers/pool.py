@@ -32,17 +32,16 @@ from .worker import PackedDataset, PackStream, set_up_worker
 
 MIN_RUN_SIZE = 256
 
-MAX_TOGETHER, MAX_BATCHES_TOGETHER = 64, 8
+MAX_TOGETHER, MAX_BATCHES_TOGETHER = 112, 16
 """Numbers of samples and of batches up to which small batches are decoded in one run. The engines of a GPU are idle for
-a part of each run, and towards its end if the number of images is not a multiple of theirs."""
+a part of each run, and towards its end if the number of images is not a multiple of theirs, seven in an H200."""
 
 
 def batch_size(loader: TorchDataLoader[Any]) -> int:
-    """Return the usual number of samples in a batch."""
+    """Return the usual number of samples in a batch; 0 if a user's batch sampler does not have it."""
     if loader.batch_sampler is None:
         return 1
-    # That of a user's batch sampler may be missing, None or 0 if its batches vary in size.
-    return int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or MIN_RUN_SIZE)
+    return int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0)
 
 
 def run_size(loader: TorchDataLoader[Any]) -> int:
@@ -52,7 +51,7 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
 
 def batches_together(loader: TorchDataLoader[Any]) -> int:
     """Return the maximum number of batches in a pipeline run."""
-    return max(1, min(MAX_BATCHES_TOGETHER, MAX_TOGETHER // batch_size(loader)))
+    return max(1, min(MAX_BATCHES_TOGETHER, MAX_TOGETHER // (batch_size(loader) or MAX_TOGETHER)))
 
 
 GRACE_S = 0.2  # for workers to exit

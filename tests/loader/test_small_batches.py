@@ -213,7 +213,7 @@ def test_a_batch_sampler_need_not_know_its_size(folder: ImageFolder, device: str
 def test_large_images_do_not_share_runs(tmp_path: Path, device: str) -> None:
     (tmp_path / "set" / "plain").mkdir(parents=True)
     for number in range(8):
-        Image.new("RGB", (3000, 2000), (30 * number, 90, 160)).save(tmp_path / "set" / "plain" / f"{number}.jpg")
+        Image.new("RGB", (5000, 4000), (30 * number, 90, 160)).save(tmp_path / "set" / "plain" / f"{number}.jpg")
     dataset = ImageFolder(str(tmp_path / "set"), v1.Compose([v1.CenterCrop(32), v1.ToTensor()]))
     stock, ours = make(dataset, device, batch_size=2, num_workers=1, prefetch_factor=4)
     epochs_are_the_same(stock, ours, device, after_start)
