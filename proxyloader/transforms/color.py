@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, Version
+from .random_numbers import in_thread
 from .registry import at_random, rule, version_of
 
 
@@ -85,7 +87,7 @@ def solarize_threshold(threshold: float, kind: Kind) -> float:
 
 def hue_shift(factor: float, kind: Kind) -> float:
     """Return the shift of a hue: 0 to 255 for a PIL image, a fraction of the full circle for a tensor."""
-    return float(np.int32(factor * 255).astype(np.uint8)) if kind == "pil" else factor
+    return float(int(factor * 255) & 255) if kind == "pil" else factor
 
 
 @rule(v1.Grayscale, v2.Grayscale)
@@ -120,8 +122,10 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
     ranges = [None if each is None else (float(each[0]), float(each[1])) for each in given]
 
     def sample(size: Size, row: ParamRow) -> Size:
-        order, *factors = v1.ColorJitter.get_params(*ranges)  # v2 draws the same numbers
-        for which in order.tolist():
+        # Like ColorJitter.get_params of v1 and v2, without new tensors.
+        order, draw = torch.randperm(4).tolist(), in_thread.numbers.uniform
+        factors = [None if each is None else draw(*each) for each in ranges]
+        for which in order:
             factor = factors[which]
             if factor is not None:
                 number = hue_shift(factor, state.kind) if which == 3 else factor

@@ -130,9 +130,12 @@ def meta_image(height: int, width: int) -> torch.Tensor:
     return torch.empty((3, height, width), device="meta")
 
 
+_rounded = functools.lru_cache(lambda p: float(np.float32(p)))
+
+
 def bernoulli(p: float, closed: bool = False) -> bool:
     """Return ``torch.rand(1) < p``, or if ``closed`` <=, compared in float32 as in torch, without a new tensor."""
-    drawn, p = in_thread.numbers.uniform(0.0, 1.0), float(np.float32(p))
+    drawn, p = in_thread.numbers.uniform(0.0, 1.0), _rounded(p)
     return drawn <= p if closed else drawn < p
 
 
