@@ -208,7 +208,7 @@ def found_on(
 
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-ENOUGH: dict[str, Any] = {"env": {}, "quota": "max 100000", "files": 1024, "shm_mb": (8192, 8192), "build": ""}
+ENOUGH: dict[str, Any] = dict(env={}, cores=8, quota="max 100000", files=1024, shm_mb=(8192, 8192), build="")
 """The environment and the limits of a machine that is not limited, and no build of DALI beside the one that is here."""
 
 ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
@@ -239,6 +239,8 @@ ROWS: dict[str, tuple[dict[str, Any], str, str, str, str]] = {
     "a quota": ({"quota": "50000 100000"}, "cores", "warn", "cgroup quota of 0.5", "num_workers=1"),
     "no quota": ({"quota": "max 100000"}, "cores", "ok", "usable", ""),
     "a large quota": ({"quota": "100000000 100000"}, "cores", "ok", "usable", ""),
+    "few cores": ({"cores": 7}, "cores", "warn", "7 of", "at least 8 cores per GPU"),
+    "few cores without a GPU": ({"cores": 1, "driver": None}, "cores", "ok", "1 of", ""),
     "few open files": ({"files": 1023}, "open files", "warn", "at most 1023", "nofile=65536"),
     "enough open files": ({"files": 1024}, "open files", "ok", "at most 1024", ""),
     "any number of open files": ({"files": resource.RLIM_INFINITY}, "open files", "ok", "unlimited", ""),
@@ -254,7 +256,7 @@ def test_what_does_not_fit_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, facts: Any, name: str, status: str, found: str, remedy: str
 ) -> None:
     facts = {"root": str(tmp_path)} | ENOUGH | facts
-    environment, quota, files, (size_mb, free_mb), build = (facts.pop(name) for name in ENOUGH)
+    environment, cores, quota, files, (size_mb, free_mb), build = (facts.pop(name) for name in ENOUGH)
     if build:
         monkeypatch.syspath_prepend(stand_in(tmp_path / "site", build, "2.4", ""))
     (tmp_path / "dev/shm").mkdir(parents=True)
@@ -262,6 +264,7 @@ def test_what_does_not_fit_is_found(
     (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota + "\n")
     told = SimpleNamespace(f_frsize=1 << 20, f_blocks=size_mb, f_bavail=free_mb, f_bfree=free_mb)
     monkeypatch.setattr(os, "statvfs", lambda _: told)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(cores)})
     monkeypatch.setattr(resource, "getrlimit", lambda limit: {resource.RLIMIT_NOFILE: (files, files)}[limit])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     for variable, value in environment.items():
