@@ -1,15 +1,19 @@
 """Do several GPUs of one host load as many times what one loads?
 
     python benchmarks/several_gpus.py                         # all GPUs
+    python benchmarks/several_gpus.py --model resnet50        # while they train a network
     python benchmarks/several_gpus.py --ranks 2               # on one GPU, too, which they share
     python benchmarks/several_gpus.py --device cpu --ranks 2
 
-Starts a process for each GPU with torchrun; each has a loader with a DistributedSampler, as a training script has, and
-DALI's own reader with 4, 8 and 16 threads, which shows what the host allows. First come the epochs of files that nobody
-has checked yet: when the first batch arrives, and the speed of each process, as their shares change from epoch to
-epoch. Then, in turn, the first process loops over its share alone, and all of them do at once: medians of the rounds,
-and of the CPU time per image of a process and its workers.
-Appends one JSON line to benchmarks/results/several_gpus.jsonl.
+Starts a process for each GPU with torchrun. Each has a loader with a DistributedSampler, as a training script has;
+another one that loads photographs with boxes, in batches of 16; and DALI's own reader with 4, 8 and 16 threads, which
+shows what the host allows. First come the epochs of files that nobody has checked yet: when the first batch arrives,
+and the speed of each process, as their shares change from epoch to epoch. Then, in turn, the first process loops over
+its share alone, and all of them do at once: medians of the rounds, and of the CPU time per image of a process and its
+workers.
+
+With --model, the processes train it with mixed precision, as one DistributedDataParallel or alone, also on synthetic
+batches. Appends one JSON line to benchmarks/results/several_gpus.jsonl, and plots it in a .png file beside it.
 """
 
 from __future__ import annotations
@@ -27,15 +31,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torchvision
 from _common import append_record, cpu_s, make_parser, make_photographs
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator
+from PIL import Image
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import ConcatDataset, DistributedSampler
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
 from proxyloader import DataLoader, pipelines
-from proxyloader.tools.bench.config import make_transform
+from proxyloader.make_dataset import make_dataset
+from proxyloader.tools.bench import SIZES
+from proxyloader.tools.bench.config import make_transform, photograph_folder
+from proxyloader.tools.bench.tasks import PIPELINES, Photographs, collate_lists
 
 Rounds = dict[str, list[tuple[float, float]]]
 """Images per second and milliseconds of CPU time per image, ``alone`` and ``together``, in each round."""
@@ -44,20 +54,28 @@ Rounds = dict[str, list[tuple[float, float]]]
 def arguments() -> argparse.Namespace:
     parser = make_parser("several_gpus", __doc__)
     parser.add_argument("--images", type=int, default=8192)
-    parser.add_argument("--passes", type=int, default=12, help="over the images in a loop, by all processes together")
+    parser.add_argument(
+        "--passes",
+        type=int,
+        help="over the images in a loop, by all processes together (default: 12, or 2 with --model)",
+    )
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=8, help="of each loader")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="processes (default: the GPUs)")
-    return parser.parse_args()
+    parser.add_argument("--ranks", type=int, help="processes (default: the GPUs)")
+    parser.add_argument("--model", choices=("resnet18", "resnet50"))
+    args = parser.parse_args()
+    if args.ranks is None and torch.cuda.device_count() < 2:
+        parser.error("this is about several GPUs; --device cpu --ranks 2 tries it without")
+    args.ranks = args.ranks or torch.cuda.device_count()
+    args.passes = args.passes or (2 if args.model else 12)
+    return args
 
 
 def start(args: argparse.Namespace) -> int:
     """Make the images, and run this script once for each GPU."""
-    if args.ranks < 2:
-        print(f"this is about several GPUs, and there is {args.ranks}; --device cpu --ranks 2 tries it without")
-        return 1
     make_photographs(args.images)
+    make_dataset(photograph_folder("bench-coco", args.images // 4), images=args.images // 4, **SIZES["coco"])
     command = [
         sys.executable,
         "-m",
@@ -99,18 +117,39 @@ def gathered(args: argparse.Namespace, value: float) -> list[float]:
     return values
 
 
-def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
+def make_loader(dataset: Any, args: argparse.Namespace, batch_size: int, **more: Any) -> Iterable[Any]:
     """A loader as a training script has it; a loop over it is one over this process's share."""
-    folder = ImageFolder(str(make_photographs(args.images)), make_transform())
-    images: ConcatDataset[Any] = ConcatDataset(args.passes * [folder])
-    return DataLoader(
-        images,
-        args.batch_size,
-        sampler=DistributedSampler(images),
-        num_workers=args.workers,
-        persistent_workers=args.workers > 0,
-        device=None if args.device == "cuda" else "cpu",
-    )
+    images: ConcatDataset[Any] = ConcatDataset(args.passes * [dataset])
+    workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
+    device = None if args.device == "cuda" else "cpu"
+    return DataLoader(images, batch_size, sampler=DistributedSampler(images), device=device, **workers, **more)
+
+
+def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
+    return make_loader(ImageFolder(str(make_photographs(args.images)), make_transform()), args, args.batch_size)
+
+
+def detection_of(args: argparse.Namespace) -> Iterable[Any]:
+    root = str(photograph_folder("bench-coco", args.images // 4))
+    return make_loader(Photographs(root, "hflip", open_image, PIPELINES["hflip"]), args, 16, collate_fn=collate_lists)
+
+
+def open_image(path: str) -> Any:
+    return Image.open(path).convert("RGB")
+
+
+class Synthetic:
+    """The same batch for each step of this process's share."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.steps = args.passes * args.images // (args.ranks * args.batch_size)
+        self.batch = (
+            torch.rand(args.batch_size, 3, 224, 224, device=args.device),
+            torch.zeros(args.batch_size, dtype=torch.int64),
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        return itertools.repeat(self.batch, self.steps)
 
 
 class IteratorLoops:
@@ -143,21 +182,43 @@ class IteratorLoops:
             yield batch["data"], batch["label"]
 
 
-LOADERS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {
-    "proxyloader": proxyloader_of,
-    **{f"iterator, {threads} threads": functools.partial(IteratorLoops, threads) for threads in (4, 8, 16)},
-}
+ITERATORS = {f"iterator, {threads} threads": functools.partial(IteratorLoops, threads) for threads in (4, 8, 16)}
+LOADERS: dict[str, Callable[[argparse.Namespace], Iterable[Any]]] = {"proxyloader": proxyloader_of, **ITERATORS}
 
 
-def loop(loader: Iterable[Any]) -> tuple[int, float, float]:
-    """Return the number of images, and the seconds of time and of CPU time, behind what DALI's reader read before."""
+class Training:
+    """Steps of a network with mixed precision, of all processes together or of this one alone."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        network = torchvision.models.get_model(args.model, num_classes=1000).to(args.device)
+        self.alone = network.to(memory_format=torch.channels_last)
+        group = dist.new_group(backend="nccl" if args.device == "cuda" else "gloo")
+        self.together = DistributedDataParallel(self.alone, process_group=group)
+        self.optimizer = torch.optim.SGD(network.parameters(), 0.1, momentum=0.9)
+        self.device = args.device
+
+    def step(self, network: Any, images: torch.Tensor, labels: torch.Tensor) -> None:
+        with torch.autocast(self.device, torch.bfloat16):
+            outputs = network(images.to(memory_format=torch.channels_last))
+        loss = torch.nn.functional.cross_entropy(outputs.float(), labels.flatten().to(images.device).long())
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+
+def loop(loader: Iterable[Any], step: Callable[[Any, Any], None] | None = None) -> tuple[int, float, float]:
+    """Loop over a loader, with a training step for each batch.
+
+    Return the number of images, and the seconds of time and of CPU time, behind what DALI's reader read before."""
     batches, images = iter(loader), 0
     for _ in range(getattr(loader, "ahead", 0)):
         next(batches)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     begin_s, begin_cpu_s = time.perf_counter(), cpu_s()
-    for _images, labels in batches:
+    for batch, labels in batches:
+        if step is not None:
+            step(batch, labels)
         images += len(labels)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -171,18 +232,23 @@ def rank(args: argparse.Namespace) -> None:
     if args.device == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
     first_s, epochs = first_epochs(args)
-    loaders = {name: loader_of(args) for name, loader_of in LOADERS.items()}
+    alone = together = None
+    kinds: dict[str, Any] = LOADERS | {"proxyloader, boxes": detection_of}
+    if args.model:
+        training, kinds = Training(args), {"synthetic": Synthetic, **LOADERS}
+        alone, together = (functools.partial(training.step, each) for each in (training.alone, training.together))
+    loaders = {name: loader_of(args) for name, loader_of in kinds.items()}
     for loader in loaders.values():
-        loop(loader)
-    rounds: dict[str, Rounds] = {name: {"alone": [], "together": []} for name in LOADERS}
+        loop(loader, together)
+    rounds: dict[str, Rounds] = {name: {"alone": [], "together": []} for name in loaders}
     for _ in tqdm(range(args.rounds), desc="rounds", disable=None if first else True):
         for name, loader in loaders.items():
             dist.barrier()
             if first:
-                images, seconds, used_s = loop(loader)
+                images, seconds, used_s = loop(loader, alone)
                 rounds[name]["alone"].append((images / seconds, 1e3 * used_s / images))
             dist.barrier()
-            images, seconds, used_s = loop(loader)
+            images, seconds, used_s = loop(loader, together)
             slowest = torch.tensor(seconds)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             rounds[name]["together"].append((args.ranks * images / float(slowest), 1e3 * used_s / images))
@@ -213,8 +279,27 @@ def report(
             ],
             "times": round(all_of_them / one, 3),
         }
-    settings = ("images", "passes", "batch_size", "workers", "device", "ranks")
+    settings = ("images", "passes", "batch_size", "workers", "device", "ranks", "model")
     append_record(args, *settings, first_batch_s=first_s, first_epochs=epochs, loaders=found)
+    plot(args, found)
+
+
+def plot(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Plot the median of each loader by the number of processes, and what as many times one process would load."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for color, (name, figures) in enumerate(found.items()):
+        one, all_of_them = (
+            statistics.median(speed for speed, _ in figures[f"{kind}_images_per_s_and_cpu_ms"])
+            for kind in ("alone", "together")
+        )
+        axes.plot([1, args.ranks], [one, all_of_them], "o-", color=f"C{color}", label=name)
+        axes.plot([1, args.ranks], [one, args.ranks * one], ":", color=f"C{color}", linewidth=0.8)
+    axes.set(xlabel="GPUs", ylabel="images per second", xticks=[1, args.ranks], ylim=(0, None))
+    axes.legend(title="dotted: as many times one")
+    figure.savefig(args.out.with_suffix(".png"), dpi=120)
 
 
 def main() -> int:
