@@ -1,12 +1,18 @@
-"""A script for torchrun: loads its share of a folder and prints one line of JSON. It sets no device."""
+"""A script for torchrun: loads its share of a folder and prints one line of JSON. It sets no device.
+
+With a second argument, it loads until process 1 kills itself.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import sys
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import DistributedSampler
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
@@ -27,6 +33,12 @@ def main() -> None:
     sampler: DistributedSampler[object] = DistributedSampler(dataset, ranks, rank, shuffle=True, seed=3)
     device = None if torch.cuda.is_available() else "cpu"
     loader = DataLoader(dataset, 5, sampler=sampler, num_workers=1, device=device)
+    if sys.argv[2:]:
+        dist.init_process_group("gloo")
+        for step, _ in enumerate(itertools.chain.from_iterable(itertools.repeat(loader))):
+            if rank == 1 and step == 7:
+                os.kill(os.getpid(), signal.SIGKILL)
+            dist.all_reduce(torch.ones(1))
     epochs = []
     for epoch in range(2):
         sampler.set_epoch(epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -9,10 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from .. import scripts
+from ..faults import await_true
 from ..limits import WAIT_S
 
 MODULE = "import runpy; runpy.run_module('tests.integration.ray_cluster', run_name='__main__')"
@@ -52,17 +55,17 @@ def test_the_rows_of_ray_data_are_decoded_by_dali_and_come_once(told: Any, photo
 
 
 SCRIPT = Path(__file__).with_name("one_rank.py")
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
 def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: str, tmp_path: Path) -> None:
     ranks = 2 if device == "cpu" else torch.cuda.device_count()
     if ranks < 2:
         pytest.skip("one GPU; this is about several")
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
     with open(tmp_path / "out", "w+") as out:
         subprocess.run(
-            [sys.executable, *launcher, SCRIPT, photos],
+            [*LAUNCHER, f"--nproc_per_node={ranks}", SCRIPT, photos],
             env={**os.environ, **hidden},
             stdout=out,
             check=True,
@@ -79,3 +82,12 @@ def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: st
     assert told[0]["epochs"][0] != told[0]["epochs"][1]
     assert [each["devices"] for each in told] == [["cpu"] if device == "cpu" else [f"cuda:{k}"] for k in range(ranks)]
     assert not any(each["touched"] for each in told), "a process has a context on the GPU of another"
+
+
+def test_when_a_process_is_killed_the_others_and_all_workers_end(photos: Path, tmp_path: Path) -> None:
+    command = [*LAUNCHER, "--nproc_per_node=2", SCRIPT, photos, tmp_path]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, timeout=WAIT_S)
+    assert done.returncode == 1 and b"Signal 9 (SIGKILL)" in done.stderr
+    processes = functools.partial(psutil.process_iter, ["cmdline"])
+    await_true(lambda: not any(str(tmp_path) in (each.info["cmdline"] or ()) for each in processes()))
