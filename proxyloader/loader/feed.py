@@ -121,6 +121,7 @@ class InFlightBatch:
     pipeline_runs: list[PipelineRun] = field(default_factory=list)  # submitted for ``batch.runs``, in their order
     error: Exception | None = None
     is_last: bool = True  # of the batches that are decoded together
+    delays_request: bool = False  # whether a worker gets the next request when the training loop receives this batch
 
     @property
     def schedule(self) -> Schedule | None:
@@ -181,11 +182,10 @@ class Feed:
         self._submit([self._in_flight[0]])  # unless it was submitted, or a signal handler has raised before
         return self._in_flight.popleft()
 
-    def request_next(self) -> None:
-        """Request a batch in place of one that the training loop receives, if torch has not done so before."""
-        requests = self.pool.requests
-        if requests is not None and requests.max_unreturned and isinstance(self._batches, WorkersIterator):
-            self._batches._try_put_index()
+    def request_next(self, in_flight: InFlightBatch) -> None:
+        """Request a batch in place of one that the training loop receives, as torch does."""
+        if in_flight.delays_request and self._batches is not None:
+            self._batches._try_put_index()  # type: ignore[attr-defined]
 
     def release(self, in_flight: InFlightBatch) -> None:
         """Release the slot of a batch, and cancel its runs unless they were collected."""
@@ -215,7 +215,7 @@ class Feed:
         together: list[InFlightBatch] = []
         try:
             while self._batches is not None and (not together or self._can_add(together)):
-                if (in_flight := self._receive()) is not None:
+                if (in_flight := self._receive(is_ahead=bool(self._in_flight or together))) is not None:
                     together.append(in_flight)
         finally:  # whatever a signal handler has raised
             self._in_flight.extend(together)
@@ -231,10 +231,16 @@ class Feed:
             return False
         return queue.fits(schedules, others=1) and self._is_ready()
 
-    def _receive(self) -> InFlightBatch | None:
-        """Return the next batch from the workers; None at the end of the epoch."""
+    def _receive(self, is_ahead: bool) -> InFlightBatch | None:
+        """Return the next batch from the workers; None at the end of the epoch.
+
+        ``is_ahead``: whether the training loop asks for another one first.
+        """
         assert self._batches is not None
         in_flight, requests, deferral = InFlightBatch(), self.pool.requests, self.pool.deferral
+        workers = self._batches if isinstance(self._batches, WorkersIterator) else None
+        if workers is not None:
+            workers.delays_requests = is_ahead and self.pool.delays_requests
         try:
             with deferring(deferral) if deferral is not None else contextlib.nullcontext():
                 while self._skip_batches:
@@ -264,6 +270,7 @@ class Feed:
                 self._plan_servers.discover(batch.plans, self._options)
             except Exception as error:
                 in_flight.error = error
+        in_flight.delays_request = workers is not None and workers.has_delayed
         return in_flight
 
     def _submit(self, together: Sequence[InFlightBatch]) -> None:

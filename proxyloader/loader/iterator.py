@@ -11,7 +11,6 @@ from ..workers.loader_state import LoaderState
 from ..workers.messages import PackedBatch
 from ..workers.pool import WorkerPool
 from .assembly import SKIPPED_BATCH, BatchAssembler
-from .feed import Feed
 from .stats import TAKE, StatsRecorder, Step, profile_row
 
 TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
@@ -94,7 +93,8 @@ class LoaderIterator:
                     assembler.end_epoch(had_batches)
                 raise StopIteration
             try:
-                self._record_progress(feed, in_flight.batch)
+                self._record_progress(in_flight.batch)
+                feed.request_next(in_flight)
                 batch = assembler.assemble(in_flight)
             finally:
                 feed.release(in_flight)
@@ -106,13 +106,12 @@ class LoaderIterator:
         self._recorder.add(packed, step)
         return batch
 
-    def _record_progress(self, feed: Feed, batch: PackedBatch | None) -> None:
+    def _record_progress(self, batch: PackedBatch | None) -> None:
         state, requests = self._loader_state, self._pool.requests
         if requests is None:
             state.batches += 1
         elif batch is not None and batch.request is not None:
             requests.record_return(batch.request, state)
-            feed.request_next()
         if batch is not None and batch.worker_state is not None:
             state.worker_states[batch.worker] = batch.worker_state
             state.next_worker = (batch.worker + 1) % self._pool.workers.num_workers

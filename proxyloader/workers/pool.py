@@ -67,6 +67,9 @@ class Workers(TorchDataLoader[Any]):
 class WorkersIterator(_MultiProcessingDataLoaderIter):
     failed = False  # whether a worker died or timed out, so that the others cannot begin another epoch
     lost = False  # whether a worker died, with batches that may still be expected
+    delays_requests = False  # rather than request a batch in place of one that is received
+    has_delayed = False  # whether a request has been delayed for the last batch
+    _is_received = False
     _send_idx = _rcvd_idx = 0  # torch sets them after starting the workers, which may fail
 
     def __init__(self, loader: Workers) -> None:
@@ -74,12 +77,21 @@ class WorkersIterator(_MultiProcessingDataLoaderIter):
         self._first_worker = loader.first_worker
         super().__init__(loader)
 
+    def _process_data(self, data: Any, *worker: Any) -> Any:
+        self._is_received, self.has_delayed = True, False
+        try:
+            return super()._process_data(data, *worker)  # type: ignore[no-untyped-call]
+        finally:
+            self._is_received = False
+
     def _try_put_index(self) -> None:
+        if self._is_received and self.delays_requests:
+            self.has_delayed = True
+            return
         for _ in range(self._first_worker):
             next(self._worker_queue_idx_cycle)
         self._first_worker = 0
-        if not (isinstance(self._index_sampler, RequestSampler) and self._index_sampler.is_full):
-            super()._try_put_index()
+        super()._try_put_index()
 
     def has_arrived(self) -> bool:
         """Return whether a batch has arrived, which may be a later one than the next."""
@@ -134,6 +146,7 @@ class WorkerPool:
     broken = False  # whether a worker was lost, so that the next epoch requires new workers
     requests: RequestSampler | None = None  # None for an iterable-style dataset, whose batches are sent without slots
     worker_dataset: PackedDataset | StatefulStream | None = None  # None if the workers yield torch's own batches
+    delays_requests = False  # until the training loop receives a batch, as in torch
     board: StateBoard | None = None  # where the workers of a stream write their states at the end of an epoch
     deferral: Deferral | None = None  # of the dataset, if there are no workers and its images are deferred
     packer: Packer | None = None
@@ -209,6 +222,9 @@ class WorkerPool:
             find_obstacle=loader._options.find_obstacle,
             packs_masks=loader._options.masks_on_device and loader._options.on_gpu,
         )
+        # Requests also replace batches in DALI, unless draws for batches that a loop leaves behind affect later epochs:
+        # those of persistent workers, and of samplers that do not draw the order of each epoch at once.
+        self.delays_requests = loader.persistent_workers
         if is_iterable:
             if loader.num_workers:
                 with contextlib.suppress(AttributeError, OSError):  # without Linux, or without shared memory
@@ -218,11 +234,8 @@ class WorkerPool:
             stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
             return dict(dataset=stream, collate_fn=PackStream(self.fetcher, self.packer, self.worker_dataset))
         self.requests = RequestSampler(sampler, batched, self.arena, loader.seed)
-        # Requests also replace batches in DALI, unless draws for batches that a loop leaves behind affect later epochs:
-        # those of persistent workers, and of samplers that do not draw the order of each epoch at once.
         is_torchs = type(loader._inner_sampler).__module__.startswith("torch.utils.data") or loader._sharded is not None
-        if loader.persistent_workers or not is_torchs or sampler_generator(loader._inner_sampler) is not None:
-            self.requests.max_unreturned = max(1, loader.num_workers * (loader.prefetch_factor or 0))
+        self.delays_requests |= not is_torchs or sampler_generator(loader._inner_sampler) is not None
         self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states)
         return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
 

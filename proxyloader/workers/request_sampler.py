@@ -71,7 +71,6 @@ class RequestSampler:
     batched: bool
     arena: Arena | None = None
     seed: int | None = None  # of the order, unless the sampler has its own generator
-    max_unreturned: int = 0  # maximum number of requests whose batches the training loop has not received; 0: any
     yields_indices: bool = False  # whether to yield indices instead of requests, for torch's own fetcher
 
     def __post_init__(self) -> None:
@@ -83,11 +82,10 @@ class RequestSampler:
         self._pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
         self._next_number = 0  # of the next request
-        self._num_unreturned = 0  # requests of the epoch whose batches the training loop has not received
 
     def __iter__(self) -> Iterator[Any]:
         self.discard_pending()  # torch begins an epoch after the workers have finished the previous one
-        self._num_unreturned, loader_state = 0, self.loader_state
+        loader_state = self.loader_state
         self._restore_sampler(loader_state)
         # Not lazily, because torch creates the iterator before it draws seeds.
         with self._controlled_generators(loader_state, "iter"):
@@ -114,7 +112,6 @@ class RequestSampler:
         sampler, slot = self._inner_sampler, self.arena.acquire() if self.arena is not None else None
         request = BatchRequest(self._next_number, epoch, indices, self.batched, slot)
         self._next_number += 1
-        self._num_unreturned += 1
         self._pending[request.number] = request
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._sampler_states[request.number] = sampler_state(sampler, self._iterator)
@@ -137,15 +134,9 @@ class RequestSampler:
 
     def record_return(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of the epoch that the training loop received a batch."""
-        self._num_unreturned -= 1
         loader_state.batches += 1
         loader_state.samples += self.positions(len(request.index_list()))
         loader_state.sampler_state = self._sampler_states.pop(request.number, loader_state.sampler_state)
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the training loop must receive a batch before another one is requested."""
-        return 0 < self.max_unreturned <= self._num_unreturned
 
     def has_ready_batch(self, in_order: bool) -> bool:
         """Return whether torch can return the next batch without waiting for a worker, as far as the slots tell."""

@@ -24,6 +24,7 @@ from torch.utils.data import (
     ConcatDataset,
     Dataset,
     DistributedSampler,
+    IterableDataset,
     RandomSampler,
     Sampler,
     Subset,
@@ -201,6 +202,18 @@ class Several(ImageFolder):
         return *super().__getitem__(index), *drawn
 
 
+class StreamsSeveral(IterableDataset[Any]):
+    """The same as a stream, with the number of samples that the worker has made."""
+
+    def __init__(self, root: str, transform: Any) -> None:
+        self.dataset, self.made = Several(root, transform), 0
+
+    def __iter__(self) -> Any:
+        for index in range(SAMPLES):
+            self.made += 1
+            yield *self.dataset[index], self.made
+
+
 def left_early(loader: Any, taken: list[int]) -> Any:
     """So many batches of each epoch, and where the generator of the order is behind them."""
     seen = []
@@ -213,17 +226,18 @@ def left_early(loader: Any, taken: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("taken", [[1], [3, 0, 2], [11], [9, 13, 1]], ids=str)
-@pytest.mark.parametrize("kind", [ImageFolder, Several])
+@pytest.mark.parametrize("kind", [ImageFolder, Several, StreamsSeveral])
 @pytest.mark.parametrize(
     "arguments",
     [dict(num_workers=1, prefetch_factor=1), dict(num_workers=2), dict(num_workers=3, prefetch_factor=1)],
     ids=str,
 )
 def test_persistent_workers_draw_on_behind_a_loop_that_is_left_as_torchs_do(
-    root: Path, kind: type[ImageFolder], arguments: dict[str, Any], taken: list[int], device: str
+    root: Path, kind: Any, arguments: dict[str, Any], taken: list[int], device: str
 ) -> None:
     def build(loader_class: Any) -> Any:
-        return loader_class(kind(str(root), TRANSFORM), shuffle=True, persistent_workers=True, **arguments)
+        shuffle = None if kind is StreamsSeveral else True
+        return loader_class(kind(str(root), TRANSFORM), shuffle=shuffle, persistent_workers=True, **arguments)
 
     assert_as_torch(build, functools.partial(left_early, taken=[*taken, SAMPLES, SAMPLES]), device=device)
 
