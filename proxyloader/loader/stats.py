@@ -122,7 +122,7 @@ class StatsRecorder:
 
     @property
     def fallback_reason(self) -> str:
-        uses = "uses the pixels of its images" if self.has_images else "opens no JPEGs that DALI could decode"
+        uses = "uses the pixels of its images" if self.has_images else "returns no images that DALI could decode"
         return self.decode_reason or f"the dataset {uses}"
 
     def begin_epoch(self) -> None:

@@ -11,6 +11,7 @@ import os
 import statistics
 import sys
 import timeit
+import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from ..data.lazy_image import is_lazy
 from ..data.lazy_tensor import LazyTensor, is_materialized
 from ..data.placeholders import ProxyBatch, ProxySample
 from ..data.recorded import Operation, flatten
-from ..data.transformed import TransformedImage, find_caller, pixel_uses
+from ..data.transformed import LIBRARIES, TransformedImage, find_caller, pixel_uses
 from ..kernels.operations import find_obstacle
 from ..make_dataset import photograph
 from ..transforms.plan import Branch, OneOf
@@ -60,7 +61,8 @@ class Explanation:
     stock_us: float  #: the same in a worker of ``torch.utils.data.DataLoader``, which decodes the image
 
     def __str__(self) -> str:
-        times = f"{self.worker_us:,.0f} µs in a worker, if a GPU does the rest; {self.stock_us:,.0f} µs with torch"
+        rest = "" if self.pixels else ", if a GPU does the rest"
+        times = f"{self.worker_us:,.0f} µs in a worker{rest}; {self.stock_us:,.0f} µs with torch"
         sections = {
             "Recorded": self.steps,
             "Replayed on the GPU": self.operations,
@@ -122,7 +124,7 @@ def _apply_to_photograph(transform: Callable[[Any], Any]) -> Callable[[], Any]:
         try:
             return transform(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
         except TypeError as error:
-            advice = "If the transform takes more than an image, pass the dataset that calls it to explain()"
+            advice = "If the transform does not take a PIL image alone, explain the dataset that calls it"
             raise TypeError(f"{error}. {advice}") from error
 
     return get
@@ -245,7 +247,8 @@ def _iter_nodes(nodes: Any) -> Iterator[Any]:
 def _describe(leaf: Any) -> str:
     if isinstance(leaf, Image.Image):
         return f"PIL image {leaf.mode} {leaf.width} x {leaf.height}"
-    device = f" on {'cuda' if isinstance(leaf, LazyTensor) else leaf.device}" if isinstance(leaf, torch.Tensor) else ""
+    is_late = isinstance(leaf, LazyTensor) and not is_materialized(leaf)
+    device = f" on {'cuda' if is_late else 'cpu'}" if isinstance(leaf, torch.Tensor) else ""
     is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
     return f"{leaf.dtype} {tuple(leaf.shape)}{device}".removeprefix("torch.") if is_array else type(leaf).__name__
 
@@ -270,9 +273,22 @@ def _time(run: Callable[[], Any]) -> float:
 def explain_named(name: str) -> int:
     """Print the explanation of ``module:attribute``. Return the exit status: 1 if pixels are used."""
     with patch.object(sys, "argv", sys.argv[:1]):  # the module may parse it
-        explanation = explain(find(name))
+        obj = find(name)
+        try:
+            explanation = explain(obj)
+        except Exception as error:
+            raise RuntimeError(f"{name}: {type(error).__name__}{_find_line(error)}: {error}") from error
     print(explanation)
     return 1 if explanation.pixels else 0
+
+
+def _find_line(error: BaseException) -> str:
+    """Return where the user's code raised an error, such as " at train.py:12"; "" if it did not."""
+    lines = ""
+    for frame, line in traceback.walk_tb((error.__cause__ or error).__traceback__):
+        if str(frame.f_globals.get("__name__")).split(".")[0] not in LIBRARIES:
+            lines = f" at {frame.f_code.co_filename}:{line}"
+    return lines
 
 
 def find(name: str) -> Any:

@@ -114,7 +114,7 @@ class TestTransforms:
         "wrong", [lambda image, target: image, lambda sample: sample["image"], None, 3, "resnet50", STREAM]
     )
     def test_what_it_does_not_take_is_an_error_that_mentions_datasets(self, wrong: Any) -> None:
-        with pytest.raises(TypeError, match="pass the dataset|takes a transform or a map-style dataset, got"):
+        with pytest.raises(TypeError, match="explain the dataset|takes a transform or a map-style dataset, got"):
             explain(wrong)
 
 
@@ -156,6 +156,7 @@ def function(image):
 def fails(image):
     return image.nothing
 partial = functools.partial(make, 32)
+number = 3
 if __name__ == "__main__":
     guarded = transform
 """
@@ -178,6 +179,8 @@ FAILURES = {
     "resnet50": "the name must be module:attribute, such as train:transform, got 'resnet50'",
     "explaind:transform": "No module named 'explaind'",
     "explained:guarded": 'It must be at module level, not below `if __name__ == "__main__":`',
+    "explained:fails": "explained:fails: AttributeError at {}/explained.py:14: ",
+    "explained:number": "explained:number: TypeError: explain() takes a transform or a map-style dataset, got 3",
 }
 
 
@@ -201,7 +204,7 @@ class TestCommand:
         assert main(["explain", name]) == 1
         out, err = capsys.readouterr()
         assert (out, err.count("\n")) == ("", 1)
-        assert err.startswith("proxyloader: error: ") and message in err
+        assert err.startswith("proxyloader: error: ") and message.replace("{}", str(Path.cwd())) in err
 
     def test_its_status_says_whether_pixels_are_used(self, capsys: pytest.CaptureFixture[str]) -> None:
         for status, name in enumerate(("transform", "pixels")):
