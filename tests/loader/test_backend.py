@@ -123,7 +123,7 @@ NO_KERNELS = "requires CUDA kernels"
     ("dtype", "mode", "first", "why"),
     [
         (torch.float32, "RGB", [transforms.ColorJitter(0.3)], f"ColorJitter: {NO_KERNELS}"),
-        (torch.float32, "L", [], f"RandomResizedCrop of a grey image: {NO_KERNELS}"),
+        (torch.float32, "L", [], f"RandomResizedCrop of a grayscale image: {NO_KERNELS}"),
         (torch.float64, "RGB", [], "torch's default dtype is torch.float64, but images are float32"),
     ],
     ids=["a transform", "grey", "float64"],
@@ -153,7 +153,7 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     with pytest.raises(KeyError):
         loaded(Files(photos, failing))
     list(iterator)
-    assert clean.backend.endswith("JPEGs are sent encoded") and "the dataset's code produced 0" in caplog.text
+    assert clean.backend.endswith("JPEGs are sent encoded") and "produced by the dataset's code: 0" in caplog.text
 
 
 def test_an_epoch_that_is_left_early_is_not_counted_in_the_first(
@@ -163,7 +163,7 @@ def test_an_epoch_that_is_left_early_is_not_counted_in_the_first(
     next(iter(loader))
     with caplog.at_level(logging.INFO):
         assert len(list(loader)) == 4
-    assert "first epoch: DALI decoded 48 images" in caplog.text
+    assert "first epoch: images decoded by DALI: 48" in caplog.text
 
 
 def with_means(samples: Any) -> Any:
@@ -202,8 +202,8 @@ def test_decoded_images_are_a_reason_for_a_warning(
     with Image.open(next(photos.rglob("*.jpg"))) as image:
         image.save(tmp_path / "class" / "a.png")
     loaded(ImageFolder(str(tmp_path), TRAIN), device=device)
-    said = "Only the images that DALI decodes load faster than with torch"
-    assert "transformed 1 that Pillow decoded" in caplog.text and said in caplog.text
+    said = "Only images that DALI decodes load faster than with torch"
+    assert "transformed by DALI: 1" in caplog.text and said in caplog.text
 
 
 SCRIPT = """
