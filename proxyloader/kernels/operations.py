@@ -91,10 +91,10 @@ class State:
         for step in steps:
             add_step(step, self)
 
-    def add(self, name: str, numbers: Any = (), sizes: Any = None) -> None:
-        """Append a step to the programs of the images."""
+    def add(self, name: str, numbers: Any = (), sizes: Any = None, extras: Any = ()) -> None:
+        """Append a step to the programs of the images. See ``Programs.add``."""
         self.make_crop()
-        self.programs.add(name, numbers, self.images, sizes)
+        self.programs.add(name, numbers, self.images, sizes, extras)
 
     def make_crop(self) -> None:
         if self.crop is not None:
@@ -181,9 +181,7 @@ def _add_plan(programs: Programs, plan: Plan, images: Indices, rows: Any) -> Non
         numbers, x, y, size = (*numbers, *state.resized.numbers), *state.resized[1:]
         programs.add("STORE_RESIZED", (*numbers, *x, *y), state.images, size)
     for erased, box, noise in state.erased:
-        programs.add("ERASE_OUTPUT", box, erased)
-        if noise is not None:
-            programs.add_extras(noise)
+        programs.add("ERASE_OUTPUT", box, erased, extras=noise or ())
 
 
 def get_output_kind(plan: Plan) -> tuple[Any, ...]:
@@ -309,10 +307,7 @@ def transpose(step: geometry.Transpose, state: State) -> None:
 def index_select(step: geometry.IndexSelect, state: State) -> None:
     state.require_moves(step)
     height, width, first_block = state.take(3)
-    state.make_crop()
-    lines = state.arrays(first_block, height + width)
-    state.add("SELECT", sizes=(height, width))
-    state.programs.add_extras(lines)
+    state.add("SELECT", sizes=(height, width), extras=state.arrays(first_block, height + width))
 
 
 @add_step.register(resize.Resize)
@@ -384,9 +379,7 @@ def adjust(step: color.Adjustment, state: State) -> None:
 def table(step: color.Table, state: State) -> None:
     state.require_uint8(step)
     (first_block,) = state.take(1)
-    levels = state.arrays(first_block, np.full_like(first_block, 192))
-    state.add("TABLE")
-    state.programs.add_extras(levels)
+    state.add("TABLE", extras=state.arrays(first_block, np.full_like(first_block, 192)))
 
 
 @add_step.register(color.Matrix)
@@ -418,8 +411,8 @@ def blur(step: augment.Blur, state: State) -> None:
     state.require_uint8(step)
     (sigmas,) = state.take(1)
     height, width = step.window
-    state.add("TENSOR_BLUR", (width // 2, height // 2))
-    state.programs.add_extras(np.concatenate([_gaussian(side, sigmas) for side in (width, height)], 1))
+    weights = np.concatenate([_gaussian(side, sigmas) for side in (width, height)], 1)
+    state.add("TENSOR_BLUR", (width // 2, height // 2), extras=weights)
 
 
 def _gaussian(side: int, sigmas: Columns) -> NDArray[np.float32]:
@@ -452,8 +445,7 @@ def _box_radius(sigmas: Columns) -> NDArray[Any]:
 def kernel(step: augment.Kernel, state: State) -> None:
     state.require_uint8(step)
     offset, *weights = state.take(step.num_params)
-    state.add(f"KERNEL{step.side}", (offset,))
-    state.programs.add_extras(np.stack(weights, 1))
+    state.add(f"KERNEL{step.side}", (offset,), extras=np.stack(weights, 1))
 
 
 @add_step.register(augment.Erase)

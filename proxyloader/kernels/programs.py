@@ -170,12 +170,15 @@ class Programs:
     def __len__(self) -> int:
         return len(self.sizes)
 
-    def add(self, name: str, numbers: Any = (), images: Indices | None = None, sizes: Any = None) -> None:
+    def add(
+        self, name: str, numbers: Any = (), images: Indices | None = None, sizes: Any = None, extras: Any = ()
+    ) -> None:
         """Append a step to the programs of ``images``, by default of all.
 
         Args:
             numbers: for each number of the step, its value, or an array with the value of each image.
             sizes: height and width of the results, if they change: two values, or two arrays.
+            extras: more numbers of the step: for each image, a one-dimensional array.
         """
         images = np.arange(len(self)) if images is None else images
         if not len(images):
@@ -189,17 +192,14 @@ class Programs:
         if sizes is not None:
             around[:, 2], around[:, 3] = sizes
             self.sizes[images] = around[:, 2:]
+        if len(extras):
+            ends = self._num_extras + np.cumsum([len(each) for each in extras])
+            steps["extra"] = np.concatenate(([self._num_extras], ends[:-1]))
+            self._extras += [np.asarray(each, np.float32) for each in extras]
+            self._num_extras = int(ends[-1])
         self._images.append(images)
         self._steps.append(steps)
         self._sizes.append(around)
-
-    def add_extras(self, extras: Sequence[Any] | NDArray[Any]) -> None:
-        """Attach numbers to the step that was appended last: one-dimensional, for each of its images."""
-        if len(extras):
-            ends = self._num_extras + np.cumsum([len(each) for each in extras])
-            self._steps[-1]["extra"] = np.concatenate(([self._num_extras], ends[:-1]))
-            self._extras += [np.asarray(each, np.float32) for each in extras]
-            self._num_extras = int(ends[-1])
 
     def branch(self, images: Indices) -> Indices:
         """Add a copy of the program of each of these images, as a branch. Return the copies."""

@@ -164,8 +164,8 @@ def test_erased_output(layout: str, dtype: torch.dtype) -> None:
             values = noise.normal(size=(height, width, channels)).astype(np.float32)
             if i % 2:
                 values[:] = MEAN[:channels]
-            programs.add("ERASE_OUTPUT", (left, top, width, height, 1 - i % 2, *MEAN, channels), np.array([i]))
-            programs.add_extras([values.reshape(-1)])
+            numbers = left, top, width, height, 1 - i % 2, *MEAN, channels
+            programs.add("ERASE_OUTPUT", numbers, np.array([i]), extras=[values.reshape(-1)])
             box = slice(top, top + height), slice(left, left + width)
             place = expected[i][(slice(None), *box) if layout == "CHW" else box]
             place.copy_(torch.from_numpy(values).permute(2, 0, 1) if layout == "CHW" else torch.from_numpy(values))

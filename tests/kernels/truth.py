@@ -359,9 +359,8 @@ def program_of(
     programs = Programs([image.shape[:2] for image in images])
     for i, of_image in enumerate(steps):
         for done in of_image:
-            programs.add(done.name, done.numbers, np.array([i]), done.result.shape[:2])
-            if done.extras is not None:
-                programs.add_extras([done.extras])
+            extras = () if done.extras is None else [done.extras]
+            programs.add(done.name, done.numbers, np.array([i]), done.result.shape[:2], extras)
     programs.add("STORE", [channels, *(numbers or (0, 0, 0, 0, 1, 1, 1))])
     return programs
 
