@@ -358,7 +358,7 @@ class Jobs:
             jobs = self.jobs[first:end]
             count = int((self.kinds[first:end] == Kind.STATS).sum())
             if count:
-                yield Launch("stats", (_blocks(_pixels(jobs[:count]), 8192), count), 256, 4 * 768, first)
+                yield Launch("stats", (_blocks(jobs[:count], 8192), count), 256, 4 * 768, first)
                 yield Launch("tables", (3, count), 256, 0, first)
             yield from self._launch(Kind(max(self.kinds[first], Kind.GATHER)), jobs, first)
 
@@ -366,7 +366,7 @@ class Jobs:
         count, height, width = len(jobs), int(jobs["height"].max()), int(jobs["width"].max())
         tiles = int((-(-jobs["height"] // TILE) * -(-jobs["width"] // TILE)).max())
         if kind in PIXEL_KERNELS:
-            yield Launch(PIXEL_KERNELS[kind], (_blocks(_pixels(jobs), 256), count), 256, 0, first)
+            yield Launch(PIXEL_KERNELS[kind], (_blocks(jobs, 256), count), 256, 0, first)
         elif kind == Kind.BOX_BLUR:
             yield Launch("blur_rows", (height, count), 128, 6 * width, first)
             strips = np.clip(BLUR_BYTES // 2 // jobs["height"], 1, BLUR_STRIP)
@@ -442,9 +442,6 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def _pixels(jobs: NDArray[Any]) -> int:
-    return int((jobs["height"].astype(np.int64) * jobs["width"]).max())
-
-
-def _blocks(size: int, per_block: int) -> int:
-    return -(-size // per_block)
+def _blocks(jobs: NDArray[Any], per_block: int) -> int:
+    """Return the number of blocks for the pixels of the largest image."""
+    return -(-int((jobs["height"].astype(np.int64) * jobs["width"]).max()) // per_block)
