@@ -130,10 +130,6 @@ class DaliRun:
             part.error = error
         self.parts = []
 
-    def is_read(self) -> bool:
-        """Return whether the GPU has finished."""
-        return all(event.query() for event in self.events)  # type: ignore[no-untyped-call]
-
 
 class RunQueue:
     """Starts runs of a pipeline and collects their outputs. Threads may share it.
@@ -337,7 +333,7 @@ class RunQueue:
         """Return outputs that the GPU has read to DALI. Wait if there are more others: NOTE [ DALI's GPU memory ]."""
         converted = [run for run in self._unread if not run.parts]
         for number, run in enumerate(converted, 1):
-            if not run.is_read():
+            if not all(event.query() for event in run.events):  # type: ignore[no-untyped-call]
                 if len(converted) - number < most:
                     break
                 for event in run.events:
