@@ -28,7 +28,7 @@ from .fetch import Fetcher, PassedSamples
 from .loader_state import LoaderState, StateBoard, StatefulStream
 from .packing import Packer
 from .request_sampler import RequestSampler, is_distributed, sampler_generator
-from .worker import PackedDataset, PackStream, set_up_worker
+from .worker import PackedDataset, pack_stream, set_up_worker
 
 MIN_RUN_SIZE = 256
 
@@ -232,7 +232,8 @@ class WorkerPool:
             self.worker_dataset = StatefulStream(dataset, states, self.board, loader.seed)
             # torch handles data pipes by their class, so it must see the data pipe itself.
             stream = dataset if isinstance(dataset, IterDataPipe) else self.worker_dataset
-            return dict(dataset=stream, collate_fn=PackStream(self.fetcher, self.packer, self.worker_dataset))
+            pack = functools.partial(pack_stream, self.fetcher, self.packer, self.worker_dataset)
+            return dict(dataset=stream, collate_fn=pack)
         self.requests = RequestSampler(sampler, batched, self.arena, loader.seed)
         is_torchs = type(loader._inner_sampler).__module__.startswith("torch.utils.data") or loader._sharded is not None
         self.delays_requests |= not is_torchs or sampler_generator(loader._inner_sampler) is not None

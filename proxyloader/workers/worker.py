@@ -88,17 +88,12 @@ class PackedDataset(Dataset[Any]):
         return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
 
 
-class PackStream:
-    """The collate_fn of workers for an iterable-style dataset."""
-
-    def __init__(self, fetcher: Fetcher, packer: Packer, stream: StatefulStream) -> None:
-        self._fetcher, self._packer, self._stream = fetcher, packer, stream
-
-    def __call__(self, samples: Any) -> BatchMessage:
-        if self._fetcher.deferral is not None and self._fetcher.has_fallen_back:
-            hooks.release(self._fetcher.deferral)
-        packed = self._packer(samples, num_samples=len(samples) if self._packer.batched else 1)
-        return BatchMessage.create(packed, self._fetcher.worker_info(), self._stream.state)
+def pack_stream(fetcher: Fetcher, packer: Packer, stream: StatefulStream, samples: Any) -> BatchMessage:
+    """The collate_fn of workers for an iterable-style dataset, given its first arguments."""
+    if fetcher.deferral is not None and fetcher.has_fallen_back:
+        hooks.release(fetcher.deferral)
+    packed = packer(samples, num_samples=len(samples) if packer.batched else 1)
+    return BatchMessage.create(packed, fetcher.worker_info(), stream.state)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferral | None, worker_id: int) -> None:
