@@ -93,15 +93,13 @@ def get_engine_paddings(pipeline: Any) -> set[Padding]:
 
 def _find_decoders(pipeline: Any) -> list[tuple[Any, dict[str, str]]]:
     """Return the decoders that use the JPEG engines, with their arguments."""
-    decoders = [node for node in pipeline._ops if node._op.schema.HasArgument("hw_decoder_load")]
-    parsed = [(node, _parse_arguments(node.spec)) for node in decoders]
-    return [each for each in parsed if each[1]["device"] == "mixed" and float(each[1].get("hw_decoder_load", 1))]
-
-
-def _parse_arguments(spec: Any) -> dict[str, str]:
-    """Parse the arguments of an operator from the text of its spec, because DALI has no API for them."""
-    lines = str(spec).partition("Arguments:\n")[2].splitlines()
-    return dict(line.strip().split(": ", 1) for line in lines if ": " in line)
+    found = []
+    for node in (each for each in pipeline._ops if each._op.schema.HasArgument("hw_decoder_load")):
+        lines = str(node.spec).partition("Arguments:\n")[2].splitlines()  # DALI has no API for them
+        arguments = dict(line.strip().split(": ", 1) for line in lines if ": " in line)
+        if arguments["device"] == "mixed" and float(arguments.get("hw_decoder_load", 1)):
+            found.append((node, arguments))
+    return found
 
 
 def disable_engines(pipeline: Any) -> bool:
