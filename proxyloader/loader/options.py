@@ -119,9 +119,7 @@ def find_torch_reason(dataset: Any, options: LoaderOptions) -> str:
         return NO_DALI
     if not options.translate:
         return "translate=False"
-    if options.server is not None:
-        return ""
-    if all(type(source) is TensorDataset for source in get_sources(dataset)):
+    if options.server is None and all(type(source) is TensorDataset for source in get_sources(dataset)):
         return "its samples are in memory, with nothing to decode"
     return ""
 
