@@ -89,12 +89,9 @@ def wrap_result(image: Any, result: Any) -> Any:
     return wrap_values(result) if isinstance(image, (Image.Image, np.ndarray)) else result
 
 
-def _is_image(*inputs: Any) -> bool:
+def _is_image(image: Any = None, *others: Any) -> bool:
     """Return whether the inputs of a transform are an image, and values that v2 returns unchanged, such as a label."""
-    # Most joint transforms have a target.
-    return (
-        bool(inputs) and isinstance(inputs[0], (Image.Image, LazyTensor)) and _LABELS.issuperset(map(type, inputs[1:]))
-    )
+    return isinstance(image, (Image.Image, LazyTensor)) and _LABELS.issuperset(map(type, others))
 
 
 def _compose_undecoded(deferral: Deferral, compose: Any, *inputs: Any) -> Any:
