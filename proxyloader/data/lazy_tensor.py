@@ -172,7 +172,9 @@ class LazyTensor(torch.Tensor, metaclass=StockType):
         kwargs = kwargs or {}
         sets_gradient = function in (torch.Tensor.requires_grad_, SET_REQUIRES_GRAD)
         if sets_gradient and False not in (*args[1:], *kwargs.values()):
-            _become_stock(args[0])
+            torch._C._swap_tensor_impl(args[0], materialize(args[0]))
+            vars(args[0]).clear()
+            set_class(args[0], type(args[0]).stock)  # now a tensor of its stock class, with values
             return function(*args, **kwargs)
         if _needs_autograd(function, args, kwargs):
             return run_eagerly(function, args, kwargs)
@@ -308,13 +310,6 @@ def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         return isinstance(node, torch.Tensor) and node.requires_grad
     kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
     return requires_gradient(*[each for each in flatten((args, kwargs)) if isinstance(each, kind)])
-
-
-def _become_stock(tensor: LazyTensor) -> None:
-    """Turn a LazyTensor into a tensor of its stock class."""
-    torch._C._swap_tensor_impl(tensor, materialize(tensor))
-    vars(tensor).clear()
-    set_class(tensor, type(tensor).stock)
 
 
 def run_eagerly(function: Any, args: Any, kwargs: dict[str, Any], wrap: Callable[[Any], Any] = wrap_values) -> Any:
