@@ -13,6 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -89,18 +90,14 @@ def _select(pixels: torch.Tensor, axis: int, indices: Indices) -> torch.Tensor:
     return torch.from_numpy(pixels.numpy().take(indices, axis))
 
 
+@dataclass(eq=False)
 class _State:
-    """State of a LazyMask.
+    """State of a LazyMask."""
 
-    Attributes:
-        selection: its values before casts; a list for a stack.
-        owner: the mask whose memory it shares; None for its own memory.
-        views: masks that share its memory, and functions that return their part of it.
-    """
-
-    def __init__(self, selection: Selection | list[Selection]) -> None:
-        self.selection, self.owner = selection, None
-        self.views: list[tuple[weakref.ref[LazyMask], Callable[[torch.Tensor], torch.Tensor]]] = []
+    selection: Selection | list[Selection]  # its values before casts; a list for a stack
+    owner: LazyMask | None = None  # the mask whose memory it shares; None for its own memory
+    # Masks that share its memory, and functions that return their part of it.
+    views: list[tuple[weakref.ref[LazyMask], Callable[[torch.Tensor], torch.Tensor]]] = field(default_factory=list)
 
 
 class LazyMask(torch.Tensor):
