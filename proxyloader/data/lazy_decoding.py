@@ -95,9 +95,7 @@ def _encode(data: Any, mode: int) -> EncodedImage | None:
     if not isinstance(data, torch.Tensor) or mode not in (ImageReadMode.UNCHANGED.value, ImageReadMode.RGB.value):
         return None
     image = EncodedImage.from_jpeg(data.numpy().tobytes())
-    if image is None or image.header is None or (mode == 0 and image.is_gray):
-        return None
-    return image
+    return None if image is None or (mode == 0 and image.is_gray) else image
 
 
 def _decode_torchcodec(is_for_jpeg: bool, decode: Callable[..., Any], source: Any, **options: Any) -> Any:
