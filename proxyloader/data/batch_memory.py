@@ -80,8 +80,7 @@ class BatchMemory:
 
 
 def get_address(array: NDArray[Any]) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+    return int(array.__array_interface__["data"][0])
 
 
 batch_memory = BatchMemory()  # process-wide, because ``Image.open`` has no reference to a loader

@@ -240,8 +240,7 @@ def _open(file: Any, filename: Any = None) -> JpegImageFile:
     if lazy is not None:
         return lazy
     file.seek(0)
-    image: JpegImageFile = JpegImagePlugin.jpeg_factory(file, filename)
-    return image
+    return JpegImagePlugin.jpeg_factory(file, filename)
 
 
 def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
