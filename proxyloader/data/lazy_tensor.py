@@ -20,7 +20,7 @@ import copyreg
 import functools
 import operator as operators
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, ClassVar
 
@@ -331,11 +331,8 @@ def _compute(tensor: LazyTensor) -> torch.Tensor:
     return tensor._node
 
 
-def _aliases(tensor: LazyTensor) -> Iterator[LazyTensor]:
-    for reference in tensor._alias_refs or ():
-        other = reference()
-        if other is not None:
-            yield other
+def _aliases(tensor: LazyTensor) -> list[LazyTensor]:
+    return [other for reference in tensor._alias_refs or () if (other := reference()) is not None]
 
 
 def to_node(value: Any) -> Any:
@@ -471,8 +468,7 @@ def stack_tensors(
         check_same_size(tensors)
         dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
         like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
-    batch: torch.Tensor = LazyTensor(like, stack_nodes(list(map(to_node, tensors))))
-    return batch
+    return LazyTensor(like, stack_nodes(list(map(to_node, tensors))))
 
 
 def check_same_size(images: Sequence[torch.Tensor]) -> None:
