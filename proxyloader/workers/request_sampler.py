@@ -42,11 +42,8 @@ def is_distributed(sampler: Any) -> bool:
     """Return whether several processes train together and require the same number of batches."""
     inner = unwrap_batch_sampler(sampler)
     processes = inner.num_shards if isinstance(inner, ShardedSampler) else getattr(inner, "num_replicas", 1)
-    return processes > 1 or (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    )
+    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return processes > 1 or (has_group and torch.distributed.get_world_size() > 1)
 
 
 @dataclass(frozen=True)
