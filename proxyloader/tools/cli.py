@@ -47,10 +47,9 @@ _positive = functools.partial(_non_negative, minimum=1)
 
 
 def _size(text: str) -> tuple[int, int]:
-    if not re.fullmatch(r"\d+x\d+", text):
+    if not (match := re.fullmatch(r"(\d+)x(\d+)", text)):
         raise argparse.ArgumentTypeError(f"must be a size such as 500x375, got {text!r}")
-    width, height = text.split("x")
-    return int(width), int(height)
+    return int(match[1]), int(match[2])
 
 
 def _demo(parser: Parser) -> None:
