@@ -63,8 +63,8 @@ class PlanServers:
             self.queues, self._options = {}, options
         # Drop pipelines before building others, as both may not fit into GPU memory.
         self.queues = {key: queue for key, queue in self.queues.items() if key in active}
-        for key in active - self.queues.keys():
-            self.queues[key] = self._build(plans.get(key), options)
+        for key in active:
+            self.serve(plans.get(key), options)
         return self.queues | user_queue
 
     def drop_unused(self) -> dict[str, Plan]:
