@@ -169,8 +169,7 @@ def _run(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Run an operator that neither is a view of a Canvas nor copies an image into it."""
     leaves = flatten((args, kwargs))
     canvases = [each for each in leaves if isinstance(each, Canvas)]
-    is_mutable = operator._schema.is_mutable
-    if is_mutable:
+    if operator._schema.is_mutable:
         for each in canvases:
             each.compute()
     is_plain = not any(isinstance(each, LazyTensor) and not isinstance(each, Canvas) for each in leaves)
