@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_map
 
 from ..data.jpeg import JpegHeader, read_jpeg_header
 from ..errors import PipelineError
@@ -112,12 +113,7 @@ class PlanServer(RunQueue):
         if part.schedule is not None:
             return self._run_kernels(part, part.schedule, stream)
         outputs = super()._convert(part, stream)
-        if not self._options.channels_last:
-            return outputs
-        return [
-            [image.movedim(-1, -3) for image in output] if isinstance(output, list) else output.movedim(-1, -3)
-            for output in outputs
-        ]
+        return tree_map(lambda image: image.movedim(-1, -3), outputs) if self._options.channels_last else outputs
 
     def _run_kernels(self, part: PipelineRun, schedule: Schedule, stream: Any) -> Outputs:
         """Launch the kernels for decoded images, in the current stream."""

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 from torch.utils.dlpack import from_dlpack
 
 from ..errors import InputError, PipelineError
@@ -85,10 +86,9 @@ class PipelineRun:
         if self.finished is not None and self.stream != stream:
             assert stream is not None
             stream.wait_event(self.finished)
-            for output in outputs:
-                for tensor in output if isinstance(output, list) else [output]:
-                    if tensor.is_cuda:
-                        tensor.record_stream(stream)
+            for tensor in tree_leaves(outputs):
+                if tensor.is_cuda:
+                    tensor.record_stream(stream)
         return outputs
 
     def inputs_released(self) -> bool:
