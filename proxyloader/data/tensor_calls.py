@@ -254,11 +254,7 @@ ADJUSTMENTS: dict[str, Noter] = {
     "adjust_brightness": _adjust("brightness", lambda image, factor: factor >= 0),
     "adjust_contrast": _adjust("contrast", lambda image, factor: factor >= 0),
     "adjust_saturation": _adjust("saturation", lambda image, factor: factor >= 0 and image.state.channels == 3),
-    "adjust_hue": _adjust(
-        "hue",
-        lambda image, factor: -0.5 <= factor <= 0.5 and image.state.channels == 3,
-        lambda factor: color.hue_shift(factor, "tensor"),
-    ),
+    "adjust_hue": _adjust("hue", lambda image, factor: -0.5 <= factor <= 0.5 and image.state.channels == 3),
     "adjust_sharpness": _adjust("sharpness", lambda image, factor: factor >= 0 and min(image.size) > 2),
     "posterize": _adjust("posterize", lambda image, bits: bits in range(1, 9)),
     "solarize": _adjust(
@@ -266,9 +262,7 @@ ADJUSTMENTS: dict[str, Noter] = {
         lambda image, threshold: threshold <= 255,
         lambda threshold: color.solarize_threshold(threshold, "tensor"),
     ),
-    "autocontrast": _adjust("autocontrast", lambda image: True),
-    "equalize": _adjust("equalize", lambda image: True),
-    "invert": _adjust("invert", lambda image: True),
+    **{name: _adjust(name, lambda image: True) for name in ("autocontrast", "equalize", "invert")},
 }
 """Functions with at most one argument, a number."""
 
