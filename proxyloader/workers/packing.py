@@ -321,7 +321,10 @@ class _ContentPickler(ForkingPickler):
         if isinstance(value, ProxySample):  # the tensor that refers to it may be the pure one of an image
             return compute_value(value).as_subclass(torch.Tensor)
         if not isinstance(value, ProxyBatch):
-            return _contiguous(value) if value.ndim == 3 and value.shape[2] <= MAX_CHANNELS else value._node
+            # With torch, an image (H, W, C) is contiguous if it is a view of (C, H, W).
+            is_recorded = isinstance(value._node, Operation) and value._has_known_strides
+            is_dense = is_recorded and value.ndim == 3 and value.shape[2] <= MAX_CHANNELS and value.is_contiguous()
+            return Operation("aten.contiguous.default", (value._node,), {}) if is_dense else value._node
         samples = [ProxySample(call, value.output) for call in value.run.calls]
         if not any(map(self._needs_dali, samples)):
             return collate_tensor_fn([compute_value(sample) for sample in samples])  # into shared memory
@@ -370,12 +373,6 @@ class _ContentPickler(ForkingPickler):
     def _get_file(self, call: ProxyInputs) -> int:
         """Return the id of what is decoded for a call. With kernels, calls of the same image share its decoding."""
         return id(call.image) if self._merges_plans and isinstance(call, TransformedImage) else id(call)
-
-
-def _contiguous(image: LazyTensor) -> Any:
-    """Return what restores an image (H, W, C), which is contiguous as with torch if it is a view of (C, H, W)."""
-    is_dense = isinstance(image._node, Operation) and image._has_known_strides and image.is_contiguous()
-    return Operation("aten.contiguous.default", (image._node,), {}) if is_dense else image._node
 
 
 def _find_small_tensor(obj: Any) -> torch.Tensor | None:
