@@ -258,7 +258,7 @@ class Feed:
             if getattr(self._batches, "lost", False):
                 self.truncated, self._batches = True, None
         else:
-            request = None if requests is None else requests.pop_request(message.number)
+            request = None if requests is None else requests.pending.pop(message.number)
             in_flight.batch = PackedBatch(request)  # releases its slot even if the next lines fail
             try:
                 batch = in_flight.batch = message.open(request, self.pool.arena)

@@ -76,7 +76,8 @@ class RequestSampler:
         # With ``yields_indices``, the number of samples of each batch that the training loop has not received yet.
         self.sizes = deque[int]()
         self._iterator: Any = None
-        self._pending: dict[int, BatchRequest] = {}
+        # Requests by number, until their batch arrives, which then owns the slot.
+        self.pending: dict[int, BatchRequest] = {}
         self._sampler_states: dict[int, dict[str, Any]] = {}
         self._next_number = 0  # of the next request
 
@@ -109,7 +110,7 @@ class RequestSampler:
         sampler, slot = self._inner_sampler, self.arena.acquire() if self.arena is not None else None
         request = BatchRequest(self._next_number, epoch, indices, self.batched, slot)
         self._next_number += 1
-        self._pending[request.number] = request
+        self.pending[request.number] = request
         if is_stateful(sampler) or is_stateful(self._iterator):
             self._sampler_states[request.number] = sampler_state(sampler, self._iterator)
         return request
@@ -119,15 +120,11 @@ class RequestSampler:
 
     def discard_pending(self) -> None:
         """Release the slots of requests that no worker will answer."""
-        for request in self._pending.values():
+        for request in self.pending.values():
             if self.arena is not None:
                 self.arena.release(request.slot)
-        self._pending.clear()
+        self.pending.clear()
         self._sampler_states.clear()
-
-    def pop_request(self, number: int) -> BatchRequest:
-        """Return the request of a batch that has arrived, which then owns the slot."""
-        return self._pending.pop(number)
 
     def record_return(self, request: BatchRequest, loader_state: LoaderState) -> None:
         """Record in the state of the epoch that the training loop received a batch."""
@@ -137,7 +134,7 @@ class RequestSampler:
 
     def has_ready_batch(self, in_order: bool) -> bool:
         """Return whether torch can return the next batch without waiting for a worker, as far as the slots tell."""
-        requests = itertools.islice(self._pending.values(), 1 if in_order else None)
+        requests = itertools.islice(self.pending.values(), 1 if in_order else None)
         return any(r.slot is None or self.arena is None or self.arena.is_ready(r.slot) for r in requests)
 
     # --- order ------------------------------------------------------------------------------------------------------

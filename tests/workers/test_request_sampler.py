@@ -27,7 +27,7 @@ def indices(requests: RequestSampler, progress: LoaderState, at_most: int | None
     for request in requests:
         if at_most is not None and len(found) == at_most:
             break
-        requests.pop_request(request.number)
+        requests.pending.pop(request.number)
         requests.record_return(request, progress)
         found.append(request.indices)
     return found
@@ -46,7 +46,7 @@ def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
     arena = Arena(2)
     requests = RequestSampler([[1], [2], [3]], True, arena)
     first = next(iter(requests))
-    requests.pop_request(first.number)
+    requests.pending.pop(first.number)
     arena.release(first.slot)
     for _ in range(2):
         assert [request.slot for request in requests] == [1, 0, None]
@@ -119,7 +119,7 @@ def test_a_stateful_sampler_or_iterator_resumes_after_the_last_batch(kind: Any, 
     requests, progress = made(), LoaderState()
     requests.loader_state = progress
     drawn = list(itertools.islice(requests, 2))  # the second is on its way to a worker
-    requests.pop_request(drawn[0].number)
+    requests.pending.pop(drawn[0].number)
     requests.record_return(drawn[0], progress)
     assert indices(made(), through_a_checkpoint(progress, None)) == whole[1:]
 
