@@ -35,7 +35,7 @@ class BatchMemory:
     def __init__(self) -> None:
         self.used_bytes, self._address, self._thread = 0, 0, 0
         self._free: memoryview | None = None  # None: files are read elsewhere
-        self._images: list[Any] = []  # the images that refer to the memory
+        self.images: list[EncodedImage] = []  # that refer to the memory
 
     def begin(self, memory: NDArray[np.uint8]) -> None:
         """Read files into ``memory``, (bytes,) uint8, from now on."""
@@ -50,10 +50,6 @@ class BatchMemory:
         self.used_bytes = start + size_bytes
         return self._free[start : self.used_bytes]
 
-    def add(self, image: EncodedImage) -> None:
-        """Register an image that refers to the memory."""
-        self._images.append(image)
-
     def stop(self) -> None:
         """Read files elsewhere from now on, because the rest of the batch is written after the files."""
         self._free = None
@@ -66,17 +62,17 @@ class BatchMemory:
     def end(self) -> None:
         """Copy the data of every image that is still referenced, because the memory is about to be sent."""
         self.stop()
-        images = [*self._images]
+        images = [*self.images]
         *references, baseline = [sys.getrefcount(each) for each in [*images, object()]]
         for image, count in zip(images, references):
             if count > baseline + 2:  # two lists also refer to it
                 image.detach_data()
-        self._images.clear()
+        self.images.clear()
         self.used_bytes = 0
 
     def before_fork(self) -> None:
-        while self._images:
-            self._images.pop().detach_data()
+        while self.images:
+            self.images.pop().detach_data()
 
 
 def get_address(array: NDArray[Any]) -> int:

@@ -48,7 +48,7 @@ class EncodedImage:
         self.height, self.width, self.path, self.header = height, width, path, header
         if isinstance(data, memoryview):
             self._view = data
-            batch_memory.add(self)
+            batch_memory.images.append(self)
         else:
             self.data = data
 
