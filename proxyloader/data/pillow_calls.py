@@ -153,9 +153,7 @@ def number(value: Any) -> float:
 
 
 def crop(image: Image.Image, box: Any = None) -> Note | None:
-    if box is None:
-        return Note((), (), image.size[::-1])
-    left, top, right, bottom = map(int, map(round, box))
+    left, top, right, bottom = map(int, map(round, (0, 0, *image.size) if box is None else box))
     if (left, top, right, bottom) == (0, 0, *image.size):
         return Note((), (), image.size[::-1])
     return _crop(left, top, right - left, bottom - top, (0.0,))
