@@ -231,19 +231,17 @@ class Jobs:
         kinds = KINDS[steps["code"]]
         starts = np.ones(len(steps), bool)
         starts[1:] = images[1:] != images[:-1]
-        first_of_image = starts.copy()
         # Blurs and resizes are jobs of their own.
         is_alone = (kinds >= Kind.BOX_BLUR) & (kinds <= Kind.RESAMPLE)
         starts |= (kinds != Kind.POINTS) | np.concatenate(([False], is_alone[:-1]))
         at = np.flatnonzero(starts)
         last = np.append(at[1:], len(steps)) - 1
-        self.images, self.kinds, is_first = images[at], kinds[at], first_of_image[at]
+        self.images, self.kinds = images[at], kinds[at]
         self.jobs = np.zeros(len(at), JOB)
         self.jobs["first"], self.jobs["count"] = at, last - at + 1
         self.jobs["source_height"], self.jobs["source_width"] = sizes[at, :2].T
         self.jobs["height"], self.jobs["width"] = sizes[last, 2:].T
-        self._first_job = np.flatnonzero(is_first)
-        self._lengths = np.diff(np.append(self._first_job, len(at)))
+        _, self._first_job, self._lengths = np.unique(self.images, return_index=True, return_counts=True)
         self._last_job = self._first_job + self._lengths - 1
         self._turns = np.arange(len(at)) - np.repeat(self._first_job, self._lengths)
         # Steps that read the results of branches, and the branches. Each is the first of its job.
