@@ -102,8 +102,7 @@ def must_rebuild(pipeline: Pipeline) -> bool:
 
     Call this before each run. It checks the GPU at most once a second, and tries the engines if others use it.
     """
-    now_s = time.monotonic()
-    if pipeline.device_id is None or now_s < _next_check_s.get(pipeline, 0.0):
+    if pipeline.device_id is None or time.monotonic() < _next_check_s.get(pipeline, 0.0):
         return False
     if _fails(pipeline, _is_used_by_others):
         return True

@@ -214,5 +214,4 @@ def make_error(
     errno: int | None = None,
     kind: type[ImageError] = ImageError,
 ) -> ImageError:
-    message = f"{path or 'an image'}: {reason}. {advice}"
-    return kind(message, code=code, path=path, reason=reason, errno=errno)
+    return kind(f"{path or 'an image'}: {reason}. {advice}", code=code, path=path, reason=reason, errno=errno)

@@ -176,8 +176,7 @@ def affine_v1(
     if expand:
         width, height = warp.OUTPUT_SIZE["v1"](matrix, width, height)
     step = _warp(warp.Affine, image, interpolation, fill)
-    numbers = (height, width, *map(number, matrix))
-    return Note((step,), numbers, (height, width)) if len(matrix) == 6 else None
+    return Note((step,), (height, width, *map(number, matrix)), (height, width)) if len(matrix) == 6 else None
 
 
 def rotate_v2(

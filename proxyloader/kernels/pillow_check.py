@@ -104,8 +104,7 @@ def differing_steps(device_id: int) -> frozenset[str]:
     try:
         names = kept.read_text().split()
     except OSError:
-        launcher = get_launcher(device_id)
-        names = sorted(find_differences(functools.partial(_run_on_gpu, launcher)))
+        names = sorted(find_differences(functools.partial(_run_on_gpu, get_launcher(device_id))))
         keep(kept, " ".join(names).encode())
     if names:
         log.warning("the kernels leave out %s, which Pillow %s does differently", ", ".join(names), PIL.__version__)

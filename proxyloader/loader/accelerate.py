@@ -117,8 +117,7 @@ class PreparedLoader(DataLoader[T]):
         cls, loader: Any, dataset: Any, *, prepared_by: Any = None, has_state: bool = True, **arguments: Any
     ) -> PreparedLoader[Any]:
         """Build a loader at the same epoch, with torch's arguments and the options of ``loader``."""
-        options = {name: getattr(loader, name) for name in OPTION_NAMES}
-        prepared = cls(dataset, **arguments, **options)
+        prepared = cls(dataset, **arguments, **{name: getattr(loader, name) for name in OPTION_NAMES})
         prepared._set_next_state(loader._next_state.copy())
         prepared._has_state = has_state
         if hasattr(type(prepared_by), "set_epoch"):

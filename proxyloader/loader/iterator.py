@@ -102,8 +102,7 @@ class LoaderIterator:
         self._last_return_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None
         packed, wait_s = in_flight.batch, self._last_return_s - start_s
-        step = Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples)
-        self._recorder.add(packed, step)
+        self._recorder.add(packed, Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples))
         return batch
 
     def _record_progress(self, batch: PackedBatch | None) -> None:

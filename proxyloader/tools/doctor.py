@@ -265,8 +265,7 @@ def gpus(ask: Ask) -> Iterator[Finding]:
             yield finding("GPU", f"torch cannot use it: {torch['error']}", INSTALL["torch"][1], "fail")
     for index, gpu in enumerate(found_gpus):
         error = f"; torch cannot use it: {gpu['error']}" if gpu["error"] else ""
-        remedy = INSTALL["torch"][1] if error else ""
-        yield finding(f"GPU {index}", f"{gpu['name']}{error}", remedy, "fail")
+        yield finding(f"GPU {index}", f"{gpu['name']}{error}", INSTALL["torch"][1] if error else "", "fail")
 
 
 def decoders(ask: Ask) -> Iterator[Finding]:
