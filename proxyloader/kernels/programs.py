@@ -148,19 +148,14 @@ class Launch(NamedTuple):
 
 
 class Programs:
-    """The programs of N images, built step by step for all or some of them.
-
-    Attributes:
-        sizes: (N, 2) int64, the height and width of each image after the steps so far.
-        decoded_sizes: those of the decoded images.
-        sources: (N,) int64, the decoded image from which each starts.
-        num_outputs: number of programs with an output. The others are their branches.
-    """
+    """The programs of N images, built step by step for all or some of them."""
 
     def __init__(self, sizes: Any) -> None:
+        # (N, 2) int64, the height and width of each image after the steps so far, and those of the decoded images.
         self.sizes: Indices = np.array(sizes, np.int64).reshape(-1, 2)
         self.decoded_sizes = self.sizes.copy()
-        self.sources, self.num_outputs = np.arange(len(self.sizes)), len(self.sizes)
+        self.sources = np.arange(len(self.sizes))  # (N,) int64, the decoded image from which each starts
+        self.num_outputs = len(self.sizes)  # number of programs with an output. The others are their branches
         self._images: list[Indices] = []
         self._steps: list[NDArray[Any]] = []
         self._sizes: list[Indices] = []  # height and width before and after each step
@@ -383,35 +378,23 @@ class Jobs:
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """The launches of a batch, and all that they read besides the decoded images.
+    """The launches of a batch, and all that they read besides the decoded images."""
 
-    Attributes:
-        memory: the jobs, steps and extras, (bytes,) uint8.
-        begins: where each of these begins.
-        launches: in order.
-        scratch_bytes, stats_bytes, pool_bytes: memory that the kernels need. Only that of the statistics
-            must be zero at the start.
-        shapes: (height, width, 3) of each decoded image, as DALI reports them.
-        decoded_bytes: size of all decoded images.
-        files: the decoded image that each image starts from; None: each has its own.
-        outputs: number of images in each output, with their heights and widths; only one if all are equal.
-        num_values: number of values of all outputs.
-        channels, dtype, channels_last: of the outputs.
-    """
-
-    memory: NDArray[np.uint8]
-    begins: tuple[int, ...]
+    memory: NDArray[np.uint8]  # the jobs, steps and extras, (bytes,) uint8
+    begins: tuple[int, ...]  # where each of these begins
     num_jobs: int
-    launches: tuple[Launch, ...]
+    launches: tuple[Launch, ...]  # in order
+    # Memory that the kernels need. Only that of the statistics must be zero at the start.
     scratch_bytes: int
     stats_bytes: int
     pool_bytes: int
-    shapes: list[tuple[int, int, int]]
-    decoded_bytes: int
-    files: Indices | None
+    shapes: list[tuple[int, int, int]]  # (height, width, 3) of each decoded image, as DALI reports them
+    decoded_bytes: int  # size of all decoded images
+    files: Indices | None  # the decoded image that each image starts from; None: each has its own
+    # Number of images in each output, with their heights and widths; only one if all are equal.
     outputs: list[tuple[int, list[tuple[int, int]]]]
-    num_values: int
-    channels: int
+    num_values: int  # number of values of all outputs
+    channels: int  # of the outputs, like the next two
     dtype: torch.dtype
     channels_last: bool
 
