@@ -228,8 +228,7 @@ class _ContentPickler(ForkingPickler):
         self.masks, self._packs_masks = MaskWriter(), packs_masks
         self.places: dict[int, tuple[MaskPlace, Any]] = {}  # by id of masks, which are kept, as ids are used again
         self.is_computed = False  # whether there are tensors computed from images
-        self._current_runs: dict[Any, int] = {}  # kind of run -> run for the next single sample
-        self._batch_runs: dict[Any, int] = {}  # kind of run -> run for the next batch of samples
+        self._current_runs: dict[Any, int] = {}  # kind of run, another one for whole batches -> run for the next call
         self._rows: dict[int, tuple[int, int, int]] = {}  # id of a call -> (output, run, row)
         self._batches: dict[int, Any] = {}  # id of a ProxyInputBatch -> (output, run), or (output, run, row) of each
         self._stacks: dict[tuple[int, int], ProxyBatch] = {}  # id of a ProxyInputBatch, output -> its first stack
@@ -335,33 +334,31 @@ class _ContentPickler(ForkingPickler):
         is_new = len(ids) == len(calls) and self._rows.keys().isdisjoint(ids)
         if not is_new or len(kinds) > 1 or len(calls) > self._run_size:
             return [self._assign_row(call) for call in calls]
-        kind = kinds.pop()
-        files = tuple(map(self._get_file, calls))
-        run = self._batch_runs.get(kind) if self._merges_plans else None
-        if run is None or len({*self.files[run], *files}) > self._run_size:
-            run = self._batch_runs[kind] = self._begin_run()
+        # Without merging, each batch has a run of its own.
+        run = self._find_run((kinds.pop(), "batch" if self._merges_plans else len(self.runs)), calls)
         output = len(self.runs[run])
         self.runs[run].append(list(calls))
-        for file in files:
-            self.files[run].setdefault(file, len(self.files[run]))
         self._rows.update({id(call): (output, run, row) for row, call in enumerate(calls)})
         return output, run
 
-    def _begin_run(self) -> int:
-        self.runs.append([])
-        self.files.append({})
-        return len(self.runs) - 1
+    def _find_run(self, kind: Any, calls: Sequence[ProxyInputs]) -> int:
+        """Return the current run of a kind after adding the files of calls, or a new one if they do not fit."""
+        files, run = list(map(self._get_file, calls)), self._current_runs.get(kind)
+        if run is None or len(self.files[run]) + len(set(files).difference(self.files[run])) > self._run_size:
+            run = self._current_runs[kind] = len(self.runs)
+            self.runs.append([])
+            self.files.append({})
+        for file in files:
+            self.files[run].setdefault(file, len(self.files[run]))
+        return run
 
     def _assign_row(self, call: ProxyInputs) -> tuple[int, int, int]:
         if id(call) not in self._rows:
-            kind, file = self._get_kind(call), self._get_file(call)
-            run = self._current_runs.get(kind)
-            if run is None or (len(self.files[run]) == self._run_size and file not in self.files[run]):
-                run = self._current_runs[kind] = self._begin_run()
+            run = self._find_run(self._get_kind(call), [call])
+            if not self.runs[run]:
                 self.runs[run].append([])
             self._rows[id(call)] = 0, run, len(self.runs[run][0])
             self.runs[run][0].append(call)
-            self.files[run].setdefault(file, len(self.files[run]))
         return self._rows[id(call)]
 
     def _get_kind(self, call: ProxyInputs) -> Any:
