@@ -59,23 +59,21 @@ _dali_threads: set[object] = set()  # a token for each thread inside DALI, excep
 _is_exiting = False
 
 
-def watch(queue: Any) -> None:
-    """Pause a ``RunQueue`` before each fork, and resume it afterwards in both processes.
+watch = _queues.add
+"""Pause a ``RunQueue`` before each fork, and resume it afterwards in both processes.
 
-    The child calls its ``forget_in_child``, and the exit handler its ``end``, before its pipeline is shut down.
-    """
-    _queues.add(queue)
+The child calls its ``forget_in_child``, and the exit handler its ``end``, before its pipeline is shut down.
+"""
+
+
+leak_in_child = _leaked_in_child.add
+"""Never destroy this object in a forked child. Destroying a CUDA event there, for example, aborts the process."""
 
 
 def watched_queues() -> list[Any]:
     while True:
         with contextlib.suppress(RuntimeError):  # another thread has added one
             return list(_queues)
-
-
-def leak_in_child(obj: Any) -> None:
-    """Never destroy this object in a forked child. Destroying a CUDA event there, for example, aborts the process."""
-    _leaked_in_child.add(obj)
 
 
 def leak(obj: Any) -> None:
