@@ -131,6 +131,7 @@ def meta_image(height: int, width: int) -> torch.Tensor:
 
 
 _rounded = functools.lru_cache(lambda p: float(np.float32(p)))
+_log = functools.lru_cache(lambda ratio: torch.log(torch.tensor(ratio)).tolist())
 
 
 def bernoulli(p: float, closed: bool = False) -> bool:
@@ -169,17 +170,11 @@ def _sample_boxes(sample_box: BoxSampler, seed: int, is_ahead: bool = False) -> 
     return [*boxes, torch.rand(1).item()]
 
 
-@functools.lru_cache(maxsize=64)
-def _log(ratio: Range) -> Range:
-    low, high = torch.log(torch.tensor(ratio)).tolist()
-    return low, high
-
-
 def _fast_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:
-    numbers = in_thread.numbers
+    numbers, (low, high) = in_thread.numbers, _log(ratio)
     for _ in range(TRIES):
         area = height * width * numbers.uniform(*scale)
-        aspect_ratio = numbers.uniform(*_log(ratio), exp=True)
+        aspect_ratio = numbers.uniform(low, high, exp=True)
         w, h = round(math.sqrt(area * aspect_ratio)), round(math.sqrt(area / aspect_ratio))
         if 0 < w <= width and 0 < h <= height:
             top = numbers.integer(height - h + 1)
