@@ -150,11 +150,6 @@ class Fetcher:
             fetched.samples, fetched.indices = [sample], [index]
         return fetched
 
-    @property
-    def has_fallen_back(self) -> bool:
-        """Whether images are no longer deferred; see NOTE [ When deferral stops ]."""
-        return self.deferral is not None and not self.deferral.is_active
-
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return the index and sample of the next readable sample after ``index``. Add others to ``unreadable``.
 
@@ -204,7 +199,7 @@ class Fetcher:
 
     def _fetch_folder(self, request: BatchRequest, indices: Sequence[Any]) -> Any:
         """Return the samples of a ``DatasetFolder``; ``_NOT_BATCHED`` if they must be fetched one by one."""
-        if self.deferral is None or self.has_fallen_back or not request.batched:
+        if self.deferral is None or not self.deferral.is_active or not request.batched:
             return _NOT_BATCHED
         folder = self.dataset
         while type(folder) is Subset:

@@ -90,7 +90,7 @@ class PackedDataset(Dataset[Any]):
 
 def pack_stream(fetcher: Fetcher, packer: Packer, stream: StatefulStream, samples: Any) -> BatchMessage:
     """The collate_fn of workers for an iterable-style dataset, given its first arguments."""
-    if fetcher.deferral is not None and fetcher.has_fallen_back:
+    if fetcher.deferral is not None and not fetcher.deferral.is_active:
         hooks.release(fetcher.deferral)
     packed = packer(samples, num_samples=len(samples) if packer.batched else 1)
     return BatchMessage.create(packed, fetcher.worker_info(), stream.state)
