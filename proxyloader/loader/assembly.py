@@ -79,7 +79,7 @@ class BatchAssembler:
             finally:
                 del error  # its traceback references this frame
         assert batch is not None
-        if batch.is_empty:
+        if batch.indices is not None and not batch.indices:  # all samples are unreadable
             return SKIPPED_BATCH
         if not batch.runs and not batch.is_computed and batch.masks is None:
             content = self._format.convert_batch(batch.content)

@@ -150,11 +150,6 @@ class PackedBatch:
             return self.indices
         return self.request.index_list() if self.request is not None else None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether all samples are unreadable."""
-        return self.indices is not None and not self.indices
-
 
 @dataclass(frozen=True)
 class BatchMessage:
