@@ -57,7 +57,7 @@ def set_rng_states(states: tuple[Any, ...]) -> None:
         random.setstate(states[2])
 
 
-class SeededIterator:
+class SeededIterator(Iterator[Any]):
     """An iterator that draws from its own states of the default generators, initialized with ``seed_generators``."""
 
     def __init__(self, iterator: Iterator[Any], seed: int, *place: Any) -> None:
@@ -65,9 +65,6 @@ class SeededIterator:
         with preserve_rng():
             seed_generators(seed, *place)
             self._states = get_rng_states(include_numpy_and_python=True)
-
-    def __iter__(self) -> SeededIterator:
-        return self
 
     def __next__(self) -> Any:
         with use_rng_states(self._states):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
@@ -17,7 +18,7 @@ TORCH_ITERATOR_ATTRS = ("_workers", "_pin_memory_thread")
 """Attributes of torch's iterator by which scripts check that its workers and its thread have exited."""
 
 
-class LoaderIterator:
+class LoaderIterator(Iterator[Any]):
     """The iterator of a DataLoader. ``recorder`` counts its batches."""
 
     def __init__(self, recorder: StatsRecorder) -> None:
@@ -44,9 +45,6 @@ class LoaderIterator:
             self._recorder.begin_epoch()
             self._last_return_s = monotonic()
             self._was_interrupted = False
-
-    def __iter__(self) -> LoaderIterator:
-        return self
 
     def __getstate__(self) -> Any:
         raise NotImplementedError("the iterator of a DataLoader cannot be pickled")
