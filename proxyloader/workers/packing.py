@@ -223,7 +223,7 @@ class _ContentPickler(ForkingPickler):
         super().__init__(self._buffer, pickle.HIGHEST_PROTOCOL)
         self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
         self.runs: list[Run] = []
-        self.files: list[dict[int, int]] = []  # of each run: number of the decoded image, by ``_get_file``
+        self.files: list[dict[int, int]] = []  # of each run: number of a decoded image, by its id
         self.objects: list[Any] = []
         self.masks, self._packs_masks = MaskWriter(), packs_masks
         self.places: dict[int, tuple[MaskPlace, Any]] = {}  # by id of masks, which are kept, as ids are used again
@@ -343,7 +343,9 @@ class _ContentPickler(ForkingPickler):
 
     def _find_run(self, kind: Any, calls: Sequence[ProxyInputs]) -> int:
         """Return the current run of a kind after adding the files of calls, or a new one if they do not fit."""
-        files, run = list(map(self._get_file, calls)), self._current_runs.get(kind)
+        # With kernels, calls of the same image share its decoding.
+        decoded = (call.image if self._merges_plans and isinstance(call, TransformedImage) else call for call in calls)
+        files, run = list(map(id, decoded)), self._current_runs.get(kind)
         if run is None or len(self.files[run]) + len(set(files).difference(self.files[run])) > self._run_size:
             run = self._current_runs[kind] = len(self.runs)
             self.runs.append([])
@@ -366,10 +368,6 @@ class _ContentPickler(ForkingPickler):
         if self._merges_plans and isinstance(call, TransformedImage):
             return get_output_kind(call.plan)
         return call.server
-
-    def _get_file(self, call: ProxyInputs) -> int:
-        """Return the id of what is decoded for a call. With kernels, calls of the same image share its decoding."""
-        return id(call.image) if self._merges_plans and isinstance(call, TransformedImage) else id(call)
 
 
 def _find_small_tensor(obj: Any) -> torch.Tensor | None:
