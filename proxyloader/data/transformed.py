@@ -75,7 +75,7 @@ def _decode(image: EncodedImage) -> Image.Image:
 class TransformedImage(ProxyInputs):
     """An undecoded image, the transforms called on it, and the parameters they sampled."""
 
-    __slots__ = ("_materialized", "calls", "chain", "decode", "image", "row", "size")
+    __slots__ = ("calls", "chain", "decode", "image", "materialized", "row", "size")
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class TransformedImage(ProxyInputs):
         self.chain, self.calls = chain, calls  # the translated transforms, and the transforms themselves
         self.row = ParamRow() if row is None else row  # the sampled parameters
         self.size = (image.height, image.width) if size is None else size  # (height, width) after the transforms
-        self._materialized: Any = None
+        self.materialized: Any = None  # what ``materialize`` returns, once it was called
         self.run = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,10 +135,6 @@ class TransformedImage(ProxyInputs):
         """Mode of the PIL image, if it is one."""
         return "RGB" if self.chain.state.channels == 3 else "L"
 
-    @property
-    def is_materialized(self) -> bool:
-        return self._materialized is not None
-
     @classmethod
     def sample(cls, image: EncodedImage, chain: Chain) -> TransformedImage:
         """Sample the parameters of a chain for an image whose pixels the worker never needs."""
@@ -177,13 +173,13 @@ class TransformedImage(ProxyInputs):
 
     def materialize(self) -> Any:
         """Return torchvision's result for the image that Pillow decodes. ImageError: Pillow cannot decode it."""
-        if self._materialized is None:
+        if self.materialized is None:
             assert self.decode is not None
             pixel_uses.add()
             count, image = pixel_uses.count, self.decode()
             pixel_uses.count = count  # decoding a PIL image also counts
-            self._materialized = _run(self.calls, image)
-        return self._materialized
+            self.materialized = _run(self.calls, image)
+        return self.materialized
 
     def keeps_info(self, mode: str, size: tuple[int, int]) -> bool:
         """Return whether the last call preserves the ``info`` of a PIL image of this mode and (width, height)."""

@@ -312,7 +312,7 @@ class _ContentPickler(ForkingPickler):
         calls = [proxy.call] if isinstance(proxy, ProxySample) else proxy.run.calls
         is_rejected = bool(self._rejected) and any(call.server in self._rejected for call in calls)
         # torchvision has already transformed an image whose values were used.
-        is_done = all(isinstance(call, TransformedImage) and call.is_materialized for call in calls)
+        is_done = all(isinstance(call, TransformedImage) and call.materialized is not None for call in calls)
         return not is_rejected and not is_done
 
     def _recipe(self, value: LazyTensor | ProxySample | ProxyBatch) -> Any:
