@@ -9,6 +9,7 @@ import functools
 import operator
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -60,13 +61,11 @@ class Operation:
         return replay, (self.name, args, kwargs, overwrites)
 
 
+@dataclass(eq=False, slots=True)
 class _Input:
     """An output of DALI as an argument. It unpickles to the tensor in the dtype of the transform, not of the loader."""
 
-    __slots__ = ("output",)
-
-    def __init__(self, output: ProxySample | ProxyBatch) -> None:
-        self.output = output
+    output: ProxySample | ProxyBatch
 
     def __reduce__(self) -> tuple[Any, ...]:
         call = self.output.call if isinstance(self.output, ProxySample) else self.output.run.calls[0]
