@@ -172,19 +172,17 @@ def _value_key(value: Any) -> Any:
     return _Identity(value)
 
 
+@dataclass(eq=False, slots=True)
 class _Identity:
     """Key that compares an object by identity."""
 
-    __slots__ = ("_object",)
-
-    def __init__(self, object: Any) -> None:
-        self._object = object
+    value: Any
 
     def __hash__(self) -> int:
-        return id(self._object)
+        return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self._object is other._object
+        return isinstance(other, _Identity) and self.value is other.value
 
 
 class Snapshot:
