@@ -294,7 +294,7 @@ an error names the sample before
     loader/assembly.py:BatchAssembler._handle_failures | index=indices[k] => index=indices[k - 1]
     integration/test_unreadable.py integration/test_faults_input.py loader
 workers draw for more batches than torch requests in advance
-    workers/request_sampler.py:RequestSampler.is_full | 0 < self.max_unreturned <= self._num_unreturned => False
+    loader/feed.py:Feed._receive | is_ahead and self.pool.delays_requests => False
     integration/test_torch_contract.py
 # stopping
 a loop that was interrupted goes on as if nothing had been

@@ -343,7 +343,7 @@ def test_the_loader_says_what_it_has_met(photos: Path, caplog: pytest.LogCapture
     assert repr(loader) == f"<proxyloader.DataLoader of one_by_one, 48 samples: {loader.backend}>"
     begun, counted = [record.getMessage() for record in caplog.records]
     assert "one_by_one, 48 samples: DALI on cpu" in begun
-    assert "one_by_one, 48 samples" in counted and "DALI decoded 48 images" in counted
+    assert "one_by_one, 48 samples" in counted and "images decoded by DALI: 48" in counted
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO"]
 
 
