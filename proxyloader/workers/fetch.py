@@ -13,7 +13,7 @@ their order. In unexpected cases, such as a missing file or images of several si
 import contextlib
 import operator
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -95,15 +95,6 @@ class checking:
             self._passed.add(self._indices)
 
 
-@dataclass
-class FetchedSamples:
-    """The samples of a request, or the result of ``__getitems__``, with their indices, and unreadable samples."""
-
-    samples: Any = field(default_factory=list)
-    indices: list[Any] = field(default_factory=list)
-    unreadable: list[UnreadableSample] = field(default_factory=list)
-
-
 @dataclass(eq=False)
 class Fetcher:
     dataset: Any
@@ -121,34 +112,38 @@ class Fetcher:
         # Without workers, other threads may draw from the generators.
         self._can_draw_ahead = self.has_workers and self.seed is None and bool(self.plans) and draws_alike()
 
-    def __call__(self, request: BatchRequest) -> FetchedSamples:
-        """Return the samples of a request. Raises ImageError if an image cannot be read."""
+    def __call__(self, request: BatchRequest) -> tuple[Any, list[Any], tuple[UnreadableSample, ...]]:
+        """Return the samples of a request, or the result of ``__getitems__``, their indices, and unreadable samples.
+
+        Raises ImageError if an image cannot be read.
+        """
         indices = request.index_list()
         samples = self._fetch_folder(request, indices)
         if samples is _NOT_BATCHED:
             samples = self._fetch_batch(request, indices)
         if samples is not _NOT_BATCHED:
-            return FetchedSamples(samples, indices)
+            return samples, indices, ()
         base, files = _resolve_subsets(self.dataset, indices)
         if hasattr(base, "fetch_ahead"):
             base.fetch_ahead(files)
-        fetched = FetchedSamples()
+        samples, read = list[Any](), list[Any]()
+        unreadable: list[UnreadableSample] = []
         for index in indices:
             try:
                 sample = self._fetch_sample(index, request.epoch)
             except Exception as error:
                 if self.on_error == "raise" or not is_sample_fault(error):
                     raise
-                fetched.unreadable.append(UnreadableSample.from_error(index, error))
+                unreadable.append(UnreadableSample.from_error(index, error))
                 if self.on_error == "skip":
                     continue
-                index, sample = self.next_readable(index, request.epoch, fetched.unreadable)
-            fetched.samples.append(sample)
-            fetched.indices.append(index)
-        if self.fills_batches and not fetched.samples and fetched.unreadable:
-            index, sample = self.next_readable(indices[-1], request.epoch, fetched.unreadable)
-            fetched.samples, fetched.indices = [sample], [index]
-        return fetched
+                index, sample = self.next_readable(index, request.epoch, unreadable)
+            samples.append(sample)
+            read.append(index)
+        if self.fills_batches and not samples and unreadable:
+            index, sample = self.next_readable(indices[-1], request.epoch, unreadable)
+            samples, read = [sample], [index]
+        return samples, read, tuple(unreadable)
 
     def next_readable(self, index: Any, epoch: int, unreadable: list[UnreadableSample]) -> tuple[int, Any]:
         """Return the index and sample of the next readable sample after ``index``. Add others to ``unreadable``.

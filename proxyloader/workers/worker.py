@@ -77,15 +77,13 @@ class PackedDataset(Dataset[Any]):
         deferral = self._packer.deferral
         if deferral is not None and deferral.on_gpu and self.fetcher.worker_info() is not None:
             leave_core()
-        fetched = self.fetcher(request)
+        samples, indices, unreadable = self.fetcher(request)
         self.fetcher.seed_batch(request)
-        samples, unreadable = fetched.samples, tuple(fetched.unreadable)
         if unreadable and not samples:
             return PackedBatch(request, indices=(), unreadable=unreadable)
         # ``__getitems__`` may return a batch, whose length is not its number of samples.
-        packed = self._packer(samples if self._packer.batched else samples[0], request, len(fetched.indices))
-        indices = tuple(fetched.indices) if unreadable else None
-        return dataclasses.replace(packed, indices=indices, unreadable=unreadable)
+        packed = self._packer(samples if self._packer.batched else samples[0], request, len(indices))
+        return dataclasses.replace(packed, indices=tuple(indices) if unreadable else None, unreadable=unreadable)
 
 
 def pack_stream(fetcher: Fetcher, packer: Packer, stream: StatefulStream, samples: Any) -> BatchMessage:
