@@ -1,8 +1,8 @@
 """Intercept transform calls on images, wherever the dataset stores or creates the transforms.
 
-See NOTE [ Intercepted transform calls ] in ``hooks.py``. Consecutive transforms of a Compose that have rules are applied
-together, which is faster. If all have rules, the Compose also accepts a decoded image, such as that of a PNG or an
-array, whose pixels are sent.
+See NOTE [ Intercepted transform calls ] in ``hooks.py``. Consecutive transforms of a Compose that have rules are
+applied together, which is faster. If all have rules, the Compose also accepts a decoded image, such as that of a PNG or
+an array, whose pixels are sent.
 """
 
 import functools

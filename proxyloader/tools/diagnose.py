@@ -52,6 +52,7 @@ Bound = Literal["input", "disk", "model", "loop", "cores"]
 
 MIN_SPEEDUP = 1.05  # minimum speedup to recommend proxyloader or another number of workers
 LONGER = 1.15  # ratio above which one time counts as longer than another
+DISTURBED = 1.3  # ratio of a measured time to its estimate above which the estimates are not reliable
 MIN_STEPS = 3  # of a phase, regardless of its duration
 BUSY = 0.7  # utilization above which a GPU, a thread or all cores count as busy
 
@@ -321,8 +322,11 @@ def interpret(figures: Figures) -> Diagnosis:
         reasons.append(f"{max(0.0, 100 * figures.waiting):.0f} % of the time to read a sample is spent waiting")
     base: Kind = "stock" if "stock" in figures.alone else figures.watched
     share = step.step_s / figures.step_s(base)
-    cost = f"With {base}, loading costs {100 * (1 - share):.0f} % of a step"
-    reasons.append(f"{cost}: a loader that takes no time gives {1 / share:.2f}x")
+    cost = f"With {'torch' if base == 'stock' else base}, loading costs {100 * (1 - share):.0f} % of a step"
+    gain = f"gives {1 / share:.2f}x" if share > 1e-3 else "has no limit, because the loop does nothing with a batch"
+    reasons.append(f"{cost}: a loader that takes no time {gain}")
+    if (ratio := figures.both.step_s / figures.step_s(figures.watched)) > DISTURBED:
+        reasons.append(f"The loop takes {ratio:.2f} times as long as its parts explain: repeat this on an idle machine")
     if len(figures.alone) == 2:
         stock_s, ours_s = figures.step_s("stock"), figures.step_s("proxyloader")
         gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"

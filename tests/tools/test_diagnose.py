@@ -136,7 +136,7 @@ def test_the_report_says_what_each_loader_gives() -> None:
     assert found.reasons == (
         "Alone, the workers are 0 % busy",
         "10 % of the time to read a sample is spent waiting",
-        "With stock, loading costs 75 % of a step: a loader that takes no time gives 4.00x",
+        "With torch, loading costs 75 % of a step: a loader that takes no time gives 4.00x",
     )
     assert found.suggestions == (
         "num_workers=16: the loader alone is 1.30x as fast",
@@ -158,8 +158,10 @@ def test_it_is_worth_it_where_steps_get_shorter(step_ms: float, stock_ms: float,
         ({"step": phase(50, cpu_s=2.0), "cores": 2}, "proxyloader is worth it: 97.6 instead of 71.4 images/s, 1.37x"),
         ({"unmeasured": {"num_workers=4": "OSError: x"}}, "Not measured: num_workers=4 (OSError: x)"),
         ({"alone": {"proxyloader": phase(80)}}, "With proxyloader, loading costs 38 % of a step"),
+        ({"both": phase(120)}, "The loop takes 1.50 times as long as its parts explain"),
+        ({"step": phase(1e-4)}, "a loader that takes no time has no limit, because the loop does nothing"),
     ],
-    ids=["without workers", "shared cores", "unmeasured", "one loader"],
+    ids=["without workers", "shared cores", "unmeasured", "one loader", "disturbed", "empty loop"],
 )  # fmt: skip
 def test_the_report_says(changed: dict[str, Any], said: str) -> None:
     both = {"both": phase(1000)} if "cores" in changed and changed["cores"] == 2 else {}
