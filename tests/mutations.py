@@ -206,7 +206,7 @@ a dataset that catches the errors of damaged files does not meet them
     data/encoded_image.py:EncodedImage.from_jpeg | is_sound(data[:scans.end], header, scans) => True
     integration/test_caught_errors.py
 where processes train together, a skipped batch is missing in one of them
-    workers/fetch.py:Fetcher.__call__ | and fetched.unreadable: => and ():
+    workers/fetch.py:Fetcher.__call__ | and unreadable: => and ():
     integration/test_unreadable.py
 the last batch, a smaller one, is lost
     workers/request_sampler.py:RequestSampler._batches | sampler.drop_last => True

@@ -44,8 +44,7 @@ def check_sources(pipeline: Any) -> list[Any]:
         advice = "; call the function that @pipeline_def returns" if callable(pipeline) else ""
         raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")
     names = _external_source_node_names(pipeline)  # RuntimeError: it was deserialized
-    sources = [node for node in pipeline._ops if node.name in names]
-    if not sources:
+    if not (sources := [node for node in pipeline._ops if node.name in names]):
         raise RuntimeError(
             "the pipeline has no inputs for the dataset to feed. Begin its graph with "
             'fn.external_source(name="images") instead of a reader, or use pipelines.training(source="proxy")'
@@ -164,8 +163,7 @@ def claim(pipeline: Any, owner: Any) -> None:
             "the pipeline belongs to the parent of this forked process. Create a new pipeline in this process",
             code="forked",
         )
-    previous = _owners.get(pipeline, lambda: None)()
-    if previous is not None:
+    if (previous := _owners.get(pipeline, lambda: None)()) is not None:
         previous.release_pipeline()
     _owners[pipeline] = weakref.ref(owner)
 

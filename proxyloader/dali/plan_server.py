@@ -149,8 +149,7 @@ def get_decoder(options: PipelineOptions, usual_images: int) -> PlanServer:
     Loaders with equal options and equally large runs share it, such as those for training and validation, because
     another one would take 1.6 s to build (``benchmarks/results/kernels.txt``).
     """
-    decoder = _decoders.get((options, usual_images))
-    if decoder is None or decoder.lost_code:
+    if (decoder := _decoders.get((options, usual_images))) is None or decoder.lost_code:
         format = OutputFormat(memory_format=torch.channels_last)
         decoder = PlanServer(plan_of((ToTensor(),)), options, format, usual_images)
         _decoders[options, usual_images] = decoder

@@ -157,7 +157,6 @@ def _map_references(obj: Any, function: Callable[[ProxyBatch | ProxySample], Any
         slots = itertools.chain(*(getattr(cls, "__slots__", ()) for cls in type(obj).__mro__))
         for name in [*getattr(obj, "__dict__", ()), *(name for name in slots if hasattr(obj, name))]:
             value = getattr(obj, name)
-            new = _map_references(value, function, seen)
-            if new is not value:
+            if (new := _map_references(value, function, seen)) is not value:
                 object.__setattr__(obj, name, new)  # frozen dataclasses too
     return obj

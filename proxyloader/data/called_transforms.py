@@ -156,8 +156,7 @@ def apply_undecoded(deferral: Deferral, transform: Any, image: Any, *others: Any
     transformed = _find_undecoded(image)
     if transformed is None or (others and not _is_v2(transform)) or _has_other_dtype():
         return None
-    chain = transformed.chain.then(transform)
-    if chain is None:
+    if (chain := transformed.chain.then(transform)) is None:
         if isinstance(image, LazyTensor) and not deferral.on_gpu:
             # Its operations would be recorded, and without a GPU, the main process would do alone what workers share.
             pixel_uses.explain(f"{type(transform).__name__}: there is no rule for these arguments")

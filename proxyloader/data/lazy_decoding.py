@@ -46,8 +46,7 @@ def decoder_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of ``pil_loader``, and of the functions of other decoders."""
     yield from replacements(folder.pil_loader, _patch_loader(original(folder.pil_loader)))
     for name in ("decode_image", "decode_jpeg"):
-        operator = getattr(torch.ops.image, name, None)  # None if torchvision was built without it
-        if operator is not None:
+        if (operator := getattr(torch.ops.image, name, None)) is not None:  # None: torchvision was built without it
             yield torch.ops.image, name, _patch(name, operator)
     if "torchcodec.decoders" in sys.modules:
         names = "torchcodec.decoders._image_decoders:decode_jpeg", "torchcodec.decoders._image_decoders:decode_image"

@@ -104,8 +104,7 @@ def _apply(note: Noter, has_info: bool, call: Any, image: Any, *args: Any, **kwa
     if not is_lazy(image):
         return NotImplemented
     args, kwargs = tuple(map(frozen, args)), {name: frozen(each) for name, each in kwargs.items()}
-    found = note(image, *args, **kwargs)
-    if found is None:
+    if (found := note(image, *args, **kwargs)) is None:
         return NotImplemented
     if not found.steps:
         return image.copy()

@@ -105,8 +105,7 @@ class ProxyBatch(TensorPlaceholder):
 
 def collate_proxy_samples(samples: Sequence[Any], *, collate_fn_map: Any = None) -> ProxyBatch:
     """Collate ProxySamples in ``torch.utils.data.default_collate``. InputError: some are not ProxySamples."""
-    others = [type(sample).__name__ for sample in samples if not isinstance(sample, ProxySample)]
-    if others:
+    if others := [type(sample).__name__ for sample in samples if not isinstance(sample, ProxySample)]:
         raise InputError(
             f"{len(others)} of {len(samples)} samples in a batch did not go through the proxy, such as a {others[0]}. "
             "Call it for all samples or for none, or pass a collate_fn that accepts both",

@@ -62,8 +62,7 @@ def tensor_patches() -> Iterator[tuple[Any, Any, Any]]:
     for registry in find(f"{TORCHVISION}.v2.functional._utils:_KERNEL_REGISTRY").values():
         for kernels in registry.values():
             wrapper = kernels.get(tv_tensors.Image)
-            found = notes.get(getattr(wrapper, "__wrapped__", None))
-            if found is not None:
+            if (found := notes.get(getattr(wrapper, "__wrapped__", None))) is not None:
                 yield kernels, tv_tensors.Image, _record(wrapper, found, "v2", is_pure=False)
 
 

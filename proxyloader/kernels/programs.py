@@ -349,8 +349,7 @@ class Jobs:
         bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
         for first, end in itertools.pairwise(bounds):
             jobs = self.jobs[first:end]
-            count = int((self.kinds[first:end] == Kind.STATS).sum())
-            if count:
+            if count := int((self.kinds[first:end] == Kind.STATS).sum()):
                 yield Launch("stats", (_blocks(jobs[:count], 8192), count), 256, 4 * 768, first)
                 yield Launch("tables", (3, count), 256, 0, first)
             yield from self._launch(Kind(max(self.kinds[first], Kind.GATHER)), jobs, first)

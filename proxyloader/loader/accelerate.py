@@ -77,8 +77,7 @@ def _patch_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
     def patched(
         self: Any, dataset: Any, use_stateful_dataloader: bool = False, batch_sampler: Any = None, **arguments: Any
     ) -> None:
-        build = arguments.pop(BUILD, None)
-        if build is None:
+        if (build := arguments.pop(BUILD, None)) is None:
             init(self, dataset, use_stateful_dataloader, batch_sampler, **arguments)
             return
         processes = module.PartialState().num_processes if isinstance(self, module.DataLoaderDispatcher) else 1
@@ -125,8 +124,7 @@ class PreparedLoader(DataLoader[T]):
         return prepared
 
     def __iter__(self) -> Any:
-        wrapper = self._prepared_by()
-        if wrapper is not None and not self._next_state.resumes:
+        if (wrapper := self._prepared_by()) is not None and not self._next_state.resumes:
             self.set_epoch(wrapper.iteration)
         elif wrapper is not None:
             wrapper.set_epoch(self._next_state.epoch)

@@ -82,8 +82,7 @@ class LoaderIterator(Iterator[Any]):
         feed.worker_wait_s = 0.0
         loop_s, batch = start_s - self._last_return_s, SKIPPED_BATCH
         while batch is SKIPPED_BATCH:
-            in_flight = feed.next()
-            if in_flight is None:
+            if (in_flight := feed.next()) is None:
                 if not feed.truncated:
                     self._loader_state.finished = True
                     had_batches, self._has_batches = self._has_batches, True

@@ -254,8 +254,7 @@ def _describe(leaf: Any) -> str:
 
 
 def _describe_place(pixels: Iterable[str], best: str) -> str:
-    reasons = list(filter(None, pixels))
-    if not reasons:
+    if not (reasons := list(filter(None, pixels))):
         return best
     others = f"{best}; for {len(reasons)} of {RUNS} images " if len(reasons) < RUNS else ""
     return f"{others}the workers: {reasons[0]}"

@@ -101,8 +101,7 @@ def check_file(path: str) -> Finding:
 
 def _find_jpeg_damage(data: bytes) -> str | None:
     """Return the damage of a JPEG, "" if it is sound, or None if only Pillow can tell."""
-    header = read_jpeg_header(data)
-    if header is None or not header.matches_pillow:
+    if (header := read_jpeg_header(data)) is None or not header.matches_pillow:
         return None
     scans = read_scans(data, header)
     return "a marker is misplaced, or a scan is missing" if scans is None else find_damage(data[: scans.end])

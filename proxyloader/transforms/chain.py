@@ -86,8 +86,7 @@ class Chain:
         added: list[Chain] = []
         end = begin
         for part in compose.transforms[begin:]:
-            more = (added[-1] if added else self)._extensions(part)
-            if more is None:
+            if (more := (added[-1] if added else self)._extensions(part)) is None:
                 break
             added, end = added + more, end + 1
         if not added:

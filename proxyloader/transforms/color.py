@@ -126,8 +126,7 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
         order, draw = torch.randperm(4).tolist(), in_thread.numbers.uniform
         factors = [None if each is None else draw(*each) for each in ranges]
         for which in order:
-            factor = factors[which]
-            if factor is not None:
+            if (factor := factors[which]) is not None:
                 number = hue_shift(factor, state.kind) if which == 3 else factor
                 choice.put(which, row, *[number] if choice.branches[which] else [])
         return size

@@ -195,8 +195,7 @@ class BatchMessage:
         return _receive_message, (self.number, self.data, self.start, self.end)
 
     def open(self, request: BatchRequest | None, arena: Arena | None) -> PackedBatch:
-        batch = self.batch
-        if batch is None:
+        if (batch := self.batch) is None:
             assert arena is not None and request is not None and request.slot is not None
             batch = pickle.loads(arena.memory(request.slot)[self.start : self.end].data)
         return dataclasses.replace(batch, request=request)

@@ -283,8 +283,7 @@ class _ContentPickler(ForkingPickler):
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.is_computed = True
             return computed, (self._recipe(obj),)
-        tensor = _find_small_tensor(obj)
-        if tensor is None:
+        if (tensor := _find_small_tensor(obj)) is None:
             return NotImplemented
         values = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
         if values.stride() != (1,):  # for example, a single value of a column
@@ -299,8 +298,7 @@ class _ContentPickler(ForkingPickler):
         if isinstance(proxy, ProxySample):
             place: Any = self._assign_row(proxy.call)
         else:
-            place = self._batches.get(id(proxy.run))
-            if place is None:
+            if (place := self._batches.get(id(proxy.run))) is None:
                 place = self._batches[id(proxy.run)] = self._assign_batch(proxy.run.calls)
             if self._stacks.setdefault((id(proxy.run), proxy.output), proxy) is not proxy:
                 place = list(map(self._assign_row, proxy.run.calls))  # another stack has its own memory
