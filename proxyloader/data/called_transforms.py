@@ -96,20 +96,20 @@ def _is_image(image: Any = None, *others: Any) -> bool:
 
 
 def _compose_undecoded(deferral: Deferral, compose: Any, *inputs: Any) -> Any:
-    """Apply a Compose to an image, transforms with rules together. Return None if that is the same as calling it."""
-    parts, done, outputs = compose.transforms, 0, None
-    is_called = type(parts) in (list, tuple) and (len(inputs) == 1 or isinstance(compose, v2.Compose))
-    if not is_called or is_changed(compose, inside=False):
+    """Apply a Compose to an image, consecutive transforms with rules together. Return None if it must be called."""
+    parts, done, outputs, unpacks = compose.transforms, 0, None, len(inputs) > 1
+    is_accepted = not unpacks or isinstance(compose, v2.Compose)  # otherwise, torchvision raises the error
+    if type(parts) not in (list, tuple) or not is_accepted or is_changed(compose, inside=False):
         return None
     while done < len(parts):
-        found = _apply_along(deferral, compose, done, *inputs) if _is_image(*inputs) else None
-        if found is not None:
+        is_known = isinstance(inputs, tuple) and (len(inputs) > 1) == unpacks and _is_image(*inputs)
+        if is_known and (found := _apply_along(deferral, compose, done, *inputs)) is not None:
             outputs, done = found
         elif done or _find_undecoded(inputs[0]) is not None:
             outputs, done = parts[done](*inputs), done + 1
         else:
             return None
-        inputs = outputs if len(inputs) > 1 else (outputs,)
+        inputs = outputs if unpacks else (outputs,)
     return outputs
 
 
@@ -120,16 +120,15 @@ def _find_undecoded(image: Any) -> TransformedImage | None:
 
 
 def _apply_along(deferral: Deferral, compose: Any, begin: int, image: Any, *others: Any) -> tuple[Any, int] | None:
-    """Apply the transforms of a Compose to an undecoded image, from number ``begin`` to one that needs pixels.
+    """Apply the transforms of a Compose to an undecoded image, from index ``begin`` up to one that needs pixels.
 
-    Return the result and the number of that one. None if it is the first one. A decoded image is sent if no transform
+    Return the result and the index of that one. None if it is the first one. A decoded image is sent if no transform
     needs its pixels.
     """
     transformed = _find_undecoded(image)
-    if transformed is None and (begin or not isinstance(image, Image.Image) or image.mode != "RGB"):
-        return None
     # On a CPU, sending decoded images does not pay off if the dataset has used the pixels.
-    if transformed is None and not deferral.on_gpu and pixel_uses.why is not None:
+    sends_pixels = not begin and isinstance(image, Image.Image) and (deferral.on_gpu or pixel_uses.why is None)
+    if transformed is None and not (sends_pixels and image.mode == "RGB"):
         return None
     if (others and not _is_v2(compose)) or _has_other_dtype():
         return None
@@ -149,10 +148,7 @@ def _apply_along(deferral: Deferral, compose: Any, begin: int, image: Any, *othe
 
 
 def apply_undecoded(deferral: Deferral, transform: Any, image: Any, *others: Any) -> Any:
-    """Apply a transform to an undecoded image. Return None if it needs pixels.
-
-    ``others``: inputs of the types in ``_LABELS``.
-    """
+    """Apply a transform to an undecoded image, and others of types in ``_LABELS``. Return None if it needs pixels."""
     transformed = _find_undecoded(image)
     if transformed is None or (others and not _is_v2(transform)) or _has_other_dtype():
         return None

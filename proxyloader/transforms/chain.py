@@ -73,9 +73,9 @@ class Chain:
         return None if found is None or found[1] < len(transform.transforms) else found[0]
 
     def along(self, compose: Any, begin: int = 0) -> tuple[Chain, int] | None:
-        """Return the continuation with the transforms of a Compose, from number ``begin`` to one without translation.
+        """Return the continuation with transforms of a Compose from index ``begin`` on, and the index where it ends.
 
-        Also return the number of that one. None if there are none before it, or if the Compose has a hook.
+        It ends before a transform that is not translated. None if that is the first one, or if the Compose has a hook.
         """
         key = self, id(compose), begin
         found = _along.get(key)
@@ -102,13 +102,14 @@ class Chain:
 
     def _extensions(self, transform: Any) -> list[Chain] | None:
         """Return the continuations with a transform, or with each one in a Compose. None if one is not translated."""
+        if is_changed(transform) or (parts := _compose_parts(transform)) is None:
+            return None
         chains = [self]
-        parts = None if is_changed(transform) else _compose_parts(transform)
-        for part in () if parts is None else parts:
+        for part in parts:
             if (after := chains[-1].then(part)) is None:
                 return None
             chains.append(after)
-        return None if parts is None else chains[1:]
+        return chains[1:]
 
     def find_obstacle(self, compose: Any, find: Callable[[Plan], str]) -> str:
         """Return the first transform of a Compose that has an obstacle, and the obstacle; "" if none is known to."""

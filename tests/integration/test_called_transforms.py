@@ -290,8 +290,9 @@ class LabelsThroughV1(Paths):
         v2.Compose([v1.Compose([v2.RandomCrop(40)]), v2.ToImage()]),
         v2.RandomApply([CROP], 1.0),
         v1.Compose([v2.RandomCrop(40), v2.ToImage()]),
+        v2.Compose([v2.RandomCrop(40), lambda image, label: (image,), v2.RandomHorizontalFlip(), v2.ToImage()]),
     ],
-    ids=["parts of v1", "a Compose of v1 inside", "a part of v1 inside", "a Compose of v1"],
+    ids=["parts of v1", "a Compose of v1 inside", "a part of v1 inside", "a Compose of v1", "dropped by a part"],
 )
 def test_a_label_that_torchvision_does_not_take_is_its_error(photos: Path, compose: Any) -> None:
     assert_as_torch(loader_over(type("Dataset", (LabelsThroughV1,), {"compose": compose}), photos, 0))
