@@ -285,7 +285,7 @@ def report(
 
 
 def plot(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Plot the median of each loader by the number of processes, and what as many times one process would load."""
+    """Plot the median speed of each loader with one process and with all, and linear scaling."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
@@ -298,7 +298,7 @@ def plot(args: argparse.Namespace, found: dict[str, Any]) -> None:
         axes.plot([1, args.ranks], [one, all_of_them], "o-", color=f"C{color}", label=name)
         axes.plot([1, args.ranks], [one, args.ranks * one], ":", color=f"C{color}", linewidth=0.8)
     axes.set(xlabel="GPUs", ylabel="images per second", xticks=[1, args.ranks], ylim=(0, None))
-    axes.legend(title="dotted: as many times one")
+    axes.legend(title="dotted: linear scaling")
     figure.savefig(args.out.with_suffix(".png"), dpi=120)
 
 

@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
         nargs="+",
         choices=("torch", "before", "now", *PIPELINES),
         metavar="NAME",
-        help="torch, before, now, or a pipeline for comparison with this version (default: the first three)",
+        help="torch, before, now, or another pipeline, which runs with this version (default: the first three)",
     )
     parser.add_argument("--images", type=int, default=8192)
     parser.add_argument("--batch-size", type=int, default=256)

@@ -53,11 +53,11 @@ class PlanServer(RunQueue):
         return self._submit([files], [PipelineRun(len(each.shapes), each) for each in schedules])
 
     def fits(self, schedules: Sequence[Schedule], others: int = 0) -> bool:
-        """Return whether to decode these batches in one run, with so many others like them."""
+        """Return whether to decode these batches, and ``others`` more like them, in one run."""
         ratio = 1 + others / len(schedules)
         images, size = sum(len(each.shapes) for each in schedules), sum(each.decoded_bytes for each in schedules)
         most: float = self.pipeline.max_batch_size
-        if self._fits_images and self._built.wants_engines:  # more, CUDA would decode, with slightly different pixels
+        if self._fits_images and self._built.wants_engines:  # CUDA decodes the rest, with slightly different pixels
             most = self._fits_images / ROOM
         return ratio * images <= most and ratio * size <= MAX_BYTES_TOGETHER
 

@@ -326,7 +326,7 @@ def interpret(figures: Figures) -> Diagnosis:
     gain = f"gives {1 / share:.2f}x" if share > 1e-3 else "has no limit, because the loop does nothing with a batch"
     reasons.append(f"{cost}: a loader that takes no time {gain}")
     if (ratio := figures.both.step_s / figures.step_s(figures.watched)) > DISTURBED:
-        reasons.append(f"The loop takes {ratio:.2f} times as long as its parts explain: repeat this on an idle machine")
+        reasons.append(f"The loop takes {ratio:.2f} times as long as estimated. Repeat this on an idle machine")
     if len(figures.alone) == 2:
         stock_s, ours_s = figures.step_s("stock"), figures.step_s("proxyloader")
         gain = f"{figures.speed(ours_s)} instead of {figures.speed(stock_s)} images/s, {stock_s / ours_s:.2f}x"

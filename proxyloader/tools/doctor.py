@@ -311,6 +311,5 @@ def limits(root: Path, gpus: int) -> Iterator[Finding]:
         found += f"; a cgroup quota of {quota:g} throttles threads started for {len(cores)} cores"
         remedy = f"Raise the quota, or use taskset -c {','.join(map(str, subset))} and num_workers={len(subset)}"
     elif len(cores) < CORES_PER_GPU * gpus:
-        found += f" for {gpus} GPU(s)"
-        remedy = f"Use at least {CORES_PER_GPU} cores per GPU; with fewer, reading files limits the speed of loading"
+        remedy = f"Use at least {CORES_PER_GPU} cores per GPU; with fewer, DALI's own reader is faster"
     yield finding("cores", found, remedy)

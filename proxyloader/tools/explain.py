@@ -124,7 +124,7 @@ def _apply_to_photograph(transform: Callable[[Any], Any]) -> Callable[[], Any]:
         try:
             return transform(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
         except TypeError as error:
-            advice = "If the transform does not take a PIL image alone, explain the dataset that calls it"
+            advice = "If the transform takes anything but a PIL image, explain the dataset that calls it"
             raise TypeError(f"{error}. {advice}") from error
 
     return get
@@ -283,11 +283,12 @@ def explain_named(name: str) -> int:
 
 def _find_line(error: BaseException) -> str:
     """Return where the user's code raised an error, such as " at train.py:12"; "" if it did not."""
-    lines = ""
-    for frame, line in traceback.walk_tb((error.__cause__ or error).__traceback__):
-        if str(frame.f_globals.get("__name__")).split(".")[0] not in LIBRARIES:
-            lines = f" at {frame.f_code.co_filename}:{line}"
-    return lines
+    found = ""
+    for each in (error.__cause__, error):  # ``explain`` may have added advice
+        for frame, line in traceback.walk_tb(None if each is None else each.__traceback__):
+            if str(frame.f_globals.get("__name__")).split(".")[0] not in LIBRARIES:
+                found = f" at {frame.f_code.co_filename}:{line}"
+    return found
 
 
 def find(name: str) -> Any:

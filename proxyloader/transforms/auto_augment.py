@@ -154,6 +154,7 @@ class _Recorder(threading.local):
 
 
 def _space(get: Callable[..., Any], *args: Any) -> dict[str, tuple[_Magnitudes, bool]]:
+    """Return the augmentation space of a transform, without tensors."""
     return {name: (_Magnitudes(magnitudes), signed) for name, (magnitudes, signed) in get(*args).items()}
 
 

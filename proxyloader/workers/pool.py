@@ -67,8 +67,8 @@ class Workers(TorchDataLoader[Any]):
 class WorkersIterator(_MultiProcessingDataLoaderIter):
     failed = False  # whether a worker died or timed out, so that the others cannot begin another epoch
     lost = False  # whether a worker died, with batches that may still be expected
-    delays_requests = False  # rather than request a batch in place of one that is received
-    has_delayed = False  # whether a request has been delayed for the last batch
+    delays_requests = False  # whether receiving a batch does not request another one
+    has_delayed = False  # whether that was so for the last batch
     _is_received = False
     _send_idx = _rcvd_idx = 0  # torch sets them after starting the workers, which may fail
 
@@ -146,7 +146,7 @@ class WorkerPool:
     broken = False  # whether a worker was lost, so that the next epoch requires new workers
     requests: RequestSampler | None = None  # None for an iterable-style dataset, whose batches are sent without slots
     worker_dataset: PackedDataset | StatefulStream | None = None  # None if the workers yield torch's own batches
-    delays_requests = False  # until the training loop receives a batch, as in torch
+    delays_requests = False  # whether to request a batch only when the training loop receives one, like torch
     board: StateBoard | None = None  # where the workers of a stream write their states at the end of an epoch
     deferral: Deferral | None = None  # of the dataset, if there are no workers and its images are deferred
     packer: Packer | None = None
