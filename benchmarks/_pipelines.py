@@ -14,7 +14,9 @@ from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import functional as F
+from torchvision.transforms import v2
 
+from proxyloader.tools.bench import AUGMENTATIONS
 from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, make_transform
 
 BICUBIC = transforms.InterpolationMode.BICUBIC
@@ -114,11 +116,19 @@ def dino(local_crops: int = 0) -> Views:
     return Views(first, second, *[view(96, (0.05, 0.4), PillowBlur(0.5))] * local_crops)
 
 
-def timm(policy: str | None, erasing: float) -> Any:
+def timm(policy: str | None, erasing: float, **more: Any) -> Any:
     factory = importlib.import_module("timm.data.transforms_factory")
     return factory.create_transform(
-        CROP_PX, is_training=True, auto_augment=policy, re_prob=erasing, re_mode="pixel", color_jitter=None
+        CROP_PX, is_training=True, auto_augment=policy, re_prob=erasing, re_mode="pixel", color_jitter=None, **more
     )
+
+
+def photometric() -> Any:
+    return v2.Compose([v2.RandomResizedCrop(CROP_PX), v2.RandomPhotometricDistort(), *TO_TENSOR])
+
+
+def augmented_folder(root: str, augmentation: str) -> Any:
+    return ImageFolder(root, make_transform(augmentation))
 
 
 def collate_lists(samples: list[Any]) -> tuple[list[Any], ...]:
@@ -130,13 +140,17 @@ PIPELINES: dict[str, tuple[Callable[[str], Any], dict[str, Any]]] = {
     "custom class, same Compose": (lambda root: CustomDataset(root, make_transform()), {}),
     "direct functional calls": (lambda root: CustomDataset(root, functional_transform), {}),
     "direct Pillow calls": (lambda root: CustomDataset(root, pillow_transform), {}),
-    "RandAugment": (lambda root: ImageFolder(root, make_transform("RandAugment")), {}),
-    "AugMix": (lambda root: ImageFolder(root, make_transform("AugMix")), {}),
+    **{name: (functools.partial(augmented_folder, augmentation=name), {}) for name in AUGMENTATIONS},
+    "photometric distortion": (lambda root: ImageFolder(root, photometric()), {}),
     "SimCLR, two views": (lambda root: CustomDataset(root, simclr()), {}),
     "DINO, two global crops": (lambda root: CustomDataset(root, dino()), {"batch_size": 128}),
     "DINO, ten crops": (lambda root: CustomDataset(root, dino(8)), {"batch_size": 64}),
     "timm, no policy": (lambda root: ImageFolder(root, timm(None, 0.0)), {}),
     "timm, rand-m9 and erasing": (lambda root: ImageFolder(root, timm("rand-m9-mstd0.5-inc1", 0.25)), {}),
+    "timm, rand-m7, bicubic": (
+        lambda root: ImageFolder(root, timm("rand-m7-mstd0.5", 0.0, interpolation="bicubic")),
+        {},
+    ),
     "detection, lists": (lambda root: CustomDataset(root, flip_boxes), {"batch_size": 16, "collate_fn": collate_lists}),
 }
 """Functions that make a dataset from the root of an ImageFolder, and arguments of its loader."""

@@ -109,10 +109,14 @@ def compare(root: str, pipeline: str, args: argparse.Namespace) -> dict[str, flo
 
 
 def memory_in_use() -> dict[str, int]:
-    """Return the memory that the process uses, in MB."""
+    """Return the memory that the process uses, in MB, and what torch's tensors and plans use of that on the GPU.
+
+    torch's allocator keeps what has been freed, and images of many sizes leave gaps in it.
+    """
     gc.collect()
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
-    return {"host": psutil.Process().memory_full_info().uss >> 20, "gpu": (total - free) >> 20}
+    used = {"host": psutil.Process().memory_full_info().uss, "gpu": total - free}
+    return {name: size >> 20 for name, size in (used | {"allocated": torch.cuda.memory_allocated()}).items()}
 
 
 def soak(root: str, args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -22,7 +22,6 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 from nvidia.dali.plugin.pytorch.experimental import proxy
 from PIL import Image
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader as StockLoader
 from torch.utils.data import Dataset, RandomSampler, Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
@@ -145,7 +144,11 @@ def to_device(config: BenchConfig, batch: Any) -> Batch:
 
 
 def _move(value: Any, device: str) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=True), value)
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {name: _move(each, device) for name, each in value.items()}
+    return [_move(each, device) for each in value] if isinstance(value, list | tuple) else value
 
 
 def loop_forever(config: BenchConfig, loader: Any) -> Loops:
