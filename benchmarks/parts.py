@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 from _common import append_record, make_parser, make_photographs
+from PIL import Image
 from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import RandAugment, RandomResizedCrop, functional
-from torchvision.transforms.v2 import RandomIoUCrop
+from torchvision.transforms.v2 import Compose, RandomHorizontalFlip, RandomIoUCrop, SanitizeBoundingBoxes
 from torchvision.tv_tensors import BoundingBoxes
 from tqdm import tqdm
 
@@ -49,21 +50,24 @@ from proxyloader.workers.packing import Packer
 from proxyloader.workers.request_sampler import BatchRequest
 from proxyloader.workers.worker import PackedDataset, keep_freed_memory, set_up_worker
 
-PARTS = ("files", "worker", "iou_crops", "main_process")
+PARTS = ("files", "worker", "boxes", "iou_crops", "main_process")
 """Functions of this file. Each runs in its own process, because hooks and the settings of malloc are permanent."""
 
 CROPS = 64
+BOXES = [[20, 30, 120, 310], [200, 100, 480, 300], [5, 5, 60, 60], [250, 10, 400, 370], [90, 90, 99, 99]]
 ROUNDS = 9
 """After a first one that is not counted."""
 
 ALONE, TOGETHER = "worker: ImageFolder, sample by sample", "worker: ImageFolder, all files read first"
 COMPOSE, BY_HAND = "worker: own dataset, Compose", "worker: own dataset, functionals by hand"
 AT_ONCE, BY_CALL = "worker: own dataset, RandAugment", "worker: own dataset, RandAugment recorded call by call"
+THEIR_BOXES, OUR_BOXES = "worker: boxes flipped and checked by v2", "worker: the same with our hooks"
 THEIR_CROPS, OUR_CROPS = "worker: RandomIoUCrop's draws by torchvision", "worker: RandomIoUCrop's draws in NumPy"
 GAINS = {
     "all files read first, drawn together": (ALONE, TOGETHER),
     "crop, flip, conversions drawn at once": (BY_HAND, COMPOSE),
     "RandAugment drawn at once": (BY_CALL, AT_ONCE),
+    "samples traversed, and boxes checked, by joint_calls.py": (THEIR_BOXES, OUR_BOXES),
     "RandomIoUCrop drawn in NumPy": (THEIR_CROPS, OUR_CROPS),
 }
 """The slower and the faster of two ways to do the same."""
@@ -129,13 +133,29 @@ def worker(root: str) -> Costs:
     return measure({name: each.pack for name, each in workers.items()}, len(datasets[ALONE]))
 
 
+def make_boxes() -> Any:
+    return BoundingBoxes(torch.tensor(BOXES).float(), format="XYXY", canvas_size=(375, 500))  # type: ignore[call-overload]
+
+
+def boxes(root: str) -> Costs:
+    """v2's flip and check of five boxes, whose image is already decoded."""
+    transform = Compose([RandomHorizontalFlip(), RandomHorizontalFlip(), SanitizeBoundingBoxes()])
+    target = {"image_id": 1, "boxes": make_boxes(), "labels": torch.arange(5)}
+    sample = Image.new("RGB", (500, 375)), target
+
+    def run() -> None:
+        torch.manual_seed(0)
+        for _ in range(CROPS):
+            transform(*sample)
+
+    costs = measure({THEIR_BOXES: run}, CROPS)
+    start_deferring(on_gpu=True)
+    return costs | measure({OUR_BOXES: run}, CROPS)
+
+
 def iou_crops(root: str) -> Costs:
     """The crops that v2's RandomIoUCrop draws for five boxes in each image, without applying them."""
-    crop, theirs = RandomIoUCrop(), RandomIoUCrop.make_params
-    boxes = torch.tensor(
-        [[20, 30, 120, 310], [200, 100, 480, 300], [5, 5, 60, 60], [250, 10, 400, 370], [90, 90, 99, 99]]
-    )
-    target = BoundingBoxes(boxes.float(), format="XYXY", canvas_size=(375, 500))  # type: ignore[call-overload]
+    crop, theirs, target = RandomIoUCrop(), RandomIoUCrop.make_params, make_boxes()
 
     def draw(make_params: Callable[..., Any]) -> None:
         torch.manual_seed(0)
