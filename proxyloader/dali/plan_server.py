@@ -117,18 +117,23 @@ class PlanServer(RunQueue):
 
     def _run_kernels(self, part: PipelineRun, schedule: Schedule, stream: Any) -> Outputs:
         """Launch the kernels for decoded images, in the current stream."""
-        (images,) = part.run.outputs
-        all_shapes, end = images.shape(), part.begin + part.size
-        shapes = all_shapes[part.begin : end]
+        if part.run.decoded is None:
+            part.run.decoded = _find_decoded(*part.run.outputs)
+        shapes, addresses = (each[part.begin : part.begin + part.size] for each in part.run.decoded)
         if shapes != schedule.shapes:
             found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
             raise PipelineError(f"an image was decoded as {list(found)}, but its header says {list(expected)}")
-        try:
-            sizes = np.prod(all_shapes[:end], axis=1)
-            addresses: Any = images.data_ptr() + np.concatenate(([0], sizes.cumsum()))[part.begin : end]
-        except RuntimeError:  # they do not follow one another
-            addresses = [images[k].data_ptr() for k in range(part.begin, end)]
         return get_launcher(self.pipeline.device_id).run(schedule, addresses, stream)
+
+
+def _find_decoded(images: Any) -> tuple[list[Any], Any]:
+    """Return the shape and the address of each decoded image."""
+    shapes = images.shape()
+    try:
+        ends = np.prod(shapes, axis=1).cumsum()
+        return shapes, images.data_ptr() + np.concatenate(([0], ends[:-1]))
+    except RuntimeError:  # they do not follow one another
+        return shapes, [image.data_ptr() for image in images]
 
 
 def _jpeg_headers(files: Sequence[Any]) -> list[JpegHeader]:

@@ -113,6 +113,7 @@ class DaliRun:
         self.parts = [*parts]  # that still need the outputs
         self.inputs: list[Any] | None = None  # kept for DALI; see executor.tensor_list
         self.outputs: Any = None  # kept until the GPU has read them
+        self.decoded: Any = None  # shape and address of each image in them, for kernels
         self.ended = False
         self.stream: torch.cuda.Stream | None = None
         self.ready: torch.cuda.Event | None = None  # when DALI has finished

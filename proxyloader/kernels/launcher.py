@@ -74,14 +74,16 @@ def as_images(buffer: torch.Tensor, schedule: Schedule) -> list[Images]:
         end = begin + (sum(lengths) if len(sizes) > 1 else count * sum(lengths))
         part, begin = buffer[begin:end], end
         outputs.append(
-            _as_batch(part, schedule, *sizes[0])
+            _as_images(part, schedule, -1, *sizes[0])
             if len(sizes) == 1
-            else [_as_batch(each, schedule, *size)[0] for each, size in zip(torch.split(part, lengths), sizes)]
+            else [_as_images(each, schedule, *size) for each, size in zip(torch.split(part, lengths), sizes)]
         )
     return outputs
 
 
-def _as_batch(values: torch.Tensor, schedule: Schedule, height: int, width: int) -> torch.Tensor:
+def _as_images(values: torch.Tensor, schedule: Schedule, *shape: int) -> torch.Tensor:
+    """Return a view of one image of (height, width), or of several of (-1, height, width)."""
+    *number, height, width = shape
     if schedule.channels_last:
-        return values.view(-1, height, width, schedule.channels).permute(0, 3, 1, 2)
-    return values.view(-1, schedule.channels, height, width)
+        return values.view(*shape, schedule.channels).movedim(-1, -3)
+    return values.view(*number, schedule.channels, height, width)

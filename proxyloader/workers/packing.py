@@ -390,7 +390,7 @@ def computed(tensor: torch.Tensor) -> torch.Tensor:  # from images
 def restore_tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
     values = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
     # torch aligns memory to 64 bytes, Python to 16. Other frameworks use only the former without a copy.
-    return values.reshape(shape).clone().requires_grad_(requires_grad)
+    return values.view(shape).clone().requires_grad_(requires_grad)
 
 
 class _Layout:
