@@ -14,7 +14,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, Version
-from .random_numbers import in_thread
+from .random_numbers import bernoulli, in_thread
 from .registry import at_random, rule, version_of
 
 
@@ -132,3 +132,28 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
         return size
 
     return Translation((choice,) * sum(each is not None for each in ranges), sample, "torch")
+
+
+@rule(v2.RandomPhotometricDistort)
+def photometric_distort(transform: Any, state: ImageState) -> Translation:
+    if state.channels != 3:
+        raise Untranslatable
+    names, p = ("brightness", "contrast", "saturation", "hue"), float(transform.p)
+    choice = OneOf(((), *((Adjustment(name, state.kind),) for name in names)))
+    order = OneOf(((), (ChannelOrder(),)))
+    ranges = [(float(low), float(high)) for low, high in (getattr(transform, name) for name in names)]
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        # Like RandomPhotometricDistort.make_params, without new tensors.
+        draw = in_thread.numbers.uniform
+        factors = [draw(*each) if bernoulli(p) else None for each in ranges]
+        for which in (0, 1, 2, 3) if bernoulli(0.5) else (0, 2, 3, 1):
+            if (factor := factors[which]) is None:
+                choice.put(0, row)
+            else:
+                choice.put(1 + which, row, hue_shift(factor, state.kind) if which == 3 else factor)
+        chosen = bernoulli(p)
+        order.put(int(chosen), row, *(torch.randperm(3).tolist() if chosen else ()))
+        return size
+
+    return Translation((choice,) * 4 + (order,), sample, "torch")
