@@ -238,8 +238,7 @@ struct RowsFirst {
             for (int i = 0; i < ROWS_PER_THREAD; ++i)
 #pragma unroll
                 for (int channel = 0; channel < RGB; ++channel)
-                    shared[(row + i) * ROW_BYTES + x * RGB + channel] =
-                        to_level(sums[i][channel], shift);
+                    shared[(row + i) * ROW_BYTES + x * RGB + channel] = to_level(sums[i][channel], shift);
         }
     }
 
@@ -379,15 +378,12 @@ struct FloatResize {
 
     // `value(level)` is a source value.
     template <class Value> __device__ Colour at(const Job &job, int x, int y, Value value) const {
-        const auto source = [&](int column, int row) {
-            const Pixel p = pixel_at(job, column, row);
-            return Colour{value(p.r), value(p.g), value(p.b)};
-        };
         const Window<float> across(0, job.source_width, job.source_width, width, x, filter, TORCH);
         const Window<float> down(0, job.source_height, job.source_height, height, y, filter, TORCH);
         return tensor_mean(down, is_all_fused, [&](int row) {
             return tensor_mean(across, is_all_fused, [&](int column) {
-                return source(across.first + column, down.first + row);
+                const Pixel p = pixel_at(job, across.first + column, down.first + row);
+                return Colour{value(p.r), value(p.g), value(p.b)};
             });
         });
     }
