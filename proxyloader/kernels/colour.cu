@@ -531,10 +531,12 @@ __device__ void blur_run(const uchar *from, uchar *to, int length, int stride, i
     }
 }
 
-// Lines side by side in shared memory: the levels of one are `lines` bytes apart. Returns where the result is.
-__device__ uchar *blur_lines(uchar *a, uchar *b, int length, int lines, float radius, int passes) {
+// Blurs `lines` lines side by side. `stride` bytes are between the levels of a line, in shared memory `lines` bytes.
+__device__ void blur_along(const uchar *from, uchar *to, int length, int lines, int stride, float radius, int passes) {
     const Box box = box_of(radius);
-    const int runs = (length + BLUR_RUN - 1) / BLUR_RUN;
+    const int bytes = lines * length, runs = (length + BLUR_RUN - 1) / BLUR_RUN;
+    uchar *a = (uchar *)shared_words, *b = a + bytes;
+    for (int i = threadIdx.x; i < bytes; i += blockDim.x) a[i] = from[(size_t)(i / lines) * stride + i % lines];
     for (int pass = 0; pass < passes; pass++) {
         __syncthreads();
         for (int i = threadIdx.x; i < runs * lines; i += blockDim.x)
@@ -543,15 +545,6 @@ __device__ uchar *blur_lines(uchar *a, uchar *b, int length, int lines, float ra
         a = b, b = swapped;
     }
     __syncthreads();
-    return a;
-}
-
-// Blurs `lines` lines side by side. `stride` bytes are between the levels of a line.
-__device__ void blur_along(const uchar *from, uchar *to, int length, int lines, int stride, float radius, int passes) {
-    uchar *a = (uchar *)shared_words;
-    const int bytes = lines * length;
-    for (int i = threadIdx.x; i < bytes; i += blockDim.x) a[i] = from[(size_t)(i / lines) * stride + i % lines];
-    a = blur_lines(a, a + bytes, length, lines, radius, passes);
     for (int i = threadIdx.x; i < bytes; i += blockDim.x) to[(size_t)(i / lines) * stride + i % lines] = a[i];
 }
 
