@@ -164,9 +164,8 @@ __device__ Pixel hue_turned(Pixel p, int turn) {
 
 // adjust_hue of a tensor: all in float32, each operation rounded. v1 divides, v2 multiplies.
 __device__ Pixel tensor_hue_turned(Pixel p, double turn, bool is_v1) {
-    const float scale = (float)(1.0 / 255.0);
-    const float r = is_v1 ? p.r / 255.0f : p.r * scale, g = is_v1 ? p.g / 255.0f : p.g * scale;
-    const float b = is_v1 ? p.b / 255.0f : p.b * scale;
+    const int how = is_v1 ? 1 : 2;
+    const float r = scaled(p.r, how), g = scaled(p.g, how), b = scaled(p.b, how);
     const float high = fmaxf(r, fmaxf(g, b)), low = fminf(r, fminf(g, b));
     const float range = high - low, divisor = high == low ? 1.0f : range;
     const float s = range / (high == low ? 1.0f : high);
