@@ -113,15 +113,12 @@ def _apply(note: Noter, has_info: bool, call: Any, image: Any, *args: Any, **kwa
     return NotImplemented if after is None else create_lazy_image(after, image if has_info else None)
 
 
-_NUMBERS = frozenset({int, float})
-
-
 def frozen(value: Any) -> Any:
     """Return a copy of an argument that the caller may change before the call is repeated."""
     if type(value) in (int, float, tuple):
         return value
     if isinstance(value, list):
-        return value.copy() if _NUMBERS.issuperset(map(type, value)) else list(map(frozen, value))
+        return value.copy() if {int, float}.issuperset(map(type, value)) else list(map(frozen, value))
     if isinstance(value, (np.ndarray, ImageFilter.Filter)):
         return copy.copy(value)
     return value.clone() if isinstance(value, torch.Tensor) else value
