@@ -33,6 +33,13 @@ from .api import Pipeline, StreamPolicy, _external_source_node_names, _shutdown_
 
 log = logging.getLogger(__name__)
 
+MIN_FREE_BYTES = 256 << 20  # free memory of a GPU below which building a pipeline may fail
+RUN_FAILED = "Critical error in pipeline"  # part of DALI's error message
+PADDINGS = ("device_memory_padding", "host_memory_padding")  # arguments for preallocated memory
+
+Padding = tuple[tuple[str, int], ...]
+"""The padding arguments of a decoder. See NOTE [ Failing JPEG engines ] in ``dali/jpeg_engines.py``."""
+
 
 def check_sources(pipeline: Any) -> list[Any]:
     """Return the external sources of a pipeline, and check that the proxy can feed all of them and run it.
@@ -77,12 +84,6 @@ def get_declared_kind(pipeline: Any, node: Any) -> tuple[str | None, int | None]
             return np.dtype(np.uint8).str, 1
     dtype, ndim = getattr(node._op, "_dtype", None), getattr(node._op, "_ndim", None)
     return (None if dtype is None else np.dtype(types.to_numpy_type(dtype)).str), ndim
-
-
-PADDINGS = ("device_memory_padding", "host_memory_padding")  # arguments for preallocated memory
-
-Padding = tuple[tuple[str, int], ...]
-"""The padding arguments of a decoder. See NOTE [ Failing JPEG engines ] in ``dali/jpeg_engines.py``."""
 
 
 def get_engine_paddings(pipeline: Any) -> set[Padding]:
@@ -195,9 +196,6 @@ def discard_executor(pipeline: Any) -> None:
     pipeline._batches_to_consume = 0
 
 
-MIN_FREE_BYTES = 256 << 20  # free memory of a GPU below which building a pipeline may fail
-
-
 def build(pipeline: Any) -> None:
     """Build a pipeline unless it is already built. On a GPU, this is slow.
 
@@ -249,9 +247,6 @@ def get_gpu_memory(device_id: int | None) -> tuple[float, float]:
         return torch.cuda.mem_get_info(device_id)
     except (RuntimeError, AssertionError):  # CUDA has failed, or torch was built without it
         return math.inf, math.inf
-
-
-RUN_FAILED = "Critical error in pipeline"  # part of DALI's error message
 
 
 def _is_out_of_memory(error: Exception) -> bool:

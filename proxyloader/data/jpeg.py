@@ -43,6 +43,7 @@ _NO_SAMPLING = 0x11
 _BEFORE_SCANS = frozenset({0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}) | _SUPPORTED_FRAMES | _OTHER_FRAMES
 _BETWEEN_SCANS = frozenset({0xC4, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
 _TABLES = frozenset({0xC4, 0xCC, 0xDA, 0xDB, 0xDD})
+_PARSED_BY_PILLOW = frozenset({0xE0, 0xE1, 0xE2, 0xED, 0xEE})
 _ALL_COEFFICIENTS = (1 << 64) - 1
 _NO_DC_SCAN = 1 << 256  # above all bits that a byte can address
 _MAX_SIDE_PX = 65_500  # of libjpeg
@@ -131,9 +132,6 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
                 has_density |= marker == 0xE0 and content[7:8] in (b"\1", b"\2") and len(content) >= 12
         pos = segment_end
     return None
-
-
-_PARSED_BY_PILLOW = frozenset({0xE0, 0xE1, 0xE2, 0xED, 0xEE})
 
 
 def _is_parsed(marker: int, content: bytes) -> bool:

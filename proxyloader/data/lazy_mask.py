@@ -348,7 +348,6 @@ _NOTES: dict[str, Any] = {
     note.__name__: note for note in (crop, center_crop, pad, horizontal_flip, vertical_flip, resize, resized_crop)
 }
 
-
 _CASTS: dict[Any, Any] = {torch.Tensor.long: [torch.int64], torch.Tensor.int: [torch.int32]}
 _CASTS |= {torch.Tensor.to: [], torch.Tensor.type: []}  # to their argument
 _CAST_DTYPES = {torch.uint8, torch.int16, torch.int32, torch.int64}  # which have all values of masks

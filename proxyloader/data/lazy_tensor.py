@@ -81,6 +81,7 @@ FACTORY_OPERATORS = frozenset({"empty_like", "zeros_like", "ones_like", "full_li
 recorders: dict[Any, Callable[..., Any]] = {}
 """Functions that record an operator as a call on an undecoded image."""
 
+BASIC_INDICES = frozenset({int, slice, type(None), type(...)})
 _CPU = torch.device("cpu")
 _Tag = torch.Tag
 set_class = vars(object)["__class__"].__set__
@@ -437,9 +438,6 @@ def share(source: LazyTensor, alias: LazyTensor, compute: Callable[[torch.Tensor
     references.append(weakref.ref(alias))
     source._alias_refs = alias._alias_refs = references
     return alias
-
-
-BASIC_INDICES = frozenset({int, slice, type(None), type(...)})
 
 
 def _assign(tensor: Any, index: Any, value: Any) -> None:

@@ -27,16 +27,15 @@ OPTIONS = ("--std=c++17", "--fmad=false")
 
 SOURCES = ("image.cuh", "resize.cu", "colour.cu")
 
+FORMATS = {torch.uint8: "UINT8", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
+"""Dtypes of outputs, and their names in ``enum Format``, in order."""
+
 MAX_SHARED_BYTES_OPTIN, MAX_DYNAMIC_SHARED_BYTES = 97, 8
 """Numbers of a CUdevice_attribute and of a CUfunction_attribute."""
 
 
 class KernelError(RuntimeError):
     """The kernels cannot be compiled or launched on this machine."""
-
-
-FORMATS = {torch.uint8: "UINT8", torch.float16: "FLOAT16", torch.bfloat16: "BFLOAT16", torch.float32: "FLOAT32"}
-"""Dtypes of outputs, and their names in ``enum Format``, in order."""
 
 
 class Batch(ctypes.Structure):

@@ -20,6 +20,7 @@ from ..errors import ProxyLoaderError
 from .bench import AUGMENTATIONS, SIZES, TASKS
 
 Parser = argparse.ArgumentParser
+DATA_HELP = "your own ImageFolder (default: synthetic photographs, created once)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -231,8 +232,6 @@ COMMANDS: dict[Callable[[Parser], None], tuple[str, str]] = {
     _explain: (".explain", "explain_named"),
 }
 """Module and function that implement each command. The function takes the options."""
-
-DATA_HELP = "your own ImageFolder (default: synthetic photographs, created once)"
 
 
 def _parser() -> Parser:

@@ -50,6 +50,7 @@ INSTALL = {
 }
 """Minimum version, and how to upgrade."""
 
+CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxyloader.tools import doctor; doctor.answer()"
 CORES_PER_GPU = 8  # with 8, 4 and 2, loading reaches 0.94, 0.88 and 0.68 of DALI's reader (``cores.jsonl``)
 SHM_BYTES = 2 << 30  # a batch of 256 float images of 224 px takes 154 MB, and each worker prefetches two
 
@@ -88,9 +89,6 @@ def doctor(as_json: bool, limit: int) -> int:
         console.print(table)
         console.print("\n{ok} ok, {warn} with warnings, {fail} failed".format(**counts), highlight=False)
     return int(counts["fail"] > 0)
-
-
-CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from proxyloader.tools import doctor; doctor.answer()"
 
 
 def ask(question: str, timeout_s: float) -> Answer:

@@ -27,6 +27,8 @@ _along: dict[tuple[Chain, int, int], tuple[Snapshot, Chain, int]] = {}
 """The result of ``Chain.along``, by the chain, the id of the Compose and ``begin``."""
 
 _MISSING = object()
+_MODULE_ATTRIBUTES = frozenset({*vars(torch.nn.Module()), "transforms"})
+_PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 @dataclass(eq=False)
@@ -151,10 +153,6 @@ def settings_of(transform: Any) -> Any:
     if has_tensors or (kind not in RULES and kind not in CONTAINERS):
         return _Identity(transform)
     return kind, inside, *[_value_key(value) for name, value in own.items() if name not in _MODULE_ATTRIBUTES]
-
-
-_MODULE_ATTRIBUTES = frozenset({*vars(torch.nn.Module()), "transforms"})
-_PLAIN_TYPES = frozenset({int, float, bool, str, bytes, type(None)})
 
 
 def _value_key(value: Any) -> Any:

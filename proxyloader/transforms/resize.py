@@ -39,6 +39,8 @@ Nearest = Literal["pil", "nearest", "nearest-exact"]
 
 Line = NDArray[np.float32]
 
+PILLOW_RELEASE = tuple(map(int, PIL.__version__.split(".")[:2]))
+
 LARGE_EDGE = 128
 """Minimum length of the shorter edge, in pixels, of images that DALI resizes."""
 
@@ -77,9 +79,6 @@ def pillow_resizes_height_first(size: Any, new_size: Any) -> Any:
     if PILLOW_RELEASE < (12, 2):
         return rows > np.inf
     return (rows > 0) & (rows > 2 * columns if PILLOW_RELEASE >= (13, 0) else size[0] > 100 * size[1])
-
-
-PILLOW_RELEASE = tuple(map(int, PIL.__version__.split(".")[:2]))
 
 
 def nearest_pixels(size: Size, new_size: Size, nearest: Nearest) -> tuple[Line, Line]:

@@ -52,6 +52,7 @@ TENSOR_TYPES = frozenset(map(id, (torch.Tensor, *_TV_TENSORS)))
 PLAIN_TYPES = frozenset({str, int, float, bool, bytes, bytearray, type(None), dict, list, tuple, torch.Size})
 """Types that are neither images nor sent by reference, nor contain them in other ways than as elements."""
 
+Run = list[list[ProxyInputs]]  # the calls of a run, by output; without kernels, all are in one
 KernelOutput = tuple["torch.dtype | None", bool]  # dtype of floating-point images, and whether channels are last
 
 NO_BYTES = np.empty(0, np.uint8)
@@ -197,9 +198,6 @@ class Packer:
             if self.kernel_output is None:
                 rejected.add(plan)
         return rejected
-
-
-Run = list[list[ProxyInputs]]  # the calls of a run, by output; without kernels, all are in one
 
 
 def _get_calls(runs: Sequence[Run]) -> list[ProxyInputs]:

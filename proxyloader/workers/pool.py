@@ -31,6 +31,7 @@ from .request_sampler import RequestSampler, is_distributed, sampler_generator
 from .worker import PackedDataset, pack_stream, set_up_worker
 
 MIN_RUN_SIZE = 256
+GRACE_S = 0.2  # for workers to exit
 
 MAX_TOGETHER, MAX_BATCHES_TOGETHER = 112, 16
 """Numbers of samples and of batches up to which small batches are decoded in one run. The engines of a GPU are idle for
@@ -52,9 +53,6 @@ def run_size(loader: TorchDataLoader[Any]) -> int:
 def batches_together(loader: TorchDataLoader[Any]) -> int:
     """Return the maximum number of batches in a pipeline run."""
     return max(1, min(MAX_BATCHES_TOGETHER, MAX_TOGETHER // (batch_size(loader) or MAX_TOGETHER)))
-
-
-GRACE_S = 0.2  # for workers to exit
 
 
 class Workers(TorchDataLoader[Any]):
