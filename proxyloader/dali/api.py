@@ -46,5 +46,4 @@ def decoder_arguments(operator: str, device_id: int | None, engine_share: float)
 @do_not_convert  # type: ignore[untyped-decorator,unused-ignore]
 def automatic_augmentation(name: str) -> Any:
     """Return a function of ``nvidia.dali.auto_aug``. The import is slow and rarely needed."""
-    module = importlib.import_module(f"nvidia.dali.auto_aug.{name.removesuffix('_wide')}")
-    return getattr(module, name)
+    return getattr(importlib.import_module(f"nvidia.dali.auto_aug.{name.removesuffix('_wide')}"), name)
