@@ -176,8 +176,6 @@ def is_mid_epoch(pipeline: Any) -> bool:
 
 def drop_runs(pipeline: Any) -> None:
     """Discard outputs that were not collected, or, if this is impossible, the executor."""
-    if not is_mid_epoch(pipeline):
-        return
     try:
         while pipeline._first_iter and pipeline._batches_to_consume > 0:
             pipeline.outputs()
