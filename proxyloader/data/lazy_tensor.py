@@ -421,9 +421,7 @@ def _is_unshared(operator: Any, args: Any) -> bool:
     """Return whether an in-place operation modifies only its first argument, whose memory no other tensor shares."""
     written = [k for k, each in enumerate(operator._schema.arguments) if each.alias_info and each.alias_info.is_write]
     first = args[0] if args else None
-    if written != [0] or not isinstance(first, LazyTensor) or is_materialized(first):
-        return False
-    return is_unshared(first)
+    return written == [0] and isinstance(first, LazyTensor) and not is_materialized(first) and is_unshared(first)
 
 
 def is_unshared(tensor: LazyTensor) -> bool:
