@@ -114,7 +114,6 @@ def differing_steps(device_id: int) -> frozenset[str]:
 def _run_on_gpu(launcher: Launcher, images: Sequence[Pixels], programs: Programs) -> list[torch.Tensor]:
     decoded = [torch.from_numpy(image).to(launcher.device) for image in images]
     schedule = Jobs(programs).schedule(3, torch.uint8, channels_last=True)
-    outputs = launcher.run(
-        schedule, [image.data_ptr() for image in decoded], torch.cuda.current_stream(launcher.device)
-    )
+    addresses = [image.data_ptr() for image in decoded]
+    outputs = launcher.run(schedule, addresses, torch.cuda.current_stream(launcher.device))
     return [image.permute(1, 2, 0).cpu() for output in outputs for image in output]
