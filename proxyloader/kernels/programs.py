@@ -113,8 +113,6 @@ SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])
 STEP = np.dtype([("code", "i4"), ("extra", "i4"), ("numbers", "f8", (MAX_NUMBERS,))], align=True)
 """``struct Step``. ``extra`` is the index of its first number in the extras."""
 
-AS_BYTES = f"V{STEP.itemsize}"
-
 JOB = np.dtype(
     [
         *((name, "u8") for name in ("source", "target")),
@@ -220,7 +218,7 @@ class Jobs:
         images = np.concatenate(programs._images)
         order = np.argsort(images, kind="stable")
         # NumPy joins bytes faster than structures.
-        steps = np.concatenate([steps.view(AS_BYTES) for steps in programs._steps])[order].view(STEP)
+        steps = np.concatenate([steps.view(f"V{STEP.itemsize}") for steps in programs._steps])[order].view(STEP)
         images, self.steps = images[order], steps
         sizes = np.concatenate(programs._sizes)[order]
         kinds = KINDS[steps["code"]]
@@ -288,7 +286,6 @@ class Jobs:
         sizes = self.programs.sizes[: self.programs.num_outputs]
         output_ends = channels * sizes.prod(1).cumsum()
         scratch_bytes = self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
-        parts = np.split(sizes, np.cumsum(counts, dtype=int)[:-1])
         decoded_sizes = self.programs.decoded_sizes
         if files is not None:
             decoded_sizes = decoded_sizes[np.unique(files, return_index=True)[1]]
@@ -311,7 +308,7 @@ class Jobs:
             shapes=[(height, width, 3) for height, width in decoded_sizes.tolist()],
             decoded_bytes=3 * int(decoded_sizes.prod(1).sum()),
             files=files,
-            outputs=[(len(part), _distinct(part)) for part in parts],
+            outputs=[(len(part), _distinct(part)) for part in np.split(sizes, np.cumsum(counts, dtype=int)[:-1])],
             num_values=int(output_ends[-1]),
             channels=channels,
             dtype=dtype,
@@ -362,10 +359,8 @@ class Jobs:
         elif kind == Kind.BOX_BLUR:
             yield Launch("blur_rows", (height, count), 128, 6 * width, first)
             strips = np.clip(BLUR_BYTES // 2 // jobs["height"], 1, BLUR_STRIP)
-            blocks, shared = (
-                int(each.max()) for each in (-(-3 * jobs["width"] // strips), 2 * strips * jobs["height"])
-            )
-            yield Launch("blur_columns", (blocks, count), 256, shared, first)
+            blocks, shared = -(-3 * jobs["width"] // strips), 2 * strips * jobs["height"]
+            yield Launch("blur_columns", (int(blocks.max()), count), 256, int(shared.max()), first)
         elif kind == Kind.TENSOR_BLUR:
             reach_x, reach_y = map(int, self.steps["numbers"][jobs["first"], :2].max(0))
             shared = 4 * (2 * (reach_x + reach_y + 1) + (TILE + 2 * reach_y) * 3 * TILE)
