@@ -209,9 +209,8 @@ class diagnosis(AbstractContextManager["diagnosis"]):
         sizes = [len(leaf) for leaf in tree_leaves(batch) if getattr(leaf, "ndim", 0)]
         batch_size = loader.batch_size or (*sizes, 1)[0]
         both, step = phases
-        self._result = interpret(
-            Figures(kind, both, step, alone, batch_size, workers, cores, waiting, speedups, unmeasured)
-        )
+        figures = Figures(kind, both, step, alone, batch_size, workers, cores, waiting, speedups, unmeasured)
+        self._result = interpret(figures)
 
 
 @contextmanager
