@@ -101,9 +101,8 @@ class Packer:
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self._collate(samples) if collates else samples
         pickler = self._make_pickler()
-        may_have_images = self.has_images or has_placeholders
         any_lazy = LazyTensor.any_created or LazyMask.any_created
-        if may_have_images or (any_lazy and contains(content, (LazyTensor, LazyMask))):
+        if self.has_images or has_placeholders or (any_lazy and contains(content, (LazyTensor, LazyMask))):
             data = pickler.pickle(content)
             if rejected := self._reject_plans(pickler.runs):
                 pickler = self._make_pickler(rejected)
