@@ -87,8 +87,7 @@ class RequestSampler:
         self._restore_sampler(loader_state)
         # Not lazily, because torch creates the iterator before it draws seeds.
         with self._controlled_generators(loader_state, "iter"):
-            remaining = self._remaining(loader_state)
-        return self._issue(loader_state, remaining)
+            return self._issue(loader_state, self._remaining(loader_state))
 
     def _issue(self, loader_state: LoaderState, remaining: Iterator[Any]) -> Iterator[Any]:
         """Yield a request or indices for each batch. torch's samplers draw the order on the first ``next()``."""
