@@ -297,7 +297,7 @@ def materialize(value: Any) -> Any:
     return value._node
 
 
-def requires_gradient(*tensors: torch.Tensor) -> bool:
+def requires_grad(*tensors: torch.Tensor) -> bool:
     """Return whether autograd must record operations on these tensors."""
     with torch._C.DisableTorchFunctionSubclass():
         nodes = [each._node for each in tensors if isinstance(each, LazyTensor)]
@@ -310,7 +310,7 @@ def _needs_autograd(function: Any, args: Any, kwargs: dict[str, Any]) -> bool:
         node = args[0]._node
         return isinstance(node, torch.Tensor) and node.requires_grad
     kind = torch.Tensor if torch.is_grad_enabled() else LazyTensor
-    return requires_gradient(*[each for each in flatten((args, kwargs)) if isinstance(each, kind)])
+    return requires_grad(*[each for each in flatten((args, kwargs)) if isinstance(each, kind)])
 
 
 def run_eagerly(function: Any, args: Any, kwargs: dict[str, Any], wrap: Callable[[Any], Any] = wrap_values) -> Any:
@@ -458,7 +458,7 @@ def stack_tensors(
 ) -> torch.Tensor:
     """Return ``torch.stack(tensors)``, without values if some have none. ``stack`` stacks tensors with values."""
     is_lazy = any(isinstance(each, LazyTensor) and not is_materialized(each) for each in tensors)
-    if not is_lazy or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_gradient(*tensors):
+    if not is_lazy or not all(isinstance(each, torch.Tensor) for each in tensors) or requires_grad(*tensors):
         return wrap_values(stack([materialize(each) for each in tensors]))  # type: ignore[no-any-return]
     with torch._C.DisableTorchFunctionSubclass():  # faster
         check_same_size(tensors)

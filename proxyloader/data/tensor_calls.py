@@ -28,15 +28,7 @@ from ..transforms.plan import Branch, ImageState, Size, Step, Version
 from ..transforms.type_conversion import Normalize, ToFloat, ToPIL, ToTensor, normalization
 from .deferral import active
 from .lazy_image import create_lazy_image
-from .lazy_tensor import (
-    LazyTensor,
-    create_lazy_output,
-    find_transformed,
-    is_unshared,
-    recorders,
-    requires_gradient,
-    share,
-)
+from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, recorders, requires_grad, share
 from .pillow_calls import TORCHVISION, Note, Noter, extend, frozen, number, pad_by_pixels, select
 from .placeholders import ProxySample
 from .replaced_code import find, original, replacements, unless_handled
@@ -77,7 +69,7 @@ def _apply(note: Noter, version: Version, is_pure: bool, call: Any, image: Any, 
     if transformed is None or active() is None or torch.get_default_dtype() is not torch.float32:
         return NotImplemented
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-    if tensors and (requires_gradient(*tensors) or any(isinstance(each, LazyTensor) for each in tensors)):
+    if tensors and (requires_grad(*tensors) or any(isinstance(each, LazyTensor) for each in tensors)):
         return NotImplemented
     state = transformed.chain.state
     found = note(Input(state, transformed.size, version), *args, **kwargs)

@@ -30,7 +30,7 @@ from ..data.batch_memory import aligned, batch_memory
 from ..data.canvas import Canvas, Canvases
 from ..data.deferral import Deferral
 from ..data.lazy_mask import LazyMask, compute
-from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_gradient
+from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_grad
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
 from ..data.recorded import Operation, compute_value
 from ..data.transformed import TransformedImage, pixel_uses
@@ -246,7 +246,7 @@ class _ContentPickler(ForkingPickler):
         if type(obj) in PLAIN_TYPES:  # faster
             return None
         if isinstance(obj, LazyTensor):
-            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or requires_gradient(obj):
+            if isinstance(obj, LazyImageTensor) or isinstance(obj._node, torch.Tensor) or requires_grad(obj):
                 return None
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
@@ -271,7 +271,7 @@ class _ContentPickler(ForkingPickler):
         if isinstance(obj, Canvas) and not obj.has_images:
             self.is_computed = True  # the batch must not have the Canvas itself
             return torch.Tensor.as_subclass, (get_values(obj), torch.Tensor)
-        if isinstance(obj, LazyTensor) and requires_gradient(obj):
+        if isinstance(obj, LazyTensor) and requires_grad(obj):
             materialize(obj)
             self.is_computed = True
             return computed, (get_values(obj),)
