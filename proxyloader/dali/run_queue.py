@@ -271,7 +271,8 @@ class RunQueue:
                 bound = stream if self.pipeline.exec_dynamic else None
                 run.outputs = self.pipeline.outputs(cuda_stream=bound)
                 if run is not keep or len(run.parts) == 1:
-                    self._convert_parts(run, stream)
+                    for part in run.parts:
+                        self._convert_part(part, stream)
         except (RuntimeError, MemoryError) as error:
             converted = executor.convert_run_error(error, self.pipeline.device_id, run.size)
             if converted is None:
@@ -289,10 +290,6 @@ class RunQueue:
                 run.outputs = None
         self._runs.popleft()
         run.ended = self._in_sync = True
-
-    def _convert_parts(self, run: DaliRun, stream: torch.cuda.Stream | None) -> None:
-        for part in run.parts:
-            self._convert_part(part, stream)
 
     def _convert_part(self, part: PipelineRun, stream: torch.cuda.Stream | None) -> None:
         """Set the outputs of a part of a run, or its error, in ``stream``."""
@@ -380,8 +377,8 @@ class RunQueue:
 
     def _convert_rest(self) -> None:
         """Convert what a new pipeline might overwrite."""
-        for run in self._unread:
-            self._convert_parts(run, current_stream(self.pipeline.device_id))
+        for part in [part for run in self._unread for part in run.parts]:
+            self._convert_part(part, current_stream(self.pipeline.device_id))
 
     def pause(self) -> bool:
         """Drain the queue, and block new runs of other threads until ``resume``. Return whether there were any runs."""
