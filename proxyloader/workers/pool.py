@@ -1,7 +1,4 @@
-"""WorkerPool: a torch DataLoader that yields packed batches, and the shared memory of its workers. Main process.
-
-Its iterator shuts down faster than torch's.
-"""
+"""WorkerPool: a torch DataLoader that yields packed batches, and the shared memory of its workers. Main process."""
 
 import contextlib
 import functools
