@@ -77,8 +77,7 @@ class Canvas(LazyTensor):  # type: ignore[metaclass]
     """A tensor to which undecoded images may be copied, or a view of one. See NOTE [ Padded batches ]."""
 
     _painting: _Painting
-    _part: torch.Tensor
-    """Its part of the memory."""
+    _part: torch.Tensor  # its part of the memory
 
     @classmethod
     def create(cls, painting: _Painting, part: torch.Tensor) -> Canvas:
