@@ -40,6 +40,9 @@ PADDINGS = ("device_memory_padding", "host_memory_padding")  # arguments for pre
 Padding = tuple[tuple[str, int], ...]
 """The padding arguments of a decoder. See NOTE [ Failing JPEG engines ] in ``dali/jpeg_engines.py``."""
 
+_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+"""The only queue that may run a pipeline, by pipeline."""
+
 
 def check_sources(pipeline: Any) -> list[Any]:
     """Return the external sources of a pipeline, and check that the proxy can feed all of them and run it.
@@ -151,10 +154,6 @@ def tensor_list(samples: NDArray[Any] | list[NDArray[Any]]) -> Any:
         return backend.TensorListCPU(tensors, "", False)  # not contiguous: no copy
     except TypeError:  # before DALI 2, a list of tensors was always copied
         return backend.TensorListCPU(tensors, "")
-
-
-_owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-"""The only queue that may run a pipeline, by pipeline."""
 
 
 def claim(pipeline: Any, owner: Any) -> None:

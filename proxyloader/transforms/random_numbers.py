@@ -40,6 +40,9 @@ TRIES = 10
 SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries may fail
 RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
+_rounded = functools.lru_cache(lambda p: float(np.float32(p)))
+_log = functools.lru_cache(lambda ratio: torch.log(torch.tensor(ratio)).tolist())
+
 
 class OneByOne:
     """Draws each number on request, into reused tensors. Creating a tensor takes as long as drawing a number."""
@@ -128,10 +131,6 @@ def drawing_ahead() -> Iterator[None]:
 def meta_image(height: int, width: int) -> torch.Tensor:
     """Return an image without data. torchvision's parameter code uses only its size."""
     return torch.empty((3, height, width), device="meta")
-
-
-_rounded = functools.lru_cache(lambda p: float(np.float32(p)))
-_log = functools.lru_cache(lambda ratio: torch.log(torch.tensor(ratio)).tolist())
 
 
 def bernoulli(p: float, closed: bool = False) -> bool:
