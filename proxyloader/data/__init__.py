@@ -18,4 +18,3 @@ __all__ = [
     "sharded_sampler",
     "transformed",
 ]
-"""Modules that other folders may import."""

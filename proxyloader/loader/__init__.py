@@ -1,4 +1,3 @@
 """DataLoader: the training loop's side. Main process."""
 
 __all__ = ["dataloader", "stats"]
-"""Modules that other folders may import."""

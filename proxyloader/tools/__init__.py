@@ -1,4 +1,3 @@
 """The command line. Lower folders do not import this one."""
 
 __all__ = ["cli", "diagnose", "explain", "processes"]
-"""Modules that other folders may import."""

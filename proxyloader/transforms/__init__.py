@@ -19,4 +19,3 @@ __all__ = [
     "type_conversion",
     "warp",
 ]
-"""Modules that other folders may import."""

@@ -1,4 +1,3 @@
 """torch's worker processes, and the memory that they share with the main process."""
 
 __all__ = ["fetch", "loader_state", "masks", "messages", "packing", "pool", "request_sampler"]
-"""Modules that other folders may import."""
