@@ -161,9 +161,8 @@ def _read(path: str) -> bytes | memoryview | None:
             return None
         size = MAX_READ_BYTES if is_pipe else status.st_size
         limit = size + 1  # one more byte, so that a short read means end of file
-        data: bytes | memoryview
         if (memory := batch_memory.allocate(limit)) is None:
-            data = os.read(descriptor, limit)
+            data: bytes | memoryview = os.read(descriptor, limit)
         else:
             data = memory[: os.readv(descriptor, [memory])]
         if len(data) == size:

@@ -254,9 +254,8 @@ class WorkerPool:
             self.workers.generator = make_generator(seed, loader_state.epoch, "workers")
         elif self.requests is None and loader_state.resumes and "iter" in loader_state.generator_states:
             torch.set_rng_state(loader_state.generator_states["iter"])  # of a state between epochs
-        batches: Any
         if seed is None or self.requests is not None or self.workers.num_workers:
-            batches = iter(self.workers)
+            batches: Any = iter(self.workers)
         else:
             with preserve_rng():  # for the ``__iter__`` of the dataset
                 seed_generators(seed, loader_state.epoch, "workers")
