@@ -30,8 +30,7 @@ from .transformed import TransformedImage, pixel_uses
 
 _ATTRIBUTES = {name: value for name, value in vars(Image.Image()).items() if name != "info"}  # without pixels
 
-APP1_MARKER = b"\xff\xe1"
-"""Marker of APP1 segments, which hold EXIF and XMP data."""
+APP1_MARKER = b"\xff\xe1"  # marker of APP1 segments, which hold EXIF and XMP data
 
 Image.preinit()  # importing Pillow's formats in a worker could wait for the import lock of another thread
 

@@ -46,8 +46,7 @@ STATE = "_lazy_state"  # attribute of a LazyMask; missing if torch only assigned
 
 OUTSIDE = -1
 
-Indices = NDArray[np.int64]
-"""Row or column indices."""
+Indices = NDArray[np.int64]  # row or column indices
 
 
 class Selection(NamedTuple):

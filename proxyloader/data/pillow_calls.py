@@ -53,8 +53,7 @@ from .transformed import TransformedImage
 MAX_PIXELS = 1 << 26
 """Maximum size of the result of a recorded call. Pillow computes larger ones, or warns about them."""
 
-MAX_RADIUS = 64
-"""Maximum radius of a recorded blur, in pixels."""
+MAX_RADIUS = 64  # maximum radius of a recorded blur, in pixels
 
 FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}

@@ -28,8 +28,7 @@ Calls = tuple[tuple[Any, ...], "tuple[Any, ...] | None"]
 LIBRARIES = frozenset({"proxyloader", "torch", "torchvision", "PIL", "numpy"}) | sys.stdlib_module_names
 """Modules that access pixels on behalf of other code."""
 
-CALLS = ("__call__", "forward")
-"""Methods that call a transform."""
+CALLS = ("__call__", "forward")  # methods that call a transform
 
 
 class _PixelUses(threading.local):

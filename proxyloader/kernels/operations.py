@@ -16,8 +16,7 @@ from ..transforms import augment, auto_augment, color, geometry, resize, type_co
 from ..transforms.plan import Branch, OneOf, ParamRow, Plan, Step, iter_steps
 from .programs import FILTERS, FIRST_BRANCH, MAX_BRANCHES, OPCODES, Indices, Jobs, Programs, Schedule
 
-NO_KERNELS = "requires CUDA kernels"
-"""Obstacle reported when kernels are unavailable."""
+NO_KERNELS = "requires CUDA kernels"  # obstacle reported when kernels are unavailable
 
 Columns = NDArray[np.float64]
 

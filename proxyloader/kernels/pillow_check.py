@@ -28,8 +28,7 @@ from .programs import Jobs, Programs
 
 log = logging.getLogger(__name__)
 
-NEWEST_TESTED = 13, 0
-"""The newest release of Pillow that ``tests/kernels`` are known to pass with."""
+NEWEST_TESTED = 13, 0  # the newest release of Pillow that ``tests/kernels`` are known to pass with
 
 SIZES = (64, 48), (90, 20), (20, 90)
 TO, MATRIX = (50, 40), (0.9, 0.5, -7.3, -0.4, 0.8, 20.6)

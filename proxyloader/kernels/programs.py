@@ -107,8 +107,7 @@ KINDS = np.array(list(OPCODES.values()), np.int32)
 FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
 """Pillow's numbers of its filters."""
 
-SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])
-"""Radius of each filter, by its number."""
+SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])  # radius of each filter, by its number
 
 STEP = np.dtype([("code", "i4"), ("extra", "i4"), ("numbers", "f8", (MAX_NUMBERS,))], align=True)
 """``struct Step``. ``extra`` is the index of its first number in the extras."""

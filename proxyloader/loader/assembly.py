@@ -42,8 +42,7 @@ if TYPE_CHECKING:  # importing it imports DALI
 
 log = logging.getLogger(__name__)
 
-SKIPPED_BATCH = object()
-"""Sentinel for a batch without readable samples."""
+SKIPPED_BATCH = object()  # sentinel for a batch without readable samples
 
 Failures = dict[tuple[int, int], ImageError]
 """The error of each image that DALI failed on, by (run, number of the decoded image)."""

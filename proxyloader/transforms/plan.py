@@ -21,8 +21,7 @@ class Untranslatable(ValueError):
     """A transform, its arguments or its place has no equivalent steps, so torchvision's code runs."""
 
 
-Size = tuple[int, int]
-"""(height, width) in pixels."""
+Size = tuple[int, int]  # (height, width) in pixels
 
 Kind = Literal["pil", "tensor"]
 Version = Literal["v1", "v2"]

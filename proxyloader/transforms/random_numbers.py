@@ -28,8 +28,7 @@ from torchvision.transforms import transforms as v1
 
 from .._random_state import preserve_rng
 
-BLOCK = 512
-"""Number of random numbers drawn at once."""
+BLOCK = 512  # number of random numbers drawn at once
 
 BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
 """Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""

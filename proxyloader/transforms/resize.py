@@ -41,8 +41,7 @@ Line = NDArray[np.float32]
 
 PILLOW_RELEASE = tuple(map(int, PIL.__version__.split(".")[:2]))
 
-LARGE_EDGE = 128
-"""Minimum length of the shorter edge, in pixels, of images that DALI resizes."""
+LARGE_EDGE = 128  # minimum length of the shorter edge, in pixels, of images that DALI resizes
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ TRIAL_BATCHES_PER_WORKER = 4  # in a loop of a trial, for the largest number of 
 MIN_TRIAL_S = 1.5
 TRIAL_FIGURES = ("first_loop_images_per_s", "images_per_s", "failure")
 
-Ranges = dict[str, list[Any]]
-"""Values to try for each field of ``Tuning``, in ascending order."""
+Ranges = dict[str, list[Any]]  # values to try for each field of ``Tuning``, in ascending order
 
 Figures = dict[str, float]
 Outcome = dict[str, Any]
