@@ -25,7 +25,7 @@ from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 from ..transforms import augment, color, resize, warp
 from ..transforms.geometry import Box, Crop, Flip, Transpose, as_fill, as_ltrb, as_pair, center_box, transposed
 from ..transforms.plan import Branch, ImageState, Size, Step, Version
-from ..transforms.type_conversion import Normalize, ToFloat, ToPIL, ToTensor, normalization
+from ..transforms.type_conversion import ToFloat, ToPIL, ToTensor, normalization
 from .deferral import active
 from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, recorders, requires_grad, share
@@ -331,8 +331,7 @@ def to_dtype(image: Input, dtype: Any = torch.float, scale: Any = False) -> Note
 def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note | None:
     if image.state.dtype != "float32":
         return None
-    step: Normalize = normalization(mean, std, image.state)
-    return Note((step,), (), image.size, in_place=bool(inplace))
+    return Note((normalization(mean, std, image.state),), (), image.size, in_place=bool(inplace))
 
 
 def to_pil_image(image: Input, mode: Any = None) -> Note | None:
