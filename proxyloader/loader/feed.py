@@ -94,7 +94,6 @@ class PlanServers:
         return self.queues[key]
 
     def _build(self, plan: Plan | None, options: LoaderOptions) -> RunQueue:
-        """Build the run queue of a plan; with None, that of all plans that kernels run."""
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer, get_decoder
 
