@@ -23,6 +23,8 @@ __all__ = ["make_dataset", "photograph"]
 FORMAT = 4  # incremented when the same arguments yield different files
 MANIFEST = "dataset.json"
 MIN_SIDE_PX = 8
+QUALITY = 94
+TEXTURE_PX = 512
 
 
 def make_dataset(
@@ -125,9 +127,6 @@ def _write(path: Path, data: bytes) -> None:
 
 
 # --- photographs ------------------------------------------------------------------------------------------------------
-
-QUALITY = 94
-TEXTURE_PX = 512
 
 
 def photograph(index: int, *, size: tuple[int, int] = (500, 375), classes: int = 10, seed: int = 0) -> Image.Image:

@@ -20,6 +20,9 @@ NO_KERNELS = "requires CUDA kernels"  # obstacle reported when kernels are unava
 
 Columns = NDArray[np.float64]
 
+Planned = tuple[Plan, tuple[int, int], Any]
+"""A plan, height and width of the decoded image, and its sampled parameters, as ``ParamRow.packed`` returns them."""
+
 
 class FloatResize(NamedTuple):
     """A resize of floats, which the step that stores the output performs, with the crops and flips after it.
@@ -142,10 +145,6 @@ class MissingKernelError(Exception):
 def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
     """Return one value for each of three channels."""
     return tuple(values or (0.0,)) * (3 // max(1, len(values)))
-
-
-Planned = tuple[Plan, tuple[int, int], Any]
-"""A plan, height and width of the decoded image, and its sampled parameters, as ``ParamRow.packed`` returns them."""
 
 
 def build_programs(images: Sequence[Planned]) -> Programs:
