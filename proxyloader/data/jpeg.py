@@ -38,7 +38,6 @@ ZERO_RUN = bytes(64)
 # and arithmetic frames are left to Pillow, which decodes some of them and raises an error for others.
 _SUPPORTED_FRAMES = frozenset({0xC0, 0xC1, 0xC2})
 _OTHER_FRAMES = frozenset(range(0xC3, 0xD0)) - {0xC4, 0xC8, 0xCC}
-_RGB_COMPONENT_IDS = b"RGB"
 _NO_SAMPLING = 0x11
 _BEFORE_SCANS = frozenset({0xC4, 0xCC, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE}) | _SUPPORTED_FRAMES | _OTHER_FRAMES
 _BETWEEN_SCANS = frozenset({0xC4, 0xDA, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE})
@@ -116,7 +115,7 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
             if length != 8 + 3 * components:
                 return None
             ids = bytes(data[pos + 10 : segment_end : 3])
-            matches = marker in _SUPPORTED_FRAMES and bits == 8 and components in (1, 3) and ids != _RGB_COMPONENT_IDS
+            matches = marker in _SUPPORTED_FRAMES and bits == 8 and components in (1, 3) and ids != b"RGB"
             if components == 1 and data[pos + 11] != _NO_SAMPLING:
                 matches = False  # meaningless for one component, but GPU decoders apply it
             frame = height, width, matches, ids, marker == 0xC2
