@@ -343,18 +343,11 @@ __device__ Pixel bicubic(const Job &job, double x_at, double y_at) {
     x_at -= 0.5, y_at -= 0.5;
     const int x = whole(x_at), y = whole(y_at), right = job.source_width - 1, bottom = job.source_height - 1;
     const double dx = x_at - x, dy = y_at - y;
-    double r[4], g[4], b[4];
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int row = clip_to(y - 1 + i, bottom);
-        const Pixel p0 = pixel_at(job, clip_to(x - 1, right), row), p1 = pixel_at(job, clip_to(x, right), row);
-        const Pixel p2 = pixel_at(job, clip_to(x + 1, right), row), p3 = pixel_at(job, clip_to(x + 2, right), row);
-        r[i] = cubic(p0.r, p1.r, p2.r, p3.r, dx);
-        g[i] = cubic(p0.g, p1.g, p2.g, p3.g, dx);
-        b[i] = cubic(p0.b, p1.b, p2.b, p3.b, dx);
-    }
-    return {clip(cubic(r[0], r[1], r[2], r[3], dy)), clip(cubic(g[0], g[1], g[2], g[3], dy)),
-            clip(cubic(b[0], b[1], b[2], b[3], dy))};
+    const auto line = [&](Channel c, int i) {
+        const auto level = [&](int k) { return pixel_at(job, clip_to(x + k, right), clip_to(y + i, bottom)).*c; };
+        return cubic(level(-1), level(0), level(1), level(2), dx);
+    };
+    return by_channel([&](Channel c) { return clip(cubic(line(c, -1), line(c, 0), line(c, 1), line(c, 2), dy)); });
 }
 
 // What the opcodes of warps have in common: 0 nearest, 1 bilinear, 2 bicubic.
