@@ -1,7 +1,7 @@
 """Run torchvision's own v2 code for images with targets in less time, with equal results. Runs where the dataset runs.
 
-In a sample with boxes, most of a worker's time is spent on operations on tensors of a few elements and on torch's
-generic traversal of nested samples, which each v2 transform repeats (``benchmarks/results/parts.jsonl``, line 15).
+With boxes, much of it is operations on tensors of a few elements, and torch's generic traversal of the nested sample
+by each transform (``benchmarks/results/parts.jsonl``, line 15).
 """
 
 import sys
@@ -15,6 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ..transforms import iou_crop
+from .recorded import map_leaves
 from .replaced_code import find, original, replacements, unless_handled
 
 
@@ -46,44 +47,26 @@ def _find_valid_boxes(
 class _Structure(pytree.TreeSpec):
     """The structure of a sample of tuples, lists and dicts. torch's ``tree_unflatten`` accepts it."""
 
-    nodes: Any
+    sample: Any  # without the leaves
 
-    def __init__(self, nodes: Any) -> None:
-        object.__setattr__(self, "nodes", nodes)  # a TreeSpec is frozen
+    def __init__(self, sample: Any) -> None:
+        object.__setattr__(self, "sample", sample)  # a TreeSpec is frozen
 
     def unflatten(self, leaves: Any) -> Any:
-        return _build(self.nodes, iter(leaves))
+        remaining = iter(leaves)
+        return map_leaves(lambda _: next(remaining), self.sample)
 
 
 def _flatten(tree: Any, *args: Any, **kwargs: Any) -> tuple[list[Any], pytree.TreeSpec]:
     """Return the leaves of a sample in torch's order, and its structure."""
-    leaves = list[Any]()
+    leaves: list[Any] = []
+
+    def take(leaf: Any) -> None:
+        if isinstance(leaf, tuple) or type(leaf) in pytree.SUPPORTED_NODES:
+            raise TypeError(f"{type(leaf).__name__} is a container")
+        leaves.append(leaf)
+
     try:
-        return leaves, _Structure(_take_apart(tree, leaves))
+        return leaves, _Structure(map_leaves(take, tree))
     except TypeError:
         return pytree.tree_flatten(tree, *args, **kwargs)
-
-
-def _take_apart(tree: Any, leaves: list[Any]) -> Any:
-    """Append the leaves. Return the class, the keys and the children; None for a leaf.
-
-    Raises:
-        TypeError: there is a container of another class.
-    """
-    kind = type(tree)
-    if kind is dict:
-        return kind, [*tree], [_take_apart(each, leaves) for each in tree.values()]
-    if kind is tuple or kind is list:
-        return kind, None, [_take_apart(each, leaves) for each in tree]
-    if kind in pytree.SUPPORTED_NODES or isinstance(tree, tuple):
-        raise TypeError
-    leaves.append(tree)
-    return None
-
-
-def _build(nodes: Any, leaves: Iterator[Any]) -> Any:
-    if nodes is None:
-        return next(leaves)
-    kind, keys, children = nodes
-    values = [_build(each, leaves) for each in children]
-    return kind(values) if keys is None else dict(zip(keys, values))

@@ -408,7 +408,6 @@ class Schedule:
 
 
 def _distinct(sizes: Indices) -> list[tuple[int, int]]:
-    """Return the sizes, only one if all are equal."""
     return [(height, width) for height, width in sizes[: 1 if (sizes == sizes[:1]).all() else None].tolist()]
 
 

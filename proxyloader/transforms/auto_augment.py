@@ -80,8 +80,7 @@ class _NoMixing:
     __getitem__ = __mul__ = add_ = view = reshape = to = return_self
 
 
-_RECORDED = object()
-"""Stands for the result of an operation."""
+_RECORDED = object()  # stands for the result of an operation
 
 
 class _Integer(int):

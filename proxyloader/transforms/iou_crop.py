@@ -21,8 +21,7 @@ from torchvision.transforms.v2 import functional as F
 from .._random_state import preserve_rng
 from .plan import Size
 
-BOX_DTYPES = frozenset({torch.float32, torch.float64, torch.int64})
-"""Dtypes of the boxes whose arithmetic is the same in NumPy."""
+BOX_DTYPES = frozenset({torch.float32, torch.float64, torch.int64})  # with the same arithmetic in NumPy
 
 
 def make_params(theirs: Any, transform: Any, inputs: list[Any]) -> Any:

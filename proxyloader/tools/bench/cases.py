@@ -32,6 +32,7 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.ops import box_convert, clip_boxes_to_image, remove_small_boxes
 
 from ..._cores import usable_cores
+from ...data.recorded import map_leaves
 from ...loader.dataloader import DataLoader
 from . import FRAMES, tasks
 from .config import CROP_PX, MEAN, STD, BenchConfig, make_transform
@@ -144,11 +145,9 @@ def to_device(config: BenchConfig, batch: Any) -> Batch:
 
 
 def _move(value: Any, device: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, dict):
-        return {name: _move(each, device) for name, each in value.items()}
-    return [_move(each, device) for each in value] if isinstance(value, list | tuple) else value
+    return map_leaves(
+        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, value
+    )
 
 
 def loop_forever(config: BenchConfig, loader: Any) -> Loops:
