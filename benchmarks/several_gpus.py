@@ -57,18 +57,18 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--passes",
         type=int,
-        help="over the images in a loop, by all processes together (default: 12, or 2 with --model)",
+        help="over the images in a loop, by all processes together (default: 12, or 6 with --model)",
     )
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--workers", type=int, default=8, help="of each loader")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, help="processes (default: the GPUs)")
     parser.add_argument("--model", choices=("resnet18", "resnet50"))
     args = parser.parse_args()
     if args.ranks is None and torch.cuda.device_count() < 2:
         parser.error("this is about several GPUs; --device cpu --ranks 2 tries it without")
     args.ranks = args.ranks or torch.cuda.device_count()
-    args.passes = args.passes or (2 if args.model else 12)
+    args.passes = args.passes or (6 if args.model else 12)
     return args
 
 
@@ -126,7 +126,8 @@ def make_loader(dataset: Any, args: argparse.Namespace, batch_size: int, **more:
 
 
 def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
-    return make_loader(ImageFolder(str(make_photographs(args.images)), make_transform()), args, args.batch_size)
+    folder = ImageFolder(str(make_photographs(args.images)), make_transform())
+    return make_loader(folder, args, args.batch_size, pin_memory=args.device == "cuda")
 
 
 def detection_of(args: argparse.Namespace) -> Iterable[Any]:
@@ -145,7 +146,7 @@ class Synthetic:
         self.steps = args.passes * args.images // (args.ranks * args.batch_size)
         self.batch = (
             torch.rand(args.batch_size, 3, 224, 224, device=args.device),
-            torch.zeros(args.batch_size, dtype=torch.int64),
+            torch.zeros(args.batch_size, dtype=torch.int64, device=args.device),
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -200,7 +201,8 @@ class Training:
     def step(self, network: Any, images: torch.Tensor, labels: torch.Tensor) -> None:
         with torch.autocast(self.device, torch.bfloat16):
             outputs = network(images.to(memory_format=torch.channels_last))
-        loss = torch.nn.functional.cross_entropy(outputs.float(), labels.flatten().to(images.device).long())
+        labels = labels.flatten().to(images.device, non_blocking=True).long()
+        loss = torch.nn.functional.cross_entropy(outputs.float(), labels)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
