@@ -232,6 +232,12 @@ numbers that were drawn ahead are drawn again
 trials of RandomIoUCrop draw too few numbers
     transforms/iou_crop.py:_draw_crops | 2 * each + 4 => 2 * each + 2
     transforms/test_iou_crop.py
+boxes that reach the right edge are removed
+    data/joint_calls.py:_find_valid_boxes | right <= width => right < width
+    data/test_joint_calls.py
+the contrast of a photometric distortion never comes last
+    transforms/color.py:photometric_distort | (0, 2, 3, 1) => (0, 1, 2, 3)
+    transforms/test_color.py
 all samples of an epoch are given the same random numbers
     workers/fetch.py:Fetcher._seed_sample | epoch, index) => epoch)
     integration/test_reproduction.py

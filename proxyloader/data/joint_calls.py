@@ -30,14 +30,15 @@ def joint_patches() -> Iterator[tuple[Any, str, Any]]:
             yield module, "tree_flatten", _flatten
 
 
+@np.errstate(all="ignore")  # like torch
 def _find_valid_boxes(
     _: Any, boxes: Any, format: Any, canvas_size: Any, min_size: float = 1.0, min_area: float = 1.0
 ) -> Any:
     """Return which boxes SanitizeBoundingBoxes keeps, (N,) bool, by the same float32 arithmetic in NumPy."""
     if boxes.dtype is not torch.float32 or format is not tv_tensors.BoundingBoxFormat.XYXY:
         return NotImplemented
-    values, (height, width) = boxes.as_subclass(torch.Tensor).numpy(), canvas_size
-    left, top, right, bottom = values.T
+    left, top, right, bottom = (values := boxes.as_subclass(torch.Tensor).numpy()).T
+    height, width = canvas_size
     widths, heights = right - left, bottom - top
     valid = (widths >= np.float32(min_size)) & (heights >= np.float32(min_size)) & (values >= 0).all(1)
     valid &= (widths * heights >= np.float32(min_area)) & (left <= width) & (right <= width)

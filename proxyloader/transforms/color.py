@@ -139,8 +139,7 @@ def photometric_distort(transform: Any, state: ImageState) -> Translation:
     if state.channels != 3:
         raise Untranslatable
     names, p = ("brightness", "contrast", "saturation", "hue"), float(transform.p)
-    choice = OneOf(((), *((Adjustment(name, state.kind),) for name in names)))
-    order = OneOf(((), (ChannelOrder(),)))
+    choice, order = OneOf(((), *((Adjustment(name, state.kind),) for name in names))), OneOf(((), (ChannelOrder(),)))
     ranges = [(float(low), float(high)) for low, high in (getattr(transform, name) for name in names)]
 
     def sample(size: Size, row: ParamRow) -> Size:

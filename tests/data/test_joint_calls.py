@@ -15,22 +15,7 @@ from torchvision.transforms import v2
 
 from ..undecoded import opened_late
 
-EDGES = [
-    0.0,
-    -0.0,
-    -1e-7,
-    0.5,
-    1.0,
-    1.0000001,
-    20.0,
-    21.0,
-    29.999998,
-    30.0,
-    30.000002,
-    40.5,
-    float("nan"),
-    float("inf"),
-]
+EDGES = [0.0, -0.0, -1e-7, 0.5, 1.0, 1.0000001, 20.0, 21.0, 29.999998, 30.0, 30.000002, 40.5, np.nan, np.inf]
 Pair = namedtuple("Pair", ("first", "second"))
 
 
@@ -39,19 +24,17 @@ def boxes_of(values: Any, format: str = "XYXY", dtype: torch.dtype = torch.float
 
 
 @pytest.mark.parametrize("format, dtype", [("XYXY", torch.float32), ("XYXY", torch.float64), ("XYWH", torch.float32)])
-@pytest.mark.parametrize("sizes", [(1.0, 1.0), (1.1, 10.1)])
-def test_sanitizing_keeps_the_same_boxes(format: str, dtype: torch.dtype, sizes: tuple[float, float]) -> None:
+@pytest.mark.parametrize("transform", [v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(1.1, 10.1)])
+def test_sanitizing_keeps_the_same_boxes(format: str, dtype: torch.dtype, transform: Any) -> None:
     values = torch.tensor([*itertools.product(EDGES, repeat=4)])
-    sample = {"boxes": boxes_of(values, format, dtype), "labels": torch.arange(len(values))}
-    sanitize = v2.SanitizeBoundingBoxes(*sizes)
-    stock = sanitize(sample)
-    with opened_late():
-        ours = sanitize(sample)
-    assert 0 < len(stock["labels"]) < len(values) and torch.equal(ours["labels"], stock["labels"])
-    np.testing.assert_array_equal(ours["boxes"], stock["boxes"])
-    assert type(ours["boxes"]) is tv_tensors.BoundingBoxes and ours["boxes"].canvas_size == (20, 30)
-    with opened_late():
-        assert len(sanitize({"boxes": boxes_of(values[:0]), "labels": values[:0, 0]})["boxes"]) == 0
+    for number in (len(values), 0):
+        sample = {"boxes": boxes_of(values[:number], format, dtype), "labels": torch.arange(number)}
+        stock = transform(sample)
+        with opened_late():
+            ours = transform(sample)
+        assert torch.equal(ours["labels"], stock["labels"]) and bool(len(stock["labels"])) == bool(number)
+        np.testing.assert_array_equal(ours["boxes"], stock["boxes"])
+        assert type(ours["boxes"]) is tv_tensors.BoundingBoxes and ours["boxes"].canvas_size == (20, 30)
 
 
 @pytest.mark.parametrize("wrap", [list, tuple, lambda parts: Pair(*parts), lambda parts: OrderedDict(enumerate(parts))])
@@ -61,10 +44,6 @@ def test_samples_keep_their_structure(wrap: Any) -> None:
     flip = v2.RandomHorizontalFlip(1.0)
     stock, structure = tree_flatten(flip(sample))
     with opened_late():
-        changed = flip(sample)
-    ours, ours_structure = tree_flatten(changed)
+        ours, ours_structure = tree_flatten(flip(sample))
     assert ours_structure == structure and list(map(type, ours)) == list(map(type, stock)) and "text" in ours
-    assert all(
-        torch.equal(one, each) if isinstance(one, torch.Tensor) else one == each for one, each in zip(ours, stock)
-    )
-    assert changed[0] is not sample[0] and changed[0]["boxes"].tolist() == [[19.0, 2.0, 29.0, 12.0]]
+    assert all(np.array_equal(one, each) for one, each in zip(ours, stock))
