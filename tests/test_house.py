@@ -192,6 +192,7 @@ BENCHMARKS = {
     "decoders": "--batches 2 --batch-size 4 --kinds 4:2:0 gray --qualities 90",
     "detection": "--images 8 --batch-size 2 --workers 1 --steps 2 --soak 24",
     "imagenet": "--archs resnet18 --images 16 --batch-size 8 --size 32 --workers 1 --epochs 2 --rounds 1",
+    "limits": "--pipelines hflip --images 64 --workers 1 --rounds 1 --seconds 0.1",
     "parts": "--images 16",
     "remote": "--images 16 --image-size 64 48 --crop 32 --batch-size 4 --rounds 1 --stores moto waits --clients s3fs "
     "--workers 1 --connections 1 4",
