@@ -54,6 +54,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pipelines", nargs="+", required=True, choices=(*PIPELINES, *tasks.PIPELINES), metavar="NAME")
     parser.add_argument("--images", type=int, default=8192, help="photographs; of bench's tasks, an eighth of them")
     parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--threads", type=int, help="of DALI (default: the loader's)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a turn")
     parser.add_argument("--worker-niceness", type=int, default=0, metavar="N", help="see `man nice`")
@@ -79,6 +80,7 @@ def make_loader(name: str, args: argparse.Namespace) -> tuple[Any, int]:
         os.nice(args.worker_niceness)
 
     more |= {"worker_init_fn": set_niceness} if args.worker_niceness else {}
+    more |= {"num_threads": args.threads} if args.threads else {}
     workers = {"num_workers": args.workers, "multiprocessing_context": "fork" if args.workers else None}
     return DataLoader(dataset, sampler=Endless(dataset), device=args.device, **workers, **more), frames
 
@@ -165,7 +167,7 @@ def main() -> None:
             kind: {column: round(statistics.median(each[column] for each in found), 3) for column in COLUMNS}
             for kind, found in turns.items()
         }
-        settings = ("images", "workers", "seconds", "worker_niceness", "device")
+        settings = ("images", "workers", "threads", "seconds", "worker_niceness", "device")
         append_record(args, *settings, pipeline=name, medians=medians, rounds=turns, gpu_us_per_batch=on_gpu)
         for kind, figures in medians.items():
             speed, *others = figures.values()
