@@ -35,10 +35,11 @@ class FloatResize(NamedTuple):
     x: tuple[Any, Any]
     y: tuple[Any, Any]
     size: Any
+    is_cropped: bool = False
 
     def crop(self, top: Any, left: Any, height: Any, width: Any) -> FloatResize:
         (x, step_x), (y, step_y) = self.x, self.y
-        return self._replace(x=(x + step_x * left, step_x), y=(y + step_y * top, step_y), size=(height, width))
+        return FloatResize(self.numbers, (x + step_x * left, step_x), (y + step_y * top, step_y), (height, width), True)
 
     def flip(self, axis: str, mask: Any) -> FloatResize:
         (start, step), count = (self.y, self.size[0]) if axis == "vertical" else (self.x, self.size[1])
@@ -176,7 +177,7 @@ def _add_plan(programs: Programs, plan: Plan, images: Indices, rows: Any) -> Non
     if state.resized is None:
         programs.add("STORE", numbers, state.images)
     else:
-        numbers, x, y, size = (*numbers, *state.resized.numbers), *state.resized[1:]
+        numbers, x, y, size = (*numbers, *state.resized.numbers), *state.resized[1:4]
         programs.add("STORE_RESIZED", (*numbers, *x, *y), state.images, size)
     for erased, box, noise in state.erased:
         programs.add("ERASE_OUTPUT", box, erased, extras=noise or ())
@@ -277,6 +278,8 @@ def crop(step: geometry.Crop, state: State) -> None:
         raise MissingKernelError(step, "on float images with these arguments")
     top, left, height, width = state.take(4)
     if state.resized is not None:
+        if state.resized.is_cropped and not step.inside:
+            raise MissingKernelError(step, "after a crop of a resized float image, whose rest would reappear")
         state.resized = state.resized.crop(top, left, height, width)
         return
     state.make_crop()

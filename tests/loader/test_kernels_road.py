@@ -53,6 +53,11 @@ def test_batches_of_a_preset_are_the_stock_loaders(folder: ImageFolder, preset: 
     assert_late(assert_same_batches(folder, None, bound, batch_size=16, **how), 2 * len(folder))
 
 
+def test_what_a_crop_of_resized_floats_removed_does_not_reappear(folder: ImageFolder) -> None:
+    folder.transform = v1.Compose([v1.ToTensor(), v1.Resize((50, 50)), v1.CenterCrop(30), v1.Pad(9)])
+    assert_same_batches(folder, None, 1e-6, batch_size=16)
+
+
 class Mixed(Dataset[Any]):
     """Gives each image another transform, with other arguments each."""
 
