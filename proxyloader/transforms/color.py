@@ -136,11 +136,13 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
 
 @rule(v2.RandomPhotometricDistort)
 def photometric_distort(transform: Any, state: ImageState) -> Translation:
-    if state.channels != 3:
-        raise Untranslatable
     names, p = ("brightness", "contrast", "saturation", "hue"), float(transform.p)
     choice, order = OneOf(((), *((Adjustment(name, state.kind),) for name in names))), OneOf(((), (ChannelOrder(),)))
     ranges = [(float(low), float(high)) for low, high in (getattr(transform, name) for name in names)]
+    bounds = [*[(0.0, math.inf)] * 3, (-0.5, 0.5)]  # torchvision raises an error outside, but only when it is applied
+    is_valid = all(least <= low <= high <= most for (low, high), (least, most) in zip(ranges, bounds))
+    if state.channels != 3 or not is_valid:
+        raise Untranslatable
 
     def sample(size: Size, row: ParamRow) -> Size:
         # Like RandomPhotometricDistort.make_params, without new tensors.

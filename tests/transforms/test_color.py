@@ -10,6 +10,8 @@ from PIL import Image
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
+from proxyloader.transforms.chain import START
+
 from ..compare import CLOSE, EXACT, Images, assert_alike, both_versions, composed, kinds_of_levels, lossless, png_of
 from ..plans import plan_for
 
@@ -54,6 +56,11 @@ def test_color_jitter(version: Any, kind: str, grey: bool, device: str) -> None:
 
 def test_a_color_jitter_of_nothing_costs_nothing() -> None:
     assert plan_for(v1.ColorJitter()).steps == ()
+
+
+@pytest.mark.parametrize("arguments", [{"hue": (0.4, 0.9)}, {"brightness": (-1, 1)}, {"contrast": (1.2, 0.5)}], ids=str)
+def test_a_distortion_that_may_be_an_error_is_left_to_torchvision(arguments: Any) -> None:
+    assert START.then(v2.RandomPhotometricDistort(**arguments)) is None
 
 
 @kinds_of_levels
