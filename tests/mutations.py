@@ -230,11 +230,11 @@ numbers that were drawn ahead are drawn again
     transforms/random_numbers.py:NumbersAhead.end | self._drawn(self._at, 0.0, 1.0) => pass
     transforms/test_random_numbers.py
 trials of RandomIoUCrop draw too few numbers
-    transforms/iou_crop.py:_draw_crops | 2 * each + 4 => 2 * each + 2
-    transforms/test_iou_crop.py
+    transforms/boxes.py:_draw_crops | 2 * each + 4 => 2 * each + 2
+    transforms/test_boxes.py
 boxes that reach the right edge are removed
-    data/joint_calls.py:_find_valid_boxes | right <= width => right < width
-    data/test_joint_calls.py
+    transforms/boxes.py:find_valid | right <= width => right < width
+    transforms/test_boxes.py
 the contrast of a photometric distortion never comes last
     transforms/color.py:photometric_distort | (0, 2, 3, 1) => (0, 1, 2, 3)
     transforms/test_color.py

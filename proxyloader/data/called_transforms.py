@@ -17,6 +17,7 @@ from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
 from ..errors import ImageError
+from ..transforms import boxes
 from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
 from ..transforms.random_numbers import resized_crop_box
@@ -35,7 +36,7 @@ from .lazy_tensor import (
     wrap_values,
 )
 from .recorded import map_leaves
-from .replaced_code import original, replacements, unless_handled
+from .replaced_code import find, original, replacements, unless_handled
 from .transformed import TransformedImage, pixel_uses
 
 
@@ -47,6 +48,10 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
         yield cls, "__call__", _intercept(cls, cls.__call__)
     get_params = v1.RandomResizedCrop.get_params
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
+    for make_params in find("torchvision.transforms.v2:RandomIoUCrop.make_params").values():
+        yield v2.RandomIoUCrop, "make_params", unless_handled(make_params, boxes.make_params)
+    for check in find("torchvision.transforms.v2.functional._misc:_get_sanitize_bounding_boxes_mask").values():
+        yield from replacements(check, unless_handled(original(check), boxes.find_valid))
 
 
 def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:

@@ -18,7 +18,6 @@ from typing import Any
 
 from .called_transforms import call_patches
 from .deferral import Deferral, deferring
-from .joint_calls import joint_patches
 from .lazy_decoding import decoder_patches
 from .lazy_image import opener_patches
 from .lazy_mask import mask_patches
@@ -37,7 +36,7 @@ def hold(deferral: Deferral) -> None:
         if not _is_held():
             # Before installing any, because classes inherit from each other.
             patches = [*opener_patches(), *decoder_patches(), *pillow_patches(), *tensor_patches(), *call_patches()]
-            _undo.extend(_patch(*each) for each in (*patches, *mask_patches(), *joint_patches()))
+            _undo.extend(_patch(*each) for each in (*patches, *mask_patches()))
         _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
 

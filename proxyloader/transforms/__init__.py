@@ -8,10 +8,10 @@ from . import augment, auto_augment, color, geometry, resize, type_conversion, w
 __all__ = [
     "augment",
     "auto_augment",
+    "boxes",
     "chain",
     "color",
     "geometry",
-    "iou_crop",
     "plan",
     "random_numbers",
     "registry",

@@ -1,10 +1,11 @@
-"""Crops of v2's RandomIoUCrop, drawn in NumPy. Runs in the worker.
+"""v2's code for boxes, in NumPy: the crops of RandomIoUCrop, the check of SanitizeBoundingBoxes. Runs in the worker.
 
 RandomIoUCrop tries up to 40 crops for an overlap, and compares each of them with the boxes in about thirty operations
 on tensors of a few elements, which takes 2.4 ms for five boxes (``benchmarks/results/parts.jsonl``, line 14). The code
 below draws the numbers of all trials at once, compares all crops together with the same arithmetic, and then advances
 torch's generator by the numbers that torchvision would have drawn. Before first use, its crops, masks and generator
-states are compared with those of the installed torchvision. If they differ, torchvision draws the crops.
+states are compared with those of the installed torchvision. If they differ, torchvision draws the crops. The check of
+five boxes takes 86 instead of 154 us (line 17).
 """
 
 import contextlib
@@ -22,6 +23,20 @@ from .._random_state import preserve_rng
 from .plan import Size
 
 BOX_DTYPES = frozenset({torch.float32, torch.float64, torch.int64})  # with the same arithmetic in NumPy
+
+
+@np.errstate(all="ignore")  # like torch
+def find_valid(_: Any, boxes: Any, format: Any, canvas_size: Any, min_size: float = 1.0, min_area: float = 1.0) -> Any:
+    """Return which boxes SanitizeBoundingBoxes keeps, (N,) bool; NotImplemented if torchvision has to compare them."""
+    is_known = boxes.dtype is torch.float32 and format is tv_tensors.BoundingBoxFormat.XYXY
+    if not is_known or tv_tensors._torch_function_helpers._must_return_subclass():
+        return NotImplemented
+    left, top, right, bottom = (values := boxes.as_subclass(torch.Tensor).numpy()).T
+    height, width = map(float, canvas_size)
+    widths, heights = right - left, bottom - top
+    valid = (widths >= min_size) & (heights >= min_size) & (values >= 0).all(1)
+    valid &= (widths * heights >= min_area) & (left <= width) & (right <= width)
+    return torch.from_numpy(valid & (top <= height) & (bottom <= height))
 
 
 def make_params(theirs: Any, transform: Any, inputs: list[Any]) -> Any:
@@ -69,7 +84,7 @@ def sample_crop(transform: Any, size: Size, boxes: NDArray[Any]) -> dict[str, An
             shared = sides[..., 0] * sides[..., 1]
             unions = areas + np.multiply(*(stops - starts).T).T - shared
             ious = np.where(is_within, shared.astype(real) / unions.astype(real), -np.inf)
-            found = np.flatnonzero(~(ious.max(1, initial=-np.inf) < real(overlap)))
+            found = np.flatnonzero(is_within.any(1) & ~(ious.max(1, initial=-np.inf) < real(overlap)))
             torch.default_generator.set_state(state)
             torch.rand(counts[found[0] if len(found) else -1])
             if len(found):

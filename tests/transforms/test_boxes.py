@@ -1,8 +1,9 @@
-"""RandomIoUCrop's crops drawn in NumPy are torchvision's, and leave torch's generator where torchvision would."""
+"""RandomIoUCrop's crops drawn in NumPy are torchvision's, and so are its draws, and the boxes that a check keeps."""
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from proxyloader.transforms import iou_crop
+from proxyloader.transforms import boxes as boxes_module
 
 from ..compare import drawn_alike
 from ..undecoded import opened_late
@@ -48,7 +49,7 @@ def results(make_params: Any, transform: Any, inputs: list[Any]) -> Any:
 
 
 def ours(transform: Any, inputs: list[Any]) -> Any:
-    params = iou_crop.make_params(THEIRS, transform, inputs)
+    params = boxes_module.make_params(THEIRS, transform, inputs)
     assert params is not NotImplemented
     return params
 
@@ -108,7 +109,7 @@ def test_other_default_dtypes_are_left_to_torchvision() -> None:
     torch.set_default_dtype(torch.float64)
     try:
         boxes = boxes_of(INSIDE, SIZE)
-        assert iou_crop.make_params(THEIRS, v2.RandomIoUCrop(), inputs_of(boxes, "pil")) is NotImplemented
+        assert boxes_module.make_params(THEIRS, v2.RandomIoUCrop(), inputs_of(boxes, "pil")) is NotImplemented
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -119,9 +120,9 @@ def test_numbers_are_compared_with_torchvisions_first() -> None:
         return THEIRS(transform, inputs)
 
     state = torch.get_rng_state()
-    assert iou_crop.draws_alike(THEIRS) and not iou_crop.draws_alike(other)
+    assert boxes_module.draws_alike(THEIRS) and not boxes_module.draws_alike(other)
     inputs = inputs_of(boxes_of(INSIDE, SIZE), "pil")
-    assert iou_crop.make_params(other, v2.RandomIoUCrop(), inputs) is NotImplemented
+    assert boxes_module.make_params(other, v2.RandomIoUCrop(), inputs) is NotImplemented
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -133,3 +134,29 @@ def test_subclasses_draw_as_they_say() -> None:
     transform, inputs = Centered(), inputs_of(boxes_of(INSIDE, SIZE), "pil")
     with opened_late():
         assert transform.make_params(inputs)["top"] == 0
+
+
+EDGES = [0.0, -0.0, -1e-7, 0.5, 1.0, 1.0000001, 20.0, 21.0, 29.999998, 30.0, 30.000002, 40.5, np.nan, np.inf]
+
+
+@pytest.mark.parametrize("format, dtype", [(XYXY, torch.float32), (XYXY, torch.float64), (FORMATS[1], torch.float32)])
+@pytest.mark.parametrize("transform", [v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(1.1, 10.1)])
+def test_sanitizing_keeps_the_same_boxes(format: Any, dtype: torch.dtype, transform: Any) -> None:
+    values = torch.tensor([*itertools.product(EDGES, repeat=4)])
+    for number in (len(values), 0):
+        boxes = tv_tensors.BoundingBoxes(values[:number].to(dtype), format=format, canvas_size=(20, 30))  # type: ignore[call-overload]
+        for kind in ("Tensor", "TVTensor"):
+            with tv_tensors.set_return_type(kind):
+                stock = transform({"boxes": boxes, "labels": torch.arange(number)})
+                with opened_late():
+                    ours = transform({"boxes": boxes, "labels": torch.arange(number)})
+            assert torch.equal(ours["labels"], stock["labels"]) and bool(len(stock["labels"])) == bool(number)
+            np.testing.assert_array_equal(ours["boxes"], stock["boxes"])
+            assert [*map(type, ours.values())] == [*map(type, stock.values())] and ours["boxes"].canvas_size == (20, 30)
+
+
+def test_without_a_crop_around_a_center_another_one_is_drawn() -> None:
+    boxes = boxes_of([[1.0, 2.0, 50.0, 60.0], [100.0, 5.0, 150.0, 100.0]], (100, 150))
+    transform, inputs = v2.RandomIoUCrop(sampler_options=[float("nan")]), inputs_of(boxes, "pil")
+    for wanted, found in drawn_alike(lambda: THEIRS(transform, inputs), lambda: ours(transform, inputs), 20):
+        assert {name: value for name, value in wanted.items() if name != "is_within_crop_area"}.items() <= found.items()
