@@ -182,4 +182,6 @@ def _import(module: str, user: str) -> Any:
         return importlib.import_module(module)
     except ImportError as missing:
         package = module.partition(".")[0]
-        raise ImportError(f"{user} requires {package}: pip install 'proxyloader[remote]'") from missing
+        raise ImportError(
+            f"{user} requires {package}: in a clone of proxyloader, run pip install -e '.[remote]'"
+        ) from missing

@@ -79,8 +79,8 @@ def _diagnose(parser: Parser) -> None:
     Runs a training script and measures the loop over its largest DataLoader, torch's or proxyloader's: the unmodified
     loop, its step alone with one repeated batch, both kinds of loader alone, and other numbers of workers. Then stops
     the script and reports the bottleneck (input, disk, model, CPU of the loop, or cores) and the speed with each
-    loader. The script trains for several hundred steps, in a single process. Requires psutil. In your own code, use
-    proxyloader.diagnosis(loader).
+    loader. The script trains in a single process until everything is measured, for at least several hundred steps.
+    Requires psutil. In your own code, use proxyloader.diagnosis(loader).
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 
@@ -102,12 +102,11 @@ def _bench(parser: Parser) -> None:
     to a results file, and saves a plot next to it. --first-epochs instead measures three epochs of each case in a new
     process, with the files in the page cache, without persistent workers, and with default settings.
 
-    --task detection, segmentation and clips load photographs with boxes, masks or 16 as a clip, by pipelines as users
-    write them, with torch, proxyloader and, if installed and able to, SPDL, dataloader-rs, and Kornia on the GPU. The
-    targets of proxyloader's first epoch are compared with torch's from the same seed.
+    --task detection, segmentation and clips load photographs with boxes, with masks, or as clips of 16, by pipelines as
+    users write them, with torch, proxyloader and, if installed and able to, SPDL, dataloader-rs, and Kornia on the GPU.
+    The targets of proxyloader's first epoch are compared with torch's from the same seed.
 
-    Requires psutil, and matplotlib for the plot: pip install 'proxyloader[bench]', or, in a clone, pip install -e
-    '.[bench]'.
+    Requires psutil, and matplotlib for the plot: in a clone of proxyloader, pip install -e '.[bench]'.
 
     Exit status 1: proxyloader or all cases failed, or targets differ.
 
@@ -271,8 +270,7 @@ def _option(
 
 def _format_error(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name in ("matplotlib", "psutil"):
-        install = "Run pip install 'proxyloader[bench]' or, in a clone, pip install -e '.[bench]'"
-        return f"{error.name} is not installed. {install}"
+        return f"{error.name} is not installed. In a clone of proxyloader, run pip install -e '.[bench]'"
     if isinstance(error, OSError) and error.filename and not isinstance(error, ProxyLoaderError):
         return f"{error.filename}: {error.strerror}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]

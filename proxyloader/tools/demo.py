@@ -44,7 +44,7 @@ def demo(
     workers = min(usable_cores(), 16) if workers is None else workers
     batch_size = batch_size or (256 if torch_device.type == "cuda" else 64)
     options = {"shuffle": True, "num_workers": workers, "persistent_workers": workers > 0}
-    cpu = f"CPU ({usable_cores()} cores); with a GPU, images decode there"
+    cpu = f"CPU ({usable_cores()} cores); with a GPU, images are decoded on it"
     _print("Decoded on", torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else cpu)
     _print("Images", f"{len(subset):,} of {root}")
     _print("Transform", f"RandomResizedCrop({CROP_PX}), RandomHorizontalFlip, ToTensor, Normalize")

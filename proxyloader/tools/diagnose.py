@@ -135,7 +135,7 @@ class Diagnosis:
 def diagnose(loader: Any, step: Callable[[Any], Any], *, seconds: float = 60.0) -> Diagnosis:
     """Measure what limits a training loop, and the speedup with proxyloader.
 
-    Requires Linux and ``pip install 'proxyloader[bench]'``.
+    Requires Linux and ``pip install -e '.[bench]'``.
 
     Args:
         loader: a ``torch.utils.data.DataLoader`` or a ``proxyloader.DataLoader``.
@@ -313,17 +313,21 @@ def interpret(figures: Figures) -> Diagnosis:
     """Derive the diagnosis from the measurements."""
     bound, step, loader = find_bound(figures), figures.step, figures.alone[figures.watched]
     both, alone, load = (ms(phase.step_s) for phase in (figures.both, step, loader))
-    verdict = f"{bound.capitalize()}-bound: a step takes {both} ms, {alone} ms without loading, and loading {load} ms."
+    verdict = f"{bound.capitalize()}-bound: a step takes {both} ms: {alone} ms without loading. "
+    verdict += f"Loading alone takes {load} ms."
     reasons = []
     if figures.num_workers:
         reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f} % busy")
     if figures.waiting is not None:
-        reasons.append(f"{max(0.0, 100 * figures.waiting):.0f} % of the time to read a sample is spent waiting")
+        reasons.append(
+            f"Reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time, for example for a disk"
+        )
     base: Kind = "stock" if "stock" in figures.alone else figures.watched
     share = step.step_s / figures.step_s(base)
-    cost = f"With {'torch' if base == 'stock' else base}, loading costs {100 * (1 - share):.0f} % of a step"
-    gain = f"gives {1 / share:.2f}x" if share > 1e-3 else "has no limit, because the loop does nothing with a batch"
-    reasons.append(f"{cost}: a loader that takes no time {gain}")
+    cost = f"With {'torch' if base == 'stock' else base}, loading takes {100 * (1 - share):.0f} % of a step"
+    gain = f"An infinitely fast loader would give {1 / share:.2f}x"
+    gain = gain if share > 1e-3 else "The speedup has no limit, because the loop does nothing with a batch"
+    reasons.append(f"{cost}. {gain}")
     if (ratio := figures.both.step_s / figures.step_s(figures.watched)) > DISTURBED:
         reasons.append(f"The loop takes {ratio:.2f} times as long as estimated. Repeat this on an idle machine")
     if len(figures.alone) == 2:
@@ -413,7 +417,7 @@ def diagnose_script(script: Path, arguments: Sequence[str], seconds: int) -> Non
     gc.collect()  # frees the frames of the script, and with them its workers
     if not results:
         raise ValueError(
-            f"{script} ended, or left the loop over its largest DataLoader, before it was measured. In a loop of "
-            "your own, use proxyloader.diagnosis(loader)"
+            f"{script} created no DataLoader, or ended or left the loop over its largest before it was measured. In "
+            "a loop of your own, use proxyloader.diagnosis(loader)"
         )
     print("", *results, sep="\n")

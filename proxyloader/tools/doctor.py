@@ -256,7 +256,11 @@ def gpus(ask: Ask) -> Iterator[Finding]:
     torch, found_gpus, hidden = first(ask("torch")), ask("torch")[0][1:], os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch and not found_gpus:
         if not first(ask("driver")).get("gpus"):
-            yield finding("GPU", "none; images are decoded on the CPU", "docker run --gpus all; see nvidia-smi")
+            yield finding(
+                "GPU",
+                "none; images are decoded on the CPU",
+                "If there is one, see nvidia-smi, and start containers with --gpus all",
+            )
         elif hidden is not None:
             yield finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
         else:

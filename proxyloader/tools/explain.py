@@ -41,7 +41,7 @@ from ..workers.packing import Packer
 RUNS, ROUNDS = 8, 3
 """Number of runs, each with its own seed, because code may branch at random; and how often all of them are timed."""
 
-NO_JPEG = f"none of the first {MAX_UNUSED_SAMPLES} samples opens a JPEG that DALI decodes like Pillow"
+NO_JPEG = f"no sample, of the first {MAX_UNUSED_SAMPLES} or of all, opens a JPEG that DALI decodes like Pillow"
 NO_IMAGE = "no image is returned"
 
 
@@ -309,7 +309,13 @@ def find(name: str) -> Any:
     except AttributeError as error:
         advice = 'It must be at module level, not below `if __name__ == "__main__":`'
         raise ValueError(f"{name}: {error}. {advice}") from error
-    is_factory = inspect.isclass(obj)
+    if is_factory := inspect.isclass(obj):
+        try:
+            inspect.signature(obj).bind()
+        except TypeError as error:
+            raise ValueError(
+                f"{name} cannot be created: {error}. Name an instance, or a function that returns one"
+            ) from error
     if inspect.isroutine(obj) or isinstance(obj, functools.partial):
         with contextlib.suppress(TypeError, ValueError):  # it takes arguments, such as the image of a transform
             is_factory = inspect.signature(obj).bind() is not None

@@ -99,7 +99,7 @@ def test_it_measures_plots_and_appends_records(
     once = record["cases"]["proxyloader"]
     monkeypatch.setattr(command, "run", lambda configs, *_: {config.name: once for config in configs})
     assert main([*options, "--only", "torch", "proxyloader", "--augment", "AugMix", "--passes", "1"]) == 0
-    assert "! A loop has 3 batches." in capsys.readouterr().out
+    assert "! A loop has only 3 batches." in capsys.readouterr().out
     assert len(out.read_text().splitlines()) == 2
     tuned = ["torch", "proxyloader", "torch + AugMix", "proxyloader + AugMix"]
     assert list(read_last(out)["cases"]) == [*tuned, "proxyloader, by default", "proxyloader + AugMix, by default"]

@@ -46,7 +46,7 @@ def test_the_whole_of_it(
     assert err == "" and not caplog.records
     said = lines_of(out)
     assert list(said) == [*TITLES, "Next"]
-    assert ("with a GPU, images decode there" in said["Decoded on"]) == (device == "cpu")
+    assert ("with a GPU, images are decoded on it" in said["Decoded on"]) == (device == "cpu")
     assert said["Images"] == f"40 of {photos}"
     assert said["Both loaders"] == "batch_size=16, num_workers=1, persistent_workers=True, shuffle=True, the same seed"
     speeds = re.findall(r"([\d,]+) images/s \([\d,]+ to [\d,]+\) +(torch.utils.data|proxyloader).DataLoader", out)

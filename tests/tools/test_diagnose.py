@@ -130,13 +130,14 @@ def test_steps_and_loaders_are_told_apart_by_what_they_use(measured: Figures, bo
 def test_the_report_says_what_each_loader_gives() -> None:
     found = interpret(figures(50, 200, 80, speedups={4: 1.06, 16: 1.3, 2: 0.5}))
     assert found.verdict == (
-        "Input-bound: a step takes 80.0 ms, 50.0 ms without loading, and loading 80.0 ms. proxyloader is worth it: "
+        "Input-bound: a step takes 80.0 ms: 50.0 ms without loading. Loading alone takes 80.0 ms. "
+        "proxyloader is worth it: "
         "1,250 instead of 500 images/s, 2.50x"
     )
     assert found.reasons == (
         "Alone, the workers are 0 % busy",
-        "10 % of the time to read a sample is spent waiting",
-        "With torch, loading costs 75 % of a step: a loader that takes no time gives 4.00x",
+        "Reading a sample waits 10 % of its time, for example for a disk",
+        "With torch, loading takes 75 % of a step. An infinitely fast loader would give 4.00x",
     )
     assert found.suggestions == (
         "num_workers=16: the loader alone is 1.30x as fast",
@@ -157,9 +158,9 @@ def test_it_is_worth_it_where_steps_get_shorter(step_ms: float, stock_ms: float,
         ({"num_workers": 0, "both": phase(130), "cores": 100}, "is worth it: 769 instead of 400 images/s, 1.92x"),
         ({"step": phase(50, cpu_s=2.0), "cores": 2}, "proxyloader is worth it: 97.6 instead of 71.4 images/s, 1.37x"),
         ({"unmeasured": {"num_workers=4": "OSError: x"}}, "Not measured: num_workers=4 (OSError: x)"),
-        ({"alone": {"proxyloader": phase(80)}}, "With proxyloader, loading costs 38 % of a step"),
+        ({"alone": {"proxyloader": phase(80)}}, "With proxyloader, loading takes 38 % of a step"),
         ({"both": phase(120)}, "The loop takes 1.50 times as long as estimated"),
-        ({"step": phase(1e-4)}, "a loader that takes no time has no limit, because the loop does nothing"),
+        ({"step": phase(1e-4)}, "The speedup has no limit, because the loop does nothing"),
     ],
     ids=["without workers", "shared cores", "unmeasured", "one loader", "disturbed", "empty loop"],
 )  # fmt: skip

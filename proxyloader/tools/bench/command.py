@@ -53,8 +53,8 @@ def bench(**options: Any) -> int:
     console.print(", ".join(f"{name}: {value}" for name, value in machine().items()))
     if (batches := math.ceil(base.samples * base.passes / base.batch_size)) < MIN_BATCHES:
         console.print(
-            f"[bold yellow]! A loop has {batches} batches. DALI prepares some of them before the loop starts, so short "
-            "loops overstate its speed. Use more --passes or --images, or a smaller --batch-size."
+            f"[bold yellow]! A loop has only {batches} batch{'es' * (batches > 1)}. DALI prepares some before the "
+            "loop starts, so short loops overstate its speed. Use more --passes or --images, or a smaller --batch-size."
         )
     if not args.data:
         make_dataset(base.root, images=base.images, **SIZES[args.size])
