@@ -65,7 +65,7 @@ def center_crop(transform: Any, state: ImageState) -> Translation:
 def random_crop(transform: Any, state: ImageState) -> Translation:
     size, version = as_pair(transform.size), version_of(transform)
     padding = as_ltrb(transform.padding)
-    if any(padding) or transform.pad_if_needed:
+    if pads := any(padding) or transform.pad_if_needed:
         _check_padding(transform, state)
 
     def box_v1(height: int, width: int) -> Box:
@@ -83,7 +83,7 @@ def random_crop(transform: Any, state: ImageState) -> Translation:
         left, top = drawn["padding"][:2]
         return drawn["top"] - top, drawn["left"] - left, *size
 
-    return cropping(box_v1 if version == "v1" else box_v2, as_fill(transform.fill, state))
+    return cropping(box_v1 if version == "v1" else box_v2, as_fill(transform.fill, state), inside=not pads)
 
 
 @rule(v1.Pad, v2.Pad)
