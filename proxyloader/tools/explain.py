@@ -41,7 +41,7 @@ from ..workers.packing import Packer
 RUNS, ROUNDS = 8, 3
 """Number of runs, each with its own seed, because code may branch at random; and how often all of them are timed."""
 
-NO_JPEG = f"no sample, of the first {MAX_UNUSED_SAMPLES} or of all, opens a JPEG that DALI decodes like Pillow"
+NO_JPEG = f"none of the samples read (at most {MAX_UNUSED_SAMPLES}) opens a JPEG that DALI decodes like Pillow"
 NO_IMAGE = "no image is returned"
 
 
@@ -296,7 +296,7 @@ def find(name: str) -> Any:
     arguments.
 
     Raises:
-        ValueError: the name does not exist.
+        ValueError: the name does not exist, or is a class that requires arguments.
         Exception: importing or calling it raised this error.
     """
     path, colon, attribute = name.partition(":")
@@ -313,9 +313,10 @@ def find(name: str) -> Any:
         try:
             inspect.signature(obj).bind()
         except TypeError as error:
-            raise ValueError(
-                f"{name} cannot be created: {error}. Name an instance, or a function that returns one"
-            ) from error
+            advice = "Name an instance, or a function that returns one"
+            raise ValueError(f"{name} cannot be created: {error}. {advice}") from error
+        except ValueError:  # it has no signature
+            pass
     if inspect.isroutine(obj) or isinstance(obj, functools.partial):
         with contextlib.suppress(TypeError, ValueError):  # it takes arguments, such as the image of a transform
             is_factory = inspect.signature(obj).bind() is not None
