@@ -79,8 +79,8 @@ def _diagnose(parser: Parser) -> None:
     Runs a training script and measures the loop over its largest DataLoader, torch's or proxyloader's: the unmodified
     loop, its step alone with one repeated batch, both kinds of loader alone, and other numbers of workers. Then stops
     the script and reports the bottleneck (input, disk, model, CPU of the loop, or cores) and the speed with each
-    loader. The script trains in a single process until everything is measured, for at least several hundred steps.
-    Requires psutil. In your own code, use proxyloader.diagnosis(loader).
+    loader. Until then, the script trains in a single process, possibly for more steps than it has. Requires psutil. In
+    your own code, use proxyloader.diagnosis(loader).
 
     Exit status: that of the script if it fails; 1 if no loop was measured.
 

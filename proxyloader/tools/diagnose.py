@@ -417,7 +417,7 @@ def diagnose_script(script: Path, arguments: Sequence[str], seconds: int) -> Non
     gc.collect()  # frees the frames of the script, and with them its workers
     if not results:
         raise ValueError(
-            f"{script} created no DataLoader, or ended or left the loop over its largest before it was measured. In "
-            "a loop of your own, use proxyloader.diagnosis(loader)"
+            f"{script} created no DataLoader, or stopped looping over its largest one before it was measured. In a "
+            "loop of your own, use proxyloader.diagnosis(loader)"
         )
     print("", *results, sep="\n")

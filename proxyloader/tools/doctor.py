@@ -259,7 +259,7 @@ def gpus(ask: Ask) -> Iterator[Finding]:
             yield finding(
                 "GPU",
                 "none; images are decoded on the CPU",
-                "If there is one, see nvidia-smi, and start containers with --gpus all",
+                "If there is one, check nvidia-smi, and start containers with --gpus all",
             )
         elif hidden is not None:
             yield finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
