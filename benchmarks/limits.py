@@ -57,7 +57,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, help="of DALI (default: the loader's)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=1.5, help="of a turn")
-    parser.add_argument("--worker-niceness", type=int, default=0, metavar="N", help="see `man nice`")
+    parser.add_argument(
+        "--worker-niceness", type=int, default=0, metavar="N", help="lower their priority, as `nice -n N`"
+    )
     parser.add_argument("--profile", action="store_true", help="print where Python spends the time of the main thread")
     return parser.parse_args()
 
