@@ -76,7 +76,7 @@ def make_loader(name: str, args: argparse.Namespace) -> tuple[Any, int]:
         kind, frames = (tasks.Clips, 16) if name == "clips" else (tasks.Photographs, 1)
         dataset = kind(str(make_dataset(path, images=images, size=(640, 480))), name, pil_loader, tasks.PIPELINES[name])
         collate = None if name in ("segmentation", "clips") else tasks.collate_lists
-        more = {"batch_size": 8 if name == "clips" else 16, "collate_fn": collate, "masks_on_device": True}
+        more = {"batch_size": 8 if name == "clips" else 16, "collate_fn": collate, "targets_on_device": True}
 
     def set_niceness(worker: int) -> None:
         os.nice(args.worker_niceness)

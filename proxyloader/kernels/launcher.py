@@ -70,20 +70,12 @@ def as_images(buffer: torch.Tensor, schedule: Schedule) -> list[Images]:
     """Return views of the outputs."""
     channels, outputs, begin = schedule.channels, [], 0
     for count, sizes in schedule.outputs:
-        lengths = [channels * height * width for height, width in sizes]
-        end = begin + (sum(lengths) if len(sizes) > 1 else count * sum(lengths))
-        part, begin = buffer[begin:end], end
-        outputs.append(
-            _as_images(part, schedule, -1, *sizes[0])
-            if len(sizes) == 1
-            else [_as_images(each, schedule, *size) for each, size in zip(torch.split(part, lengths), sizes)]
-        )
+        images, first = [], 0 if len(sizes) == 1 else 1
+        for height, width in sizes:
+            size = channels * height * width
+            inner = (1, channels * width, channels) if schedule.channels_last else (height * width, width, 1)
+            shape, strides = (count, channels, height, width), (size, *inner)
+            images.append(buffer.as_strided(shape[first:], strides[first:], begin))
+            begin += size if first else count * size
+        outputs.append(images if first else images[0])
     return outputs
-
-
-def _as_images(values: torch.Tensor, schedule: Schedule, *shape: int) -> torch.Tensor:
-    """Return a view of one image of (height, width), or of several of (-1, height, width)."""
-    *number, height, width = shape
-    if schedule.channels_last:
-        return values.view(*shape, schedule.channels).movedim(-1, -3)
-    return values.view(*number, schedule.channels, height, width)

@@ -369,11 +369,11 @@ class Jobs:
             yield Launch("resample", (tiles, count), 256, 0, first)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Schedule:
     """The launches of a batch, and all that they read besides the decoded images."""
 
-    memory: NDArray[np.uint8]  # the jobs, steps and extras, (bytes,) uint8
+    memory: Any  # the jobs, steps and extras, (bytes,) uint8; None while a batch is sent, which has them elsewhere
     begins: tuple[int, ...]  # where each of these begins
     num_jobs: int
     launches: tuple[Launch, ...]  # in order

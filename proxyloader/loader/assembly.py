@@ -84,7 +84,7 @@ class BatchAssembler:
             content = self._format.convert_batch(batch.content)
             if self._pin:
                 content = pin_memory(content)  # type: ignore[no-untyped-call]
-            moves = not self._options.translate or self._options.masks_on_device
+            moves = not self._options.translate or self._options.moves_masks
             return tree_map(self._to_device, content, is_leaf=is_size) if moves else content
         outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, in_flight.pipeline_runs)]
         if any(isinstance(result, PipelineError) for result in outputs):
@@ -108,9 +108,11 @@ class BatchAssembler:
         )
 
     def _to_device(self, value: Any) -> Any:
-        """Move a mask, or without DALI a four-dimensional tensor, which counts as images, to the device of images."""
-        is_images = not self._options.translate and isinstance(value, torch.Tensor) and value.ndim == 4
-        moves = is_images or (self._options.masks_on_device and is_mask(value))
+        """Move a target, or without DALI a four-dimensional tensor, which counts as images, to the device of images."""
+        if not isinstance(value, torch.Tensor):
+            return value
+        is_images = not self._options.translate and value.ndim == 4
+        moves = is_images or self._options.targets_on_device or (self._options.masks_on_device and is_mask(value))
         return value.to(self._options.image_device, non_blocking=True) if moves else value
 
     def _collect(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
@@ -215,7 +217,8 @@ class BatchAssembler:
         if batch.masks is not None:
             begin, sizes = batch.masks
             masks = MaskReader(batch.memory(self._pool.arena)[begin : begin + sum(sizes)], sizes, device)
-        return ContentUnpickler(data, resolve, pin, batch.objects, device, masks).load()
+        moves = self._options.targets_on_device and self._options.on_gpu
+        return ContentUnpickler(data, resolve, pin, batch.objects, device, masks, moves).load()
 
     def _recover(
         self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]

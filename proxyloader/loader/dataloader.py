@@ -97,6 +97,8 @@ class DataLoader(TorchDataLoader[T]):
         masks_on_device: whether masks, integer and boolean tensors (..., H, W) of 1,024 pixels or more, are returned on
             ``device`` as well. The workers send them as bits or bytes if their values allow it. Default: masks are CPU
             tensors, as in torch.
+        targets_on_device: whether all tensors of a batch, such as labels, boxes and masks, are returned on ``device``,
+            in one copy. Default: they are CPU tensors, as in torch.
         num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
             ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
             each process loads the whole dataset, as in torch. With ``shuffle=True``, the order depends only on the
@@ -155,6 +157,7 @@ class DataLoader(TorchDataLoader[T]):
         check_scans: bool = True,
         translate: bool = True,
         masks_on_device: bool = False,
+        targets_on_device: bool = False,
         num_shards: int | Auto | World | None = None,
         last_batch_policy: str | enum.Enum | None = None,
         prefetch: int = 2,
@@ -198,6 +201,7 @@ class DataLoader(TorchDataLoader[T]):
         self.check_scans = check_scans
         self.translate = translate
         self.masks_on_device = masks_on_device
+        self.targets_on_device = targets_on_device
         self.prefetch = prefetch
         self.num_threads = num_threads
         self.hw_decoder_load = hw_decoder_load
@@ -384,7 +388,7 @@ class DataLoader(TorchDataLoader[T]):
         sampler_type = type(self._inner_sampler)  # other samplers' states are recorded per batch
         return (
             never_uses_dali
-            and not (options.on_gpu and (options.masks_on_device or not options.translate))  # torch moves nothing
+            and not (options.on_gpu and (options.moves_masks or not options.translate))  # torch moves nothing
             and (options.server, options.seed, options.on_error) == (None, None, "raise")
             and options.format.is_default
             and not (loader_state.resumes or is_stateful(self.dataset))

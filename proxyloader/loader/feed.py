@@ -126,7 +126,7 @@ class InFlightBatch:
     def schedule(self) -> Schedule | None:
         """The schedule of the only run of the batch; None if it has another number of runs, or without kernels."""
         runs = () if self.batch is None or self.error is not None else self.batch.runs
-        return runs[0].schedule[0] if len(runs) == 1 and runs[0].schedule is not None else None
+        return runs[0].schedule if len(runs) == 1 else None
 
 
 class Feed:

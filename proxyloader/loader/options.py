@@ -41,6 +41,7 @@ class LoaderOptions:
     check_scans: bool
     translate: bool
     masks_on_device: bool
+    targets_on_device: bool
     prefetch: int
     num_threads: int | Literal["auto"]
     hw_decoder_load: float | Literal["auto"]
@@ -55,7 +56,7 @@ class LoaderOptions:
             check_int("num_threads", self.num_threads, 1, ", or 'auto'")
             if self.num_threads > MAX_THREADS:
                 raise ValueError(f"num_threads must be at most {MAX_THREADS}, or 'auto', got {self.num_threads}")
-        for name in ("check_scans", "translate", "masks_on_device"):
+        for name in ("check_scans", "translate", "masks_on_device", "targets_on_device"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False, got {value!r}")
         load = self.hw_decoder_load
@@ -85,6 +86,10 @@ class LoaderOptions:
     def on_gpu(self) -> bool:
         """Whether images are returned on a GPU."""
         return torch.cuda.is_available() if self.device is None else torch.device(self.device).type == "cuda"
+
+    @property
+    def moves_masks(self) -> bool:
+        return self.masks_on_device or self.targets_on_device
 
     @property
     def has_kernels(self) -> bool:

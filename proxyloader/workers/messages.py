@@ -41,8 +41,10 @@ class PackedInput:
             start = int(self.offsets[0])
             return memory[start : start + math.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         ends = self.offsets + self.shapes.prod(axis=1) * dtype.itemsize
-        spans = zip(self.offsets.tolist(), ends.tolist(), self.shapes.tolist())
-        return [memory[start:end].view(dtype).reshape(shape) for start, end, shape in spans]
+        arrays = [memory[start:end] for start, end in zip(self.offsets.tolist(), ends.tolist())]
+        if dtype == np.uint8 and self.shapes.shape[1] == 1:  # files
+            return arrays
+        return [array.view(dtype).reshape(shape) for array, shape in zip(arrays, self.shapes.tolist())]
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class PackedRun:
     server: str
     inputs: tuple[PackedInput, ...]
     sources: tuple[str, ...]  # paths of the files
-    schedule: tuple[Schedule, PackedInput] | None = None  # kernel launches, their data; None: DALI does all
+    schedule: Schedule | None = None  # launches of kernels; None: DALI does all
+    span: tuple[int, int] = (0, 0)  # of the memory of the schedule in that of the batch
 
     def __len__(self) -> int:
         """Number of decoded images, or of samples of a hand-written pipeline."""
@@ -61,13 +64,13 @@ class PackedRun:
     @property
     def files(self) -> NDArray[Any] | None:
         """Index of the decoded image of each image; None if each has its own."""
-        return None if self.schedule is None else self.schedule[0].files
+        return None if self.schedule is None else self.schedule.files
 
     def find_file(self, output: int, row: int) -> int:
         """Return the number of the decoded image, or of the sample, that an image was made from."""
         if self.schedule is None:
             return row
-        number = sum(count for count, _ in self.schedule[0].outputs[:output]) + row
+        number = sum(count for count, _ in self.schedule.outputs[:output]) + row
         return number if self.files is None else int(self.files[number])
 
 
@@ -100,7 +103,7 @@ class WorkerError(ExceptionWrapper):
         raise AssertionError("unreachable")
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False, eq=False)
 class PackedBatch:
     """A batch for the main process: image bytes and labels in one message. The slot of its request holds the bytes."""
 
@@ -138,10 +141,9 @@ class PackedBatch:
         """Return the arguments of ``RunQueue.submit`` for a run: its inputs, and the schedule of its kernels."""
         memory = self.memory(arena)
         inputs = [part.views(memory) for part in run.inputs]
-        if run.schedule is None:
-            return inputs, None
-        schedule, place = run.schedule
-        return inputs, dataclasses.replace(schedule, memory=place.views(memory)[0])
+        if run.schedule is not None:
+            run.schedule.memory = memory[slice(*run.span)]
+        return inputs, run.schedule
 
     @property
     def sample_indices(self) -> Sequence[Any] | None:
@@ -198,7 +200,8 @@ class BatchMessage:
         if (batch := self.batch) is None:
             assert arena is not None and request is not None and request.slot is not None
             batch = pickle.loads(arena.memory(request.slot)[self.start : self.end].data)
-        return dataclasses.replace(batch, request=request)
+        batch.request = request
+        return batch
 
     def pin_memory(self, device: Any = None) -> BatchMessage:
         """Copy the tensors of a batch without images to pinned memory, in torch's pin-memory thread."""

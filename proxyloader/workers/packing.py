@@ -7,9 +7,9 @@ decoded images.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import io
+import math
 import pickle
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -43,6 +43,7 @@ from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
+SIZE_BYTES = 8
 
 _TV_TENSORS = [each for each in vars(tv_tensors).values() if isinstance(each, type) and issubclass(each, torch.Tensor)]
 
@@ -54,8 +55,6 @@ PLAIN_TYPES = frozenset({str, int, float, bool, bytes, bytearray, type(None), di
 
 Run = list[list[ProxyInputs]]  # the calls of a run, by output; without kernels, all are in one
 KernelOutput = tuple["torch.dtype | None", bool]  # dtype of floating-point images, and whether channels are last
-
-NO_BYTES = np.empty(0, np.uint8)
 
 MAX_NEW_PLANS = 8
 """Maximum number of plans that are unknown to the loader. Without kernels, torchvision transforms the images of further
@@ -216,7 +215,7 @@ class _ContentPickler(ForkingPickler):
     def __init__(
         self, run_size: int, merges_plans: bool = False, packs_masks: bool = False, rejected: Collection[str] = ()
     ) -> None:
-        self._buffer = io.BytesIO()
+        self._buffer, self._tensors = io.BytesIO(), bytearray()
         super().__init__(self._buffer, pickle.HIGHEST_PROTOCOL)
         self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
         self.runs: list[Run] = []
@@ -231,11 +230,13 @@ class _ContentPickler(ForkingPickler):
         self._stacks: dict[tuple[int, int], ProxyBatch] = {}  # id of a ProxyInputBatch, output -> its first stack
 
     def pickle(self, content: Any) -> bytes:
+        """Return the size and the values of small tensors, and the pickle."""
         self.clear_memo()
+        self._tensors.clear()
         self._buffer.seek(0)
         self._buffer.truncate()
         self.dump(content)
-        return self._buffer.getvalue()
+        return len(self._tensors).to_bytes(SIZE_BYTES, "little") + self._tensors + self._buffer.getvalue()
 
     def persistent_id(self, obj: Any) -> Any:
         """Return the reference to an image or object; None if the object itself is to be pickled.
@@ -285,8 +286,10 @@ class _ContentPickler(ForkingPickler):
         values = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
         if values.stride() != (1,):  # for example, a single value of a column
             values = values.clone(memory_format=torch.contiguous_format)
-        content = bytearray(values.view(torch.uint8).numpy().data)
-        args = content, tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+        # Aligned like torch's own memory. Other frameworks copy what is not.
+        self._tensors += bytes(aligned(len(self._tensors)) - len(self._tensors))
+        args = len(self._tensors), tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+        self._tensors += values.view(torch.uint8).numpy().data
         if tensor is obj:
             return restore_tensor, args
         return _rebuild_from_type_v2, (restore_tensor, type(obj), args, vars(obj))
@@ -384,10 +387,19 @@ def computed(tensor: torch.Tensor) -> torch.Tensor:  # from images
     return tensor
 
 
-def restore_tensor(content: bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool) -> torch.Tensor:
-    values = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
-    # torch aligns memory to 64 bytes, Python to 16. Other frameworks use only the former without a copy.
-    return values.view(shape).clone().requires_grad_(requires_grad)
+def restore_tensor(
+    memory: Any, begin: int, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+) -> torch.Tensor:
+    """Return a small tensor in the memory of those of a batch: a view of a tensor, or with a storage of its own."""
+    count = math.prod(shape)
+    if isinstance(memory, torch.Tensor):
+        values = memory[begin : begin + count * dtype.itemsize].view(dtype)
+    elif count:  # frombuffer rejects 0
+        values = torch.frombuffer(memory, dtype=dtype, count=count, offset=begin)
+    else:
+        values = torch.empty(0, dtype=dtype)
+    values = values if len(shape) == 1 else values.view(shape)
+    return values.requires_grad_() if requires_grad else values
 
 
 class _Layout:
@@ -432,8 +444,8 @@ def _pack_run(outputs: Run, numbered: dict[int, int], layout: _Layout, kernel_ou
     decoded = [transformed[row] for row in first] if shares else transformed
     schedule = build_schedule(images, *kernel_output, [*map(len, outputs)], numbers if shares else None)
     files, sources = _pack_input("", [call.file for call in decoded], layout), tuple(call.source for call in decoded)
-    memory = PackedInput("|u1", np.array([layout.add(schedule.memory)]), np.array([[schedule.memory.size]]))
-    return PackedRun(KERNELS, (files,), sources, (dataclasses.replace(schedule, memory=NO_BYTES), memory))
+    begin, size, schedule.memory = layout.add(schedule.memory), len(schedule.memory), None
+    return PackedRun(KERNELS, (files,), sources, schedule, (begin, begin + size))
 
 
 def _pack_input(name: str, arrays: Sequence[NDArray[Any]], layout: _Layout) -> PackedInput:
@@ -455,7 +467,8 @@ class ContentUnpickler(pickle.Unpickler):
 
     ``resolve`` returns the image or batch for a reference; see ``_ContentPickler.persistent_id``.
     ``pin`` copies tensors to pinned memory, like a stock loader with ``pin_memory``. ``objects``: see PackedBatch.
-    Tensors computed from images are moved to ``device``. ``masks`` reads masks by place.
+    Tensors computed from images are moved to ``device``, and with ``moves`` all others, too. ``masks`` reads masks by
+    place.
     """
 
     def __init__(
@@ -466,13 +479,22 @@ class ContentUnpickler(pickle.Unpickler):
         objects: Sequence[Any],
         device: torch.device,
         masks: MaskReader | None = None,
+        moves: bool = False,
     ) -> None:
-        super().__init__(io.BytesIO(data))
+        file = io.BytesIO(data)
+        size = int.from_bytes(file.read(SIZE_BYTES), "little")
+        tensors = torch.empty(size, dtype=torch.uint8, pin_memory=moves and device.type == "cuda")
+        file.readinto(tensors.numpy().data)
+        super().__init__(file)
+        self._tensors = tensors.to(device, non_blocking=True) if moves else tensors.numpy()
         self._resolve, self._pin, self._objects, self._device, self._masks = resolve, pin, objects, device, masks
+        self._moves = moves
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
             obj = self._objects[pid]
+            if isinstance(obj, torch.Tensor) and self._moves:
+                return obj.to(self._device, non_blocking=True)
             return obj.pin_memory() if self._pin and isinstance(obj, torch.Tensor) else obj
         if isinstance(pid, MaskPlace):
             assert self._masks is not None
@@ -483,6 +505,7 @@ class ContentUnpickler(pickle.Unpickler):
         function = super().find_class(module, name)
         if function is computed:
             return functools.partial(torch.Tensor.to, device=self._device, non_blocking=True)
-        if self._pin and function is restore_tensor:
-            return lambda *args: restore_tensor(*args).pin_memory()
+        if function is restore_tensor:
+            restore = functools.partial(restore_tensor, self._tensors)
+            return (lambda *args: restore(*args).pin_memory()) if self._pin and not self._moves else restore
         return function

@@ -215,7 +215,7 @@ class WorkerPool:
             deferral=deferral,
             kernel_output=loader._options.kernel_output,
             find_obstacle=loader._options.find_obstacle,
-            packs_masks=loader._options.masks_on_device and loader._options.on_gpu,
+            packs_masks=loader._options.moves_masks and loader._options.on_gpu,
         )
         # Requests also replace batches in DALI, unless draws for batches that a loop leaves behind affect later epochs:
         # those of persistent workers, and of samplers that do not draw the order of each epoch at once.

@@ -505,6 +505,7 @@ OPTIONS = {
     "check_scans": False,
     "translate": False,
     "masks_on_device": True,
+    "targets_on_device": True,
     "prefetch": 3,
     "num_threads": 2,
     "hw_decoder_load": 0.5,

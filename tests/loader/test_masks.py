@@ -1,4 +1,4 @@
-"""``masks_on_device``: masks arrive with the images, as they are in the stock loader."""
+"""``masks_on_device`` and ``targets_on_device``: targets arrive with the images, as they are in the stock loader."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ..integration.test_unreadable import broken_tables
 from ..undecoded import unchecked
 
 BINARY = [torch.bool, torch.uint8, torch.int64]
+ON_CPU = "boxes", "score", "id"
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -60,25 +61,24 @@ class Segmented(Dataset[Any]):
 def check(dataset: Segmented, device: str, **options: Any) -> None:
     for collate_fn in (None, lambda samples: samples):
         stock = list(StockLoader(dataset, 5, collate_fn=collate_fn, pin_memory=options.get("pin_memory", False)))
-        loader = DataLoader(dataset, 5, collate_fn=collate_fn, masks_on_device=True, device=device, **options)
+        loader = DataLoader(dataset, 5, collate_fn=collate_fn, device=device, **options)
         for _ in range(2):
             for theirs, ours in zip(stock, loader, strict=True):
-                compare(theirs, ours, device)
+                compare(theirs, ours, device, () if options.get("targets_on_device") else ON_CPU)
 
 
-def compare(theirs: Any, ours: Any, device: str) -> None:
+def compare(theirs: Any, ours: Any, device: str, on_cpu: tuple[str, ...] = ON_CPU) -> None:
     if isinstance(theirs, torch.Size):
         assert type(ours) is torch.Size and ours == theirs
     elif isinstance(theirs, (list, tuple)):
         for pair in zip(theirs, ours, strict=True):
-            compare(*pair, device)
+            compare(*pair, device, on_cpu)
     elif isinstance(theirs, dict):
         assert theirs.keys() == ours.keys()
         for name in theirs:
-            compare(theirs[name], ours[name], device)
+            compare(theirs[name], ours[name], device, on_cpu)
             if isinstance(ours[name], torch.Tensor):
-                on_device = name not in ("boxes", "score", "id")
-                assert ours[name].device.type == (device if on_device else "cpu"), name
+                assert ours[name].device.type == ("cpu" if name in on_cpu else device), name
     elif isinstance(theirs, Own):
         compare(vars(theirs), vars(ours), device)
     elif isinstance(theirs, torch.Tensor):
@@ -91,10 +91,11 @@ def compare(theirs: Any, ours: Any, device: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("has_images", [True, False])
+@pytest.mark.parametrize("option", ["masks_on_device", "targets_on_device"])
 @pytest.mark.usefixtures("emulated_gpu")
-def test_masks_are_the_stock_loaders(folder: ImageFolder, has_images: bool, workers: int) -> None:
+def test_targets_are_the_stock_loaders(folder: ImageFolder, has_images: bool, workers: int, option: str) -> None:
     layout = {} if has_images else {"memory_format": torch.channels_last}
-    check(Segmented(folder if has_images else None), "cpu", num_workers=workers, **layout)
+    check(Segmented(folder if has_images else None), "cpu", num_workers=workers, **layout, **{option: True})
 
 
 def resize(mask: Any, draw: Random) -> Any:
@@ -365,9 +366,10 @@ def test_masks_that_exist_only_while_they_are_pickled_are_not_mixed_up(folder: I
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("has_images", [True, False])
-def test_masks_are_on_the_gpu(folder: ImageFolder, has_images: bool) -> None:
+@pytest.mark.parametrize("option", ["masks_on_device", "targets_on_device"])
+def test_targets_are_on_the_gpu(folder: ImageFolder, has_images: bool, option: str) -> None:
     pinned = {} if has_images else {"pin_memory": True, "memory_format": torch.channels_last}
-    check(Segmented(folder if has_images else None), "cuda", num_workers=2, **pinned)
+    check(Segmented(folder if has_images else None), "cuda", num_workers=2, **pinned, **{option: True})
 
 
 @pytest.mark.gpu
