@@ -37,7 +37,7 @@ from nvidia.dali.plugin.base_iterator import LastBatchPolicy
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator
 from PIL import Image
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import ConcatDataset, DistributedSampler
+from torch.utils.data import DistributedSampler
 from torchvision.datasets import ImageFolder
 from tqdm import tqdm
 
@@ -117,22 +117,34 @@ def gathered(args: argparse.Namespace, value: float) -> list[float]:
     return values
 
 
+class RepeatedSampler(DistributedSampler[Any]):
+    """This process's share of several passes over a dataset, in one epoch."""
+
+    def __init__(self, size: int, passes: int) -> None:
+        super().__init__(range(passes * size))  # type: ignore[arg-type]
+        self.size = size
+
+    def __iter__(self) -> Iterator[int]:
+        return (index % self.size for index in super().__iter__())
+
+
 def make_loader(dataset: Any, args: argparse.Namespace, batch_size: int, **more: Any) -> Iterable[Any]:
     """A loader as a training script has it; a loop over it is one over this process's share."""
-    images: ConcatDataset[Any] = ConcatDataset(args.passes * [dataset])
+    sampler = RepeatedSampler(len(dataset), args.passes)
     workers = dict(num_workers=args.workers, persistent_workers=args.workers > 0)
     device = None if args.device == "cuda" else "cpu"
-    return DataLoader(images, batch_size, sampler=DistributedSampler(images), device=device, **workers, **more)
+    return DataLoader(dataset, batch_size, sampler=sampler, device=device, **workers, **more)
 
 
 def proxyloader_of(args: argparse.Namespace) -> Iterable[Any]:
     folder = ImageFolder(str(make_photographs(args.images)), make_transform())
-    return make_loader(folder, args, args.batch_size, pin_memory=args.device == "cuda")
+    return make_loader(folder, args, args.batch_size, targets_on_device=True)
 
 
 def detection_of(args: argparse.Namespace) -> Iterable[Any]:
     root = str(photograph_folder("bench-coco", args.images // 4))
-    return make_loader(Photographs(root, "hflip", open_image, PIPELINES["hflip"]), args, 16, collate_fn=collate_lists)
+    dataset = Photographs(root, "hflip", open_image, PIPELINES["hflip"])
+    return make_loader(dataset, args, 16, collate_fn=collate_lists, targets_on_device=True)
 
 
 def open_image(path: str) -> Any:
