@@ -21,7 +21,7 @@ from torchvision.transforms import v2
 
 from . import color
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, count_params
-from .random_numbers import in_thread, meta_image
+from .random_numbers import meta_image
 from .registry import rule, version_of
 from .warp import Affine, affine, make_warp, rotation
 
@@ -83,38 +83,6 @@ class _NoMixing:
 _RECORDED = object()  # stands for the result of an operation
 
 
-class _Integer(int):
-    """Stand-in for a tensor of one integer."""
-
-    item = int.__int__
-
-
-class _Float(float):
-    """Stand-in for a tensor of one float."""
-
-    item = float.__float__
-
-
-class _Magnitudes(list[_Float]):
-    """Stand-in for the magnitudes of an operation, a tensor."""
-
-    def __init__(self, values: torch.Tensor) -> None:
-        self.ndim = values.ndim
-        super().__init__(map(_Float, values.reshape(-1).tolist()))
-
-
-class _Torch:
-    """Stand-in for torch in the code of v1, which draws the same numbers without creating tensors."""
-
-    __getattr__ = staticmethod(functools.partial(getattr, torch))
-
-    @staticmethod
-    def randint(*args: Any, **kwargs: Any) -> Any:
-        if len(args) == 2 and args[1] == (1,):
-            return _Integer(in_thread.numbers.integer(args[0]))
-        return torch.randint(*args, **kwargs)
-
-
 class _Recorder(threading.local):
     """Samples what a transform would do to an image of a given size, one call at a time. Each thread has its own."""
 
@@ -129,10 +97,9 @@ class _Recorder(threading.local):
             self._forward: Callable[[Any], Any] = transform.forward
         else:
             # v1 applies operations with a module-level function, so run the same code with that function replaced.
-            spaces = functools.lru_cache(maxsize=8)(functools.partial(_space, transform._augmentation_space))
-            transform._augmentation_space = spaces
+            transform._augmentation_space = functools.lru_cache(maxsize=8)(transform._augmentation_space)
             code = type(transform).forward
-            names = {**code.__globals__, "_apply_op": self._record, "torch": _Torch()}
+            names = {**code.__globals__, "_apply_op": self._record}
             self._forward = types.FunctionType(code.__code__, names).__get__(transform)
 
     def _record(self, image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
@@ -150,11 +117,6 @@ class _Recorder(threading.local):
         self.chains.clear()
         self.weights.clear()
         self._forward(meta_image(*size))
-
-
-def _space(get: Callable[..., Any], *args: Any) -> dict[str, tuple[_Magnitudes, bool]]:
-    """Return the augmentation space of a transform, without tensors."""
-    return {name: (_Magnitudes(magnitudes), signed) for name, (magnitudes, signed) in get(*args).items()}
 
 
 Draw = Callable[[Size], tuple[list[list[BranchParams]], list[torch.Tensor]]]
