@@ -221,7 +221,7 @@ def test_floats(photos: Path, transform: Any, dtype: Any, memory_format: Any, de
 
 @in_each_memory_format
 def test_whole_levels(photos: Path, memory_format: Any, device: str) -> None:
-    for dtype in (None, torch.uint8):
+    for dtype in (None, torch.uint8, torch.float16):
         assert_as_converted(ImageFolder(str(photos), WHOLE), device, dtype, memory_format, num_workers=2)
 
 
@@ -253,7 +253,6 @@ def test_images_of_several_sizes(photos: Path, device: str) -> None:
 
 REFUSED = {
     r"dtype=torch.uint8, but the transform returns floats.*PILToTensor": (TRAINING, {"dtype": torch.uint8}),
-    r"dtype=torch.float16, but the transform returns uint8.*defines the scale": (WHOLE, {"dtype": torch.float16}),
     r"dtype must be one of torch.uint8, torch.float16, .*, got torch.int32": (None, {"dtype": torch.int32}),
     r"memory_format must be .*, got torch.channels_last_3d": (None, {"memory_format": torch.channels_last_3d}),
 }
