@@ -50,31 +50,24 @@ class OutputFormat:
 
     def convert_batch(self, batch: Any) -> Any:
         """Convert the four-dimensional tensors of a batch of a collate_fn, which count as images."""
-        return batch if self.is_default else tree_map(self._convert, batch, is_leaf=is_size)
+        return batch if self.is_default else tree_map(self.convert, batch, is_leaf=is_size)
 
-    def convert_outputs(self, outputs: Outputs) -> Outputs:
-        """Convert the four-dimensional outputs of a run, which count as images."""
-        if self.is_default:
-            return outputs
-        return [
-            [self._convert(image, 3) for image in output] if isinstance(output, list) else self._convert(output)
-            for output in outputs
-        ]
-
-    def _convert(self, value: Any, image_ndim: int = 4) -> Any:
+    def convert(self, value: Any, image_ndim: int = 4) -> Any:
         """Convert images (N, C, H, W), or the dtype of one image (C, H, W). Return anything else unchanged.
 
         With ``torch.contiguous_format``, the default, images keep their memory format, for example from a collate_fn.
-        ValueError: the images are floating-point and the dtype is uint8, which would require a scale.
+        ValueError: the images are a floating-point batch and the dtype is uint8, which would require a scale.
         """
         if not isinstance(value, torch.Tensor) or value.ndim != image_ndim:
             return value
-        if self.dtype == torch.uint8 and value.is_floating_point():
+        dtype = self.dtype if value.is_floating_point() else None
+        if dtype == torch.uint8 and image_ndim == 3:  # perhaps not an image
+            return value
+        if dtype == torch.uint8:
             raise ValueError(
                 f"dtype=torch.uint8, but the batch has {value.dtype} {list(value.shape)}. Omit dtype, or the steps "
                 "that convert to float, such as ToTensor() and Normalize()"
             )
-        dtype = self.dtype if value.is_floating_point() else None
         memory_format = torch.channels_last if self.channels_last and image_ndim == 4 else torch.preserve_format
         return value.to(dtype=dtype or value.dtype, memory_format=memory_format)
 

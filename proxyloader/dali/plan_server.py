@@ -32,7 +32,7 @@ MAX_BYTES_TOGETHER = 128 << 20  # of decoded pixels
 class PlanServer(RunQueue):
     """The run queue of the pipeline of a plan. It returns images as (N, C, H, W).
 
-    The pipeline produces the output format as far as DALI supports it; ``OutputFormat.convert_outputs`` does the rest.
+    The pipeline produces the output format as far as DALI supports it; ``OutputFormat.convert`` does the rest.
     If a run has a schedule, kernels transform the output of the pipeline.
     """
 

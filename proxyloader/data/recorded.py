@@ -62,18 +62,14 @@ class Operation:
 
 
 @dataclass(eq=False, slots=True)
-class _Input:
+class OperationInput:
     """An output of DALI as an argument. It unpickles to the tensor in the dtype of the transform, not of the loader."""
 
     output: ProxySample | ProxyBatch
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        call = self.output.call if isinstance(self.output, ProxySample) else self.output.run.calls[0]
-        return torch.Tensor.to, (self.output, getattr(torch, call.plan.output.dtype))  # type: ignore[attr-defined]
-
 
 def _wrap_output(value: Any) -> Any:
-    return _Input(value) if isinstance(value, (ProxySample, ProxyBatch)) else value
+    return OperationInput(value) if isinstance(value, (ProxySample, ProxyBatch)) else value
 
 
 Node = Operation | ProxySample | ProxyBatch

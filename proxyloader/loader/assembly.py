@@ -118,8 +118,7 @@ class BatchAssembler:
     def _collect(self, run: PackedRun, pipeline_run: PipelineRun) -> Outputs | PipelineError:
         try:
             with profile_row(WAIT):
-                outputs = self._servers[run.server].collect(pipeline_run)
-            return self._format.convert_outputs(outputs)
+                return self._servers[run.server].collect(pipeline_run)
         except PipelineError as error:
             return error.with_traceback(None)  # the traceback would reference this frame
 
@@ -218,7 +217,10 @@ class BatchAssembler:
             begin, sizes = batch.masks
             masks = MaskReader(batch.memory(self._pool.arena)[begin : begin + sum(sizes)], sizes, device)
         moves = self._options.targets_on_device and self._options.on_gpu
-        return ContentUnpickler(data, resolve, pin, batch.objects, device, masks, moves).load()
+        # On a CPU, a loader without runs falls back to torch, after which the images of a list keep their dtype.
+        converts = not self._format.is_default and (bool(batch.runs) or self._options.on_gpu)
+        convert = self._format.convert if converts else None
+        return ContentUnpickler(data, resolve, pin, batch.objects, device, masks, moves, convert).load()
 
     def _recover(
         self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]
@@ -233,7 +235,7 @@ class BatchAssembler:
             if isinstance(outputs, PipelineError):
                 outputs, errors = self._rerun(batch, run, outputs)
                 failures |= {(number, row): error for row, error in errors.items()}
-            recovered.append(self._format.convert_outputs(outputs))
+            recovered.append(outputs)
         return recovered, failures
 
     def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:

@@ -78,7 +78,8 @@ class DataLoader(TorchDataLoader[T]):
         memory_format: memory format of image batches, ``torch.contiguous_format`` or ``torch.channels_last``.
             Equivalent to ``images.to(memory_format=...)``, but cheaper. In batches from torchvision in the workers or a
             ``collate_fn``, and in the outputs of a ``server``, every four-dimensional tensor counts as images:
-            ``dtype`` applies to floating-point ones, and ``torch.channels_last`` to all.
+            ``dtype`` applies to floating-point ones, and ``torch.channels_last`` to all. A three-dimensional tensor
+            that is computed from undecoded images counts as one, too.
         server: the ``ProxyServer`` of a hand-written pipeline, whose ``server.proxy`` the dataset calls.
         seed: makes the order and the random numbers of each sample a function of (seed, epoch, index) alone, so that
             they are the same for any number of workers, any start method, and after ``load_state_dict``. A

@@ -32,7 +32,7 @@ from ..data.deferral import Deferral
 from ..data.lazy_mask import LazyMask, compute
 from ..data.lazy_tensor import LazyImageTensor, LazyTensor, get_values, materialize, requires_grad
 from ..data.placeholders import ProxyBatch, ProxyInputs, ProxySample, check_same_kind, contains
-from ..data.recorded import Operation, compute_value
+from ..data.recorded import Operation, OperationInput, compute_value
 from ..data.transformed import TransformedImage, pixel_uses
 from ..kernels.operations import build_schedule, get_output_kind
 from ..transforms.chain import MAX_CHAINS
@@ -63,6 +63,8 @@ plans, and the first single image of a plan, so that images with individual argu
 MAX_CHANNELS = 4  # of an image
 
 KERNELS = "kernels"  # key of the server of all images that kernels transform
+
+INPUT = "input"  # marks references to arguments of operations, which have the dtype of the transform
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
 
@@ -113,8 +115,11 @@ class Packer:
         samples_alone = tuple(map(pickler.pickle, samples)) if self.keep_samples else ()
         slot = request.slot if request is not None and self.arena is not None else None
         layout, blob = _Layout(in_slot=slot is not None), None
+        kernel_output = self.kernel_output
+        if kernel_output is not None and pickler.is_computed:
+            kernel_output = None, kernel_output[1]
         runs = tuple(
-            _pack_run(outputs, files, layout, self.kernel_output) for outputs, files in zip(pickler.runs, pickler.files)
+            _pack_run(outputs, files, layout, kernel_output) for outputs, files in zip(pickler.runs, pickler.files)
         )
         masks, sizes = pickler.masks.packed()
         packed_masks = (layout.add(masks), sizes) if pickler.places else None  # they may all be empty
@@ -242,7 +247,7 @@ class _ContentPickler(ForkingPickler):
         """Return the reference to an image or object; None if the object itself is to be pickled.
 
         An object has a number, a mask has a MaskPlace, an image has (output, run, row), a batch has (output, run) or a
-        list of images.
+        list of images. As an argument of an operation, it has (INPUT, reference).
         """
         if type(obj) in PLAIN_TYPES:  # faster
             return None
@@ -252,6 +257,8 @@ class _ContentPickler(ForkingPickler):
             obj = obj._node
         if isinstance(obj, (ProxyBatch, ProxySample)):
             return self._refer(obj) if self._needs_dali(obj) else None
+        if isinstance(obj, OperationInput):
+            return (INPUT, self._refer(obj.output)) if self._needs_dali(obj.output) else None
         if isinstance(obj, LazyMask) and not (self._packs_masks and is_mask(obj)):
             compute(obj, is_shared=get_worker_info() is not None)
         if self._packs_masks and is_mask(obj):
@@ -281,6 +288,8 @@ class _ContentPickler(ForkingPickler):
         if isinstance(obj, (LazyTensor, ProxySample, ProxyBatch)):
             self.is_computed = True
             return computed, (self._recipe(obj),)
+        if isinstance(obj, OperationInput):
+            return torch.Tensor.as_subclass, (self._recipe(obj.output), torch.Tensor)
         if (tensor := _find_small_tensor(obj)) is None:
             return NotImplemented
         values = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
@@ -465,7 +474,8 @@ def _pack_input(name: str, arrays: Sequence[NDArray[Any]], layout: _Layout) -> P
 class ContentUnpickler(pickle.Unpickler):
     """Unpickles the content of a packed batch, with decoded images in place of the references.
 
-    ``resolve`` returns the image or batch for a reference; see ``_ContentPickler.persistent_id``.
+    ``resolve`` returns the image or batch for a reference; see ``_ContentPickler.persistent_id``. ``convert`` returns
+    images of 3 dimensions, or batches of 4, in the loader's format; None: nothing is converted.
     ``pin`` copies tensors to pinned memory, like a stock loader with ``pin_memory``. ``objects``: see PackedBatch.
     Tensors computed from images are moved to ``device``, and with ``moves`` all others, too. ``masks`` reads masks by
     place.
@@ -480,6 +490,7 @@ class ContentUnpickler(pickle.Unpickler):
         device: torch.device,
         masks: MaskReader | None = None,
         moves: bool = False,
+        convert: Callable[[torch.Tensor, int], torch.Tensor] | None = None,
     ) -> None:
         file = io.BytesIO(data)
         size = int.from_bytes(file.read(SIZE_BYTES), "little")
@@ -488,7 +499,7 @@ class ContentUnpickler(pickle.Unpickler):
         super().__init__(file)
         self._tensors = tensors.to(device, non_blocking=True) if moves else tensors.numpy()
         self._resolve, self._pin, self._objects, self._device, self._masks = resolve, pin, objects, device, masks
-        self._moves = moves
+        self._moves, self._convert = moves, convert or (lambda images, ndim: images)
 
     def persistent_load(self, pid: Any) -> Any:
         if isinstance(pid, int):
@@ -499,12 +510,14 @@ class ContentUnpickler(pickle.Unpickler):
         if isinstance(pid, MaskPlace):
             assert self._masks is not None
             return self._masks.read(pid)
-        return self._resolve(pid)
+        if pid[0] == INPUT:
+            return self._resolve(pid[1])
+        return self._convert(self._resolve(pid), 3 if isinstance(pid, tuple) and len(pid) == 3 else 4)
 
     def find_class(self, module: str, name: str) -> Any:
         function = super().find_class(module, name)
         if function is computed:
-            return functools.partial(torch.Tensor.to, device=self._device, non_blocking=True)
+            return lambda tensor: self._convert(tensor.to(self._device, non_blocking=True), 3)
         if function is restore_tensor:
             restore = functools.partial(restore_tensor, self._tensors)
             return (lambda *args: restore(*args).pin_memory()) if self._pin and not self._moves else restore

@@ -204,10 +204,10 @@ def assert_as_converted(dataset: Any, device: str, dtype: Any, memory_format: An
     for batch, wanted in zip(found, plain, strict=True):
         for image, before in zip(tree_leaves(batch), tree_leaves(wanted), strict=True):
             if image.ndim == 4:
-                is_converted = dtype is not None and before.is_floating_point()
-                before = before.to(dtype=dtype if is_converted else before.dtype, memory_format=memory_format)
+                before = before.to(memory_format=memory_format)
                 assert image.stride() == before.stride()
-                assert image.is_contiguous(memory_format=memory_format)
+            if image.ndim > 2 and before.is_floating_point():
+                before = before.to(dtype or before.dtype)
             assert image.dtype == before.dtype and image.device == before.device
             assert torch.equal(image, before)
 
@@ -240,15 +240,19 @@ def test_two_plans_a_collate_fn_and_samples_that_are_left_out(photos: Path, tmp_
     assert_as_converted(folder, *how, on_error="skip")
 
 
-def test_images_of_several_sizes(photos: Path, device: str) -> None:
-    dataset = ImageFolder(str(photos), v1.Compose([v1.Resize(40), v1.ToTensor()]))
-    arguments: dict[str, Any] = {"collate_fn": lambda samples: [*map(list, zip(*samples))]}
-    plain = list(DataLoader(dataset, 8, device=device, **arguments))
-    for dtype, memory_format in itertools.product(FLOAT_TYPES, FORMATS):
-        found = list(DataLoader(dataset, 8, device=device, dtype=dtype, memory_format=memory_format, **arguments))
-        for (images, _), (wanted, _) in zip(found, plain, strict=True):
-            for image, before in zip(images, wanted, strict=True):
-                assert torch.equal(image, before.to(dtype or before.dtype))
+def views(image: Any) -> Any:
+    levels, floats = v1.PILToTensor()(image), v1.ToTensor()(image)
+    return levels, levels / 3, floats, floats * 2 - 1, (floats * 255).to(torch.uint8)
+
+
+@pytest.mark.parametrize("size", [(40, 50), 40], ids=["stacked", "in lists"])
+@pytest.mark.parametrize("fixture", ["device", "emulated_gpu"])
+def test_what_a_dataset_computes(photos: Path, size: Any, fixture: str, device: str, request: Any) -> None:
+    request.getfixturevalue(fixture)
+    dataset = ImageFolder(str(photos), v1.Compose([v1.Resize(size), views]))
+    collate_fn = None if size != 40 else lambda samples: [images for images, _ in samples]
+    for how in itertools.product(["cpu" if fixture == "emulated_gpu" else device], FLOAT_TYPES, FORMATS):
+        assert_as_converted(dataset, *how, collate_fn=collate_fn)
 
 
 REFUSED = {
