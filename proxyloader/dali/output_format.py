@@ -33,11 +33,16 @@ class OutputFormat:
             )
 
     def check(self, plan: Plan) -> None:
-        """Raise ValueError if the dtype is uint8 and a plan returns floats, whose conversion would require a scale."""
+        """Raise ValueError if converting the output of a plan from or to uint8 would require a scale."""
         if self.dtype == torch.uint8 and plan.output.dtype != "uint8":
             raise ValueError(
                 "dtype=torch.uint8, but the transform returns floats. Omit steps that convert to float, such as "
                 "ToTensor() and Normalize(), and end it with PILToTensor()"
+            )
+        if self.dtype not in (None, torch.uint8) and plan.output.dtype == "uint8":
+            raise ValueError(
+                f"dtype={self.dtype}, but the transform returns uint8. End it with ToTensor() or "
+                "v2.ToDtype(torch.float32, scale=True), which defines the scale"
             )
 
     @property

@@ -21,6 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ..dali.device import cuda_ordinal
 from ..data.deferral import deferring
 from ..errors import InputError
@@ -82,7 +84,8 @@ class PlanServers:
     def discover(self, plans: Iterable[Plan], options: LoaderOptions) -> None:
         """Keep plans that arrived with a batch for later epochs. With kernels, only the first of them, for the log."""
         for plan in plans:
-            options.format.check(plan)
+            if options.dtype == torch.uint8:  # from others, the dataset may compute floats
+                options.format.check(plan)
             if not options.has_kernels or len(self.discovered) < MAX_NEW_PLANS:
                 self.discovered[plan.key] = plan
 
