@@ -249,7 +249,7 @@ def views(image: Any) -> Any:
 @pytest.mark.parametrize("fixture", ["device", "emulated_gpu"])
 def test_what_a_dataset_computes(photos: Path, size: Any, fixture: str, device: str, request: Any) -> None:
     request.getfixturevalue(fixture)
-    dataset = ImageFolder(str(photos), v1.Compose([v1.Resize(size), views]))
+    dataset = ImageFolder(str(photos), v1.Compose([v1.Resize(size), views]), torch.tensor)
     for how in itertools.product(["cpu" if fixture == "emulated_gpu" else device], FLOAT_TYPES, FORMATS):
         assert_as_converted(dataset, *how, collate_fn=list if size == 40 else None)
 
