@@ -358,6 +358,8 @@ def _compute_degenerate(made: Any, name: str) -> Any:
     if name != "degenerate" or "_proxyloader_before" not in vars(made):
         raise AttributeError(f"{type(made).__name__!r} object has no attribute {name!r}")
     enhancer, before = made._proxyloader_before
+    if find_undecoded(made.image) is find_undecoded(before):
+        before = made.image  # so that it is decoded once
     with materializing():
         made.degenerate = enhancer(before).degenerate
     return made.degenerate

@@ -132,8 +132,9 @@ class StatsRecorder:
 
     def add(self, batch: PackedBatch, step: Step) -> None:
         """Count a batch. This takes a few µs, regardless of the batch size."""
-        (dali, pillow, workers), (new_dali, new_pillow, new_workers) = self.images, batch.image_counts
-        self.images = dali + new_dali, pillow + new_pillow, workers + new_workers
+        (dali, pillow, workers), (_, new_pillow, new_workers) = self.images, batch.image_counts
+        by_dali = sum(map(len, batch.runs)) - new_pillow
+        self.images = dali + by_dali, pillow + new_pillow, workers + new_workers
         self.sends_pixels = new_pillow > 0 and not self.images[0]
         self.decode_reason = self.decode_reason or batch.decode_reason
         self.has_images |= batch.has_seen_images
@@ -142,7 +143,6 @@ class StatsRecorder:
             level = logging.WARNING if self.has_images else logging.INFO
             log.log(level, "%s: falling back to torch's loading: %s", self._name, self.fallback_reason)
         self.has_fallen_back = batch.has_fallen_back or (self.has_fallen_back and not batch.runs)
-        by_dali = sum(map(len, batch.runs)) - new_pillow
         self._counts.update(images_by_dali=by_dali, images_by_pillow=new_pillow, bytes_read=batch.bytes_read)
         images = sum(len(run if run.files is None else run.files) for run in batch.runs)
         self.add_step(step, max(new_workers, step.images - images))

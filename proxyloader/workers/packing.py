@@ -173,11 +173,13 @@ class Packer:
             is_for_gpu = self.deferral.on_gpu and pickler.is_computed
             self.deferral.record(num_samples, bool(sizes) or sends_pixels or is_for_gpu, bool(used))
         computed_only = len(samples) - len(calls) if pickler.is_computed else 0
+        has_server = not all(isinstance(call, TransformedImage) for call in calls)  # which produces the samples
+        by_worker = 0 if has_server else min(num_samples, max(used, computed_only))
         return {
             "num_samples": num_samples,
             "has_fallen_back": self.deferral is not None and not self.deferral.is_active,
             "has_seen_images": self.deferral is not None and self.deferral.has_seen_images,
-            "image_counts": (encoded, len(images) - encoded, max(used, computed_only)),
+            "image_counts": (encoded, len(images) - encoded, by_worker),
             "bytes_read": sum(sizes),
             "decode_reason": why,
         }

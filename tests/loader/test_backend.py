@@ -39,7 +39,7 @@ class Files(Dataset[Any]):
 
 class Brighter:
     def __call__(self, image: Any) -> Any:
-        return np.asarray(image) * 2
+        return np.asarray(image.copy()) + np.asarray(image)  # two uses of a file count as one
 
 
 def as_an_array(image: Any) -> Any:
@@ -101,7 +101,7 @@ def test_the_line_that_used_pixels_is_named(
     loader = loaded(Files(photos, look), num_workers, device)
     line = line_of(*LINES[look])
     assert f"The first image that the dataset's code decoded: pixels are used at {line}" in caplog.text
-    assert loader.backend.endswith(f", the first: pixels are used at {line}")
+    assert loader.stats().images_by_workers <= 48 and loader.backend.endswith(f", the first: pixels are used at {line}")
 
 
 @workers

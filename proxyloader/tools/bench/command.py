@@ -133,7 +133,8 @@ def make_config(args: argparse.Namespace) -> BenchConfig:
     images = args.images or (8192 if on_gpu else 1024) // share
     images = len(ImageFolder(str(args.data))) if args.data else images
     if images < batch_size:
-        raise ValueError(f"--batch-size {batch_size} is larger than the number of images, {images}")
+        of = "" if args.batch_size else " (the default)"
+        raise ValueError(f"--batch-size {batch_size}{of} is larger than the number of images, {images}")
     return BenchConfig(
         root=str(args.data or photograph_folder(f"bench-{args.size}", images)),
         images=images,
