@@ -101,7 +101,7 @@ def _path_to_array(path: str) -> Any:
 def proxyloader(config: BenchConfig) -> Loops:
     threads, load = ("auto" if value is None else value for value in config.tuning[1:])
     options: dict[str, Any] = {"device": config.device, "num_threads": threads, "hw_decoder_load": load}
-    options |= {"targets_on_device": True, **loader_arguments(config), **config.format}
+    options |= {"targets_on_device": not config.use_defaults, **loader_arguments(config), **config.format}
     return loop_forever(config, DataLoader(samples(config), **options))
 
 
