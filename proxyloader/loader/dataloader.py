@@ -98,8 +98,8 @@ class DataLoader(TorchDataLoader[T]):
         masks_on_device: whether masks, integer and boolean tensors (..., H, W) of 1,024 pixels or more, are returned on
             ``device`` as well. The workers send them as bits or bytes if their values allow it. Default: masks are CPU
             tensors, as in torch.
-        targets_on_device: whether all tensors of a batch, such as labels, boxes and masks, are returned on ``device``,
-            in one copy. Default: they are CPU tensors, as in torch.
+        targets_on_device: whether all tensors of a batch, such as labels, boxes and masks, are returned on ``device``.
+            Those of up to 4 KiB are copied together. Default: they are CPU tensors, as in torch.
         num_shards: number of processes that share the dataset, each of which loads the shard of its rank; see
             ``ShardedSampler``. "auto" uses ``World.current()``; a ``World`` sets both the number and the rank. Default:
             each process loads the whole dataset, as in torch. With ``shuffle=True``, the order depends only on the

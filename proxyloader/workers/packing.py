@@ -43,6 +43,7 @@ from .messages import PackedBatch, PackedInput, PackedRun
 from .request_sampler import BatchRequest
 
 LARGE_TENSOR_BYTES = 1 << 18
+TINY_TENSOR_BYTES = 1 << 12  # up to which the tensors of a batch share memory, which each of them keeps
 SIZE_BYTES = 8
 
 _TV_TENSORS = [each for each in vars(tv_tensors).values() if isinstance(each, type) and issubclass(each, torch.Tensor)]
@@ -237,7 +238,7 @@ class _ContentPickler(ForkingPickler):
         self._stacks: dict[tuple[int, int], ProxyBatch] = {}  # id of a ProxyInputBatch, output -> its first stack
 
     def pickle(self, content: Any) -> bytes:
-        """Return the size and the values of small tensors, and the pickle."""
+        """Return the size and the values of tiny tensors, and the pickle."""
         self.clear_memo()
         self._tensors.clear()
         self._buffer.seek(0)
@@ -297,10 +298,15 @@ class _ContentPickler(ForkingPickler):
         values = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
         if values.stride() != (1,):  # for example, a single value of a column
             values = values.clone(memory_format=torch.contiguous_format)
-        # Aligned like torch's own memory. Other frameworks copy what is not.
-        self._tensors += bytes(aligned(len(self._tensors)) - len(self._tensors))
-        args = len(self._tensors), tensor.dtype, tuple(tensor.shape), tensor.requires_grad
-        self._tensors += values.view(torch.uint8).numpy().data
+        content: Any = values.view(torch.uint8).numpy().data
+        if len(content) > TINY_TENSOR_BYTES:
+            place: Any = bytearray(content)
+        else:
+            # Aligned like torch's own memory. Other frameworks copy what is not.
+            self._tensors += bytes(aligned(len(self._tensors)) - len(self._tensors))
+            place = len(self._tensors)
+            self._tensors += content
+        args = place, tensor.dtype, tuple(tensor.shape), tensor.requires_grad
         if tensor is obj:
             return restore_tensor, args
         return _rebuild_from_type_v2, (restore_tensor, type(obj), args, vars(obj))
@@ -399,14 +405,17 @@ def computed(tensor: torch.Tensor) -> torch.Tensor:  # from images
 
 
 def restore_tensor(
-    memory: Any, begin: int, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
+    memory: Any, place: int | bytearray, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool
 ) -> torch.Tensor:
-    """Return a small tensor in the memory of those of a batch: a view of a tensor, or with a storage of its own."""
+    """Return a small tensor from its bytes, or if it is tiny, from its place in the memory of those of the batch."""
     count = math.prod(shape)
-    if isinstance(memory, torch.Tensor):
-        values = memory[begin : begin + count * dtype.itemsize].view(dtype)
+    if isinstance(place, bytearray):
+        device = memory.device if isinstance(memory, torch.Tensor) else "cpu"
+        values = torch.frombuffer(place, dtype=dtype).to(device, copy=True)
+    elif isinstance(memory, torch.Tensor):
+        values = memory[place : place + count * dtype.itemsize].view(dtype)
     elif count:  # frombuffer rejects 0
-        values = torch.frombuffer(memory, dtype=dtype, count=count, offset=begin)
+        values = torch.frombuffer(memory, dtype=dtype, count=count, offset=place)
     else:
         values = torch.empty(0, dtype=dtype)
     values = values if len(shape) == 1 else values.view(shape)
