@@ -316,7 +316,7 @@ def deaf(worker_id: int) -> None:
 
 
 def with_a_worker_that_is_stopped(root: Path, notes: Path, **arguments: Any) -> Any:
-    batches = after(6, root, notes, **arguments)
+    batches = after(6, root, notes, sampler=[*range(48)] * 20, **arguments)
     for child in children_of():
         child.send_signal(signal.SIGSTOP)
     return batches
