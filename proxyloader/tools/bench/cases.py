@@ -102,7 +102,10 @@ def proxyloader(config: BenchConfig) -> Loops:
     threads, load = ("auto" if value is None else value for value in config.tuning[1:])
     options: dict[str, Any] = {"device": config.device, "num_threads": threads, "hw_decoder_load": load}
     options |= {"targets_on_device": not config.use_defaults, **loader_arguments(config), **config.format}
-    return loop_forever(config, DataLoader(samples(config), **options))
+    loader: DataLoader[Any] = DataLoader(samples(config), **options)
+    if config.use_defaults or config.task == "classification":
+        return loop_forever(config, loader)
+    return (((_move(images, config.device), targets) for images, targets in loader) for _ in itertools.count())
 
 
 def synthetic(config: BenchConfig) -> Loops:

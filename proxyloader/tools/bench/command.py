@@ -103,8 +103,9 @@ def run_task(args: argparse.Namespace, configs: list[BenchConfig], ranges: Range
         for config in (config for config in configs if config.added == pipeline):
             best, trials = tune(config, ranges)
             first = max(trials, key=lambda trial: trial.get("images_per_s", 0.0))
-            # Loops of the same duration, so that their start costs each case the same.
-            passes = args.passes or max(1, round(args.seconds * first.get("images_per_s", 0.0) / config.images))
+            # Loops of about the same duration. With prefetching, half of a trial's loop, of one pass, is its start.
+            seconds = args.seconds * (2 if CASES[config.case].prefetches else 1)
+            passes = args.passes or max(1, round(seconds * first.get("images_per_s", 0.0) / config.images))
             tuned.append(replace(config, tuning=best, passes=passes))
             outcomes[config.name] = {"passes": passes, "trials": trials}
             outcomes[config.name]["first_epoch_images_per_s"] = first.get("first_loop_images_per_s", 0.0)
