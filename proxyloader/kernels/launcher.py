@@ -39,7 +39,13 @@ class Launcher:
             decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
             stream: torch's current stream.
         """
-        buffer = torch.empty(schedule.num_values, dtype=schedule.dtype, device=self.device)
+        num_values = schedule.num_values
+        if any(len(sizes) > 1 for _, sizes in schedule.outputs):
+            # torch reuses freed memory only for smaller tensors. If each batch had a size of its own, the larger ones
+            # would reserve more and more memory.
+            step = 1 << max(0, num_values.bit_length() - 2)
+            num_values = -(-num_values // step) * step
+        buffer = torch.empty(num_values, dtype=schedule.dtype, device=self.device)
         parts = (schedule.scratch_bytes, schedule.pool_bytes, schedule.stats_bytes)
         scratch, pool, stats, end = itertools.accumulate(parts, initial=0)
         memory = torch.empty(max(1, end), dtype=torch.uint8, device=self.device)
