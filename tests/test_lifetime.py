@@ -287,10 +287,7 @@ LEFT_OPEN = {
 
 @pytest.mark.parametrize(
     "body",
-    by_default(
-        LEFT_OPEN,
-        *("in a thread that still runs", "os._exit while a worker sleeps", "an iterator in a cycle"),
-    ),
+    by_default(LEFT_OPEN, *("in a thread that still runs", "os._exit while a worker sleeps", "an iterator in a cycle")),
 )
 def test_a_script_that_leaves_it_open_ends_without_a_word(spelled_root: Path, tmp_path: Path, body: str) -> None:
     assert ended(tmp_path, spelled_root, body) == (0, "", "")

@@ -26,9 +26,8 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
     Args:
         pipeline: a DALI pipeline whose inputs are named ``fn.external_source`` nodes. With ``exec_async=False``, it
             runs within ``next()`` instead of concurrently with training.
-        deterministic: as in DALI, start a run only when the loop requests its batch, which is slower. Batches are
-            reproducible in either case, except for the pipeline's random numbers after a loop was left early: without
-            this option, prefetched runs have already drawn some.
+        deterministic: as in DALI, start a run only when the loop requests its batch, which is slower. Otherwise, runs
+            that a loop has left in flight have drawn some of the pipeline's random numbers.
 
     Raises:
         TypeError: ``pipeline`` is not a DALI pipeline.

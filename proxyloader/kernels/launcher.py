@@ -40,9 +40,7 @@ class Launcher:
             stream: torch's current stream.
         """
         num_values = schedule.num_values
-        if any(len(sizes) > 1 for _, sizes in schedule.outputs):
-            # torch reuses freed memory only for smaller tensors. If each batch had a size of its own, the larger ones
-            # would reserve more and more memory.
+        if any(len(sizes) > 1 for _, sizes in schedule.outputs):  # few sizes, as torch reuses freed memory by size
             step = 1 << max(0, num_values.bit_length() - 2)
             num_values = -(-num_values // step) * step
         buffer = torch.empty(num_values, dtype=schedule.dtype, device=self.device)

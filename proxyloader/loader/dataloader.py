@@ -76,15 +76,13 @@ class DataLoader(TorchDataLoader[T]):
             ``torch.float32``, the default. ``torch.uint8`` is allowed if the transform returns uint8. Equivalent to
             ``images.to(dtype)``, but cheaper.
         memory_format: memory format of image batches, ``torch.contiguous_format`` or ``torch.channels_last``.
-            Equivalent to ``images.to(memory_format=...)``, but cheaper. In batches from torchvision in the workers or a
-            ``collate_fn``, and in the outputs of a ``server``, every four-dimensional tensor counts as images:
-            ``dtype`` applies to floating-point ones, and ``torch.channels_last`` to all. A three-dimensional tensor
-            that is computed from undecoded images counts as one, too.
+            Equivalent to ``images.to(memory_format=...)``, but cheaper. In batches from torchvision in the workers, a
+            ``collate_fn`` or a ``server``, every four-dimensional tensor counts as images: ``dtype`` applies to
+            floating-point ones, and ``torch.channels_last`` to all. So does one (C, H, W) computed from images.
         server: the ``ProxyServer`` of a hand-written pipeline, whose ``server.proxy`` the dataset calls.
         seed: makes the order and the random numbers of each sample a function of (seed, epoch, index) alone, so that
             they are the same for any number of workers, any start method, and after ``load_state_dict``. A
-            ``generator``, or a sampler that has one, still determines the order. Default: torch's generators, as in the
-            stock loader.
+            ``generator``, or a sampler that has one, still determines the order. Default: torch's generators.
         on_error: what to do with an unreadable sample. "raise" raises an ImageError at its batch. "skip" omits the
             sample and its label. "replace" uses the next readable sample of the dataset. ``loader.errors`` lists the
             unreadable samples.
@@ -107,17 +105,15 @@ class DataLoader(TorchDataLoader[T]):
         last_batch_policy: what to do with the last batch of a shard: a ``LastBatchPolicy`` of this package or of DALI,
             or "fill", "partial" or "drop". Default: "drop" with ``drop_last``, else "partial", with which some
             processes may have one more batch than others.
-        prefetch: maximum number of batches decoded in advance; a GPU may decode several small ones in place of one. As
-            in torch, ``prefetch_factor`` is the number of batches that each worker loads in advance, with
-            ``persistent_workers`` including decoded ones.
+        prefetch: maximum number of batches decoded in advance; a GPU may decode several small ones in place of one.
+            With ``persistent_workers``, the ``prefetch_factor`` of torch includes decoded batches.
         num_threads: number of DALI's CPU threads, at most 1024. "auto": on the CPU, the number of cores of this process
             plus one; on a GPU, at most 4.
         hw_decoder_load: fraction of the JPEGs, in [0, 1], that the GPU's JPEG engines decode, if it has any. "auto": 1.
             If this and ``num_threads`` are "auto", this process has 12 or more cores, and the JPEGs of the first batch
             have 1.2 million or more pixels on average, it is 0.65, with up to 16 threads. Up to 16 threads are also
             used if one in 50 JPEGs is progressive, as CUDA decodes these.
-        torch_arguments: arguments that only newer versions of torch's loader accept. Type checkers report them, like
-            misspelled names.
+        torch_arguments: arguments that only newer versions of torch's loader accept.
 
     Raises:
         ImageError: an image cannot be read. ``next()`` raises it at the batch of the image, with the dataset index and
@@ -340,7 +336,7 @@ class DataLoader(TorchDataLoader[T]):
     def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
         pool, recorder, previous = self._pool, self._recorder, self._loader_state
         discovered = self._servers.drop_unused()
-        if pool is not None and self.persistent_workers and not pool.broken:
+        if pool is not None and self.persistent_workers and not (pool.broken or pool.has_lost_worker()):
             # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
             # change of device or dtype changes what workers prepare.
             needs_new = loader_state.resumes and (pool.worker_dataset is None or bool(loader_state.worker_states))
@@ -485,9 +481,9 @@ class DataLoader(TorchDataLoader[T]):
 
         The remaining samples and their order are always restored, and so are their random numbers if the loader has a
         ``seed``. In this case, the number of workers may differ. With ``num_shards`` or a ``DistributedSampler``, the
-        number of processes may differ: they share the remaining samples. A custom batch sampler is advanced past the
-        earlier batches, and so is an IterableDataset, which requires the same number of workers. With a state from
-        between epochs and no ``seed``, the iteration begins by setting torch's default generator to its saved state.
+        number of processes may differ: they share the remaining samples. A custom sampler, which must have the same
+        length, is advanced past earlier batches, and so is an IterableDataset, with the same number of workers. With a
+        state from between epochs and no ``seed``, torch's default generator is first set to its saved state.
 
         Raises:
             ValueError: the argument is not such a state, or comes from a loader with a different seed or number of

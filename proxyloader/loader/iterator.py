@@ -29,10 +29,7 @@ class LoaderIterator(Iterator[Any]):
     def begin(
         self, batches: Any, pool: WorkerPool, loader_state: LoaderState, assembler: BatchAssembler | None
     ) -> None:
-        """Begin an epoch of torch's iterator, whose position is recorded in ``loader_state``.
-
-        Without an assembler, the batches of torch's iterator are returned and counted.
-        """
+        """Begin an epoch of torch's iterator, recorded in ``loader_state``. Without assembler, return its batches."""
         with self._lock:
             self._pool, self._loader_state, self._assembler = pool, loader_state, assembler
             self._batches: Any = batches if assembler is None else None  # a closed feed releases the workers
@@ -90,16 +87,22 @@ class LoaderIterator(Iterator[Any]):
                     assembler.end_epoch(had_batches)
                 raise StopIteration
             try:
-                self._record_progress(in_flight.batch)
                 feed.request_next(in_flight)
                 batch = assembler.assemble(in_flight)
+            except Exception:
+                if not self._pool.has_lost_worker(feed.batches):  # torch's signal handler raises at any line
+                    self._record_progress(in_flight.batch)
+                raise
             finally:
                 feed.release(in_flight)
+            if batch is SKIPPED_BATCH:
+                self._record_progress(in_flight.batch)
         self._has_batches = True
         self._last_return_s = monotonic()
         assert in_flight is not None and in_flight.batch is not None
         packed, wait_s = in_flight.batch, self._last_return_s - start_s
         self._recorder.add(packed, Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples))
+        self._record_progress(packed)  # at the end, as an interrupted batch is not received
         return batch
 
     def _record_progress(self, batch: PackedBatch | None) -> None:

@@ -13,9 +13,10 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from .._random_state import make_generator, preserve_rng, seed_generators
+from ..data.dataset import get_length
 from ..data.sharded_sampler import ShardedSampler
 from .arena import Arena
-from .loader_state import LoaderState, is_stateful
+from .loader_state import RESTART, LoaderState, is_stateful
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """torch samplers that draw from the default generator unless they are given a ``generator``."""
@@ -204,6 +205,12 @@ class RequestSampler:
                 sampler.set_epoch(loader_state.sampler_state["epoch"])
             if "sampler" in loader_state.sampler_state and is_stateful(sampler):
                 sampler.load_state_dict(loader_state.sampler_state["sampler"])
+            saved = loader_state.sampler_state.get("length", length := get_length(sampler))
+            if loader_state.batches and not is_stateful(sampler) and saved != length:
+                raise ValueError(
+                    f"the state was saved with a sampler of length {saved}, but this one has length {length}, so some "
+                    f"samples would be repeated and others skipped. Use a DistributedSampler, num_shards, or {RESTART}"
+                )
         else:
             loader_state.sampler_state = sampler_state(sampler)
 
@@ -250,6 +257,8 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
     state: dict[str, Any] = {}
     if hasattr(sampler, "set_epoch") and hasattr(sampler, "epoch"):
         state["epoch"] = sampler.epoch
+    if not hasattr(sampler, "num_replicas") and (length := get_length(sampler)) is not None:
+        state["length"] = length
     if is_stateful(sampler):
         state["sampler"] = sampler.state_dict()
     if iterator is not sampler and is_stateful(iterator):

@@ -290,10 +290,7 @@ TEN: Any = range(10)
         (SHARDED | dict(policy=PARTIAL, drop_last=True), "drop_last=True contradicts last_batch_policy='partial'"),
         (SHARDED | dict(policy="none"), "last_batch_policy must be 'fill', 'partial', 'drop'"),
         (SHARDED | dict(policy="fill", batch_size=None), "last_batch_policy='fill' requires batch_size"),
-        (
-            SHARDED | dict(dataset=ChainDataset([])),
-            r"map-style dataset with a length, got ChainDataset.*World.current",
-        ),
+        (SHARDED | dict(dataset=ChainDataset([])), r"map-style dataset with a length, got ChainDataset.*World.current"),
         (SHARDED | dict(dataset=Dataset()), "map-style dataset with a length, got Dataset"),
         (
             SHARDED | dict(sampler=DistributedSampler(TEN, 2, 0)),

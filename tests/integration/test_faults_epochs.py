@@ -107,11 +107,7 @@ def test_what_was_made_before_the_loop_changes_nothing_and_appears_in_no_epoch(r
             assert number == expected
 
 
-BREAKS = {
-    "fork": [(2, 8, 6), (1, 4, 1), (1, 1, 1), (4, 2, 1)],
-    "forkserver": [(2, 8, 6)],
-    "spawn": [(1, 4, 1)],
-}
+BREAKS = {"fork": [(2, 8, 6), (1, 4, 1), (1, 1, 1), (4, 2, 1)], "forkserver": [(2, 8, 6)], "spawn": [(1, 4, 1)]}
 """Workers, batches that each fetches ahead, and epochs after one that was left."""
 
 

@@ -76,18 +76,35 @@ def test_pictures_are_right_after_a_signal_handler_has_raised_in_whatever_line(
     assert raised > 10 and images == PICTURES
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
-    spelled_root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def interrupt_second_run(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     of_dali, calls = Pipeline.outputs, itertools.count()
 
     def outputs(pipeline: Any, *args: Any, **kwargs: Any) -> Any:
         if next(calls) == 1:
-            raise Preempted("by a signal")
+            raise error
         return of_dali(pipeline, *args, **kwargs)
 
     monkeypatch.setattr(Pipeline, "outputs", outputs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_that_an_interrupt_took_is_the_next_one_of_the_state(
+    spelled_root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader, resumed = (loader_of(spelled_root, workers=workers, device=device) for _ in range(2))
+    interrupt_second_run(monkeypatch, KeyboardInterrupt())
+    seen: list[int] = []
+    with pytest.raises(KeyboardInterrupt):
+        seen += map(numbers_of, loader)
+    resumed.load_state_dict(loader.state_dict())
+    assert loader.state_dict()["batches"] == len(seen) and all_numbers(resumed) == ALL[BATCH * len(seen) :]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_before_dali_gave_a_run_up_is_the_users_and_shifts_nothing(
+    spelled_root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_second_run(monkeypatch, Preempted("by a signal"))
     loader = loader_of(spelled_root, workers=workers, device=device)
     found = outcomes(loader)
     batches = [each for each in found if not isinstance(each, Preempted)]

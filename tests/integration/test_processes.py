@@ -107,9 +107,7 @@ def test_a_worker_that_dies_is_an_error_at_once_and_the_next_epoch_is_right(
 
 @ANYWHERE
 @pytest.mark.parametrize("in_order", [True, False], ids=["in order", "in any order"])
-def test_a_worker_that_delivers_hides_no_loss(
-    spelled_root: Path, tmp_path: Path, in_order: bool, consumed: Any
-) -> None:
+def test_a_worker_that_sends_hides_no_loss(spelled_root: Path, tmp_path: Path, in_order: bool, consumed: Any) -> None:
     misstep = Misstep(5, be_killed, tmp_path)
 
     def slow_but_one(index: int) -> None:
@@ -175,9 +173,7 @@ def allow_little_memory(worker_id: int) -> None:
 
 @ANYWHERE
 @PERSISTENT
-def test_no_memory_is_an_error_of_its_batch(
-    spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any
-) -> None:
+def test_no_memory_is_the_batchs_error(spelled_root: Path, tmp_path: Path, persistent: bool, consumed: Any) -> None:
     misstep = Misstep(13, functools.partial(bytearray, 1 << 30), tmp_path)
     loader = loader_of(spelled_root, misstep, worker_init_fn=allow_little_memory, persistent_workers=persistent)
     consumed(lambda: assert_only_the_fourth_fails(loader, MemoryError))
@@ -377,9 +373,7 @@ def test_a_new_epoch_begins_at_once_where_a_worker_hangs_in_the_last(spelled_roo
     assert all_numbers(batches) == list(range(4, 48))
 
 
-def test_timeout_ends_the_wait_for_a_worker_that_hangs_from_the_epoch_before(
-    spelled_root: Path, tmp_path: Path
-) -> None:
+def test_timeout_ends_the_wait_for_a_worker_that_hung_in_the_epoch_before(spelled_root: Path, tmp_path: Path) -> None:
     misstep = Misstep(13, hang, tmp_path)
     loader = loader_of(spelled_root, misstep, persistent_workers=True, timeout=2)
     for _ in loader:

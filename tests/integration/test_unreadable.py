@@ -219,9 +219,7 @@ DEPRECATED = pytest.mark.filterwarnings("ignore:The image decoding and encoding 
 @DEPRECATED
 @pytest.mark.parametrize("translate", [True, False])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_torchvision_cannot_read_is_left_out(
-    spelled: Numbered, workers: int, translate: bool, device: str
-) -> None:
+def test_what_torchvision_cannot_read_is_omitted(spelled: Numbered, workers: int, translate: bool, device: str) -> None:
     for index, how in {5: Path.unlink, 6: empty, 23: text}.items():
         damage(spelled, how, index)
     dataset = ReadByTorchvision(spelled.root)
@@ -297,9 +295,7 @@ def test_a_batch_that_loses_all_its_samples_is_left_out(spelled: Numbered, how: 
 
 @EITHER
 @pytest.mark.parametrize("workers", [0, 2])
-def test_processes_take_as_many_steps_whatever_is_skipped(
-    spelled: Numbered, how: Any, workers: int, device: str
-) -> None:
+def test_processes_take_equal_steps_whatever_is_skipped(spelled: Numbered, how: Any, workers: int, device: str) -> None:
     damage(spelled, how, 3, 16, 17, 18, 19, 20)
     found = []
     for sharing in (

@@ -156,9 +156,7 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     assert clean.backend.endswith("JPEGs are sent encoded") and "produced by the dataset's code: 0" in caplog.text
 
 
-def test_an_epoch_that_is_left_early_is_not_counted_in_the_first(
-    photos: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_epoch_left_early_is_not_counted_in_the_first(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
     loader = proxyloader.DataLoader(Files(photos, unused), 12, device="cpu")
     next(iter(loader))
     with caplog.at_level(logging.INFO):
