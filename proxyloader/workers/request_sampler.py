@@ -162,8 +162,8 @@ class RequestSampler:
         """Return an iterator over the rest of the epoch. Like a stock loader, call ``iter`` on the sampler once."""
         # Samples are dealt to the processes in turn. If the number of processes changes, the consumed samples may not
         # divide evenly: some processes then repeat a sample, or skip one if the sampler has ``drop_last``.
-        repeats = not getattr(self._inner_sampler, "drop_last", False)
-        done = loader_state.samples // self._num_replicas if repeats else -(-loader_state.samples // self._num_replicas)
+        drops = getattr(self._inner_sampler, "drop_last", False) * (self._num_replicas - 1)
+        loader_state.samples = self._num_replicas * (done := (loader_state.samples + drops) // self._num_replicas)
         if type(self.sampler) is not BatchSampler:
             self._iterator = iter(self.sampler)
             return self._resume(loader_state, loader_state.batches if self.batched else done)

@@ -54,7 +54,7 @@ def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
 
 @given(
     samples=st.integers(1, 200),
-    before=st.integers(1, 16),
+    ranks=st.lists(st.integers(1, 16), min_size=1, max_size=3),
     after=st.integers(1, 16),
     batch=st.integers(1, 7),
     new_batch=st.integers(1, 7),
@@ -63,16 +63,17 @@ def test_slots_of_unanswered_requests_are_lent_in_the_next_epoch() -> None:
 )
 @settings(max_examples=200)
 def test_another_number_of_processes_shares_the_remaining_samples(
-    samples: int, before: int, after: int, batch: int, new_batch: int, steps: int, drop_last: bool
+    samples: int, ranks: list[int], after: int, batch: int, new_batch: int, steps: int, drop_last: bool
 ) -> None:
     def sampler(ranks: int, rank: int, batch: int) -> RequestSampler:
         dealt = DistributedSampler(range(samples), ranks, rank, shuffle=True, seed=1, drop_last=drop_last)
         return RequestSampler(BatchSampler(dealt, batch, False), True, None, None)
 
-    done: list[int] = []
-    for rank in range(before):
-        progress = LoaderState()
-        done += itertools.chain(*indices(sampler(before, rank, batch), progress, steps))
+    done, progress = list[int](), LoaderState()
+    for before in ranks:
+        each = [copy.deepcopy(progress) for _ in range(before)]
+        for rank, progress in enumerate(through_a_checkpoint(state, None) for state in each):
+            done += itertools.chain(*indices(sampler(before, rank, batch), progress, steps))
     each = [
         indices(sampler(after, rank, new_batch), through_a_checkpoint(copy.deepcopy(progress), None))
         for rank in range(after)
@@ -80,9 +81,9 @@ def test_another_number_of_processes_shares_the_remaining_samples(
     assert len({len(batches) for batches in each}) == 1  # in step
     left = [*itertools.chain(*itertools.chain(*each))]
     if drop_last:
-        assert len({*done, *left}) == len(done) + len(left) and samples - len(done) - len(left) < before + 2 * after
+        assert len({*done, *left}) == len(done) + len(left) and samples - len(done) - len(left) < 2 * sum(ranks, after)
     else:
-        assert {*done, *left} == set(range(samples)) and len(done) + len(left) - samples < before + 2 * after
+        assert {*done, *left} == set(range(samples)) and len(done) + len(left) - samples < 2 * sum(ranks, after)
 
 
 class Stateful:
