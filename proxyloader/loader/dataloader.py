@@ -336,7 +336,7 @@ class DataLoader(TorchDataLoader[T]):
     def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
         pool, recorder, previous = self._pool, self._recorder, self._loader_state
         discovered = self._servers.drop_unused()
-        if pool is not None and self.persistent_workers and not (pool.broken or pool.has_lost_worker()):
+        if pool is not None and self.persistent_workers and not pool.has_lost_worker():
             # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
             # change of device or dtype changes what workers prepare.
             needs_new = loader_state.resumes and (pool.worker_dataset is None or bool(loader_state.worker_states))

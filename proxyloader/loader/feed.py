@@ -234,10 +234,7 @@ class Feed:
         return queue.fits(schedules, others=1) and self._is_ready()
 
     def _receive(self, is_ahead: bool) -> InFlightBatch | None:
-        """Return the next batch from the workers; None at the end of the epoch.
-
-        ``is_ahead``: whether the training loop asks for another one first.
-        """
+        """Return the next batch from the workers; None at the end of the epoch. ``is_ahead``: not for this ``next``."""
         assert self.batches is not None
         in_flight, requests, deferral = InFlightBatch(), self.pool.requests, self.pool.deferral
         workers = self.batches if isinstance(self.batches, WorkersIterator) else None
@@ -272,6 +269,8 @@ class Feed:
                 self._plan_servers.discover(batch.plans, self._options)
             except Exception as error:
                 in_flight.error = error
+                # Tensors in torch's shared memory cannot be opened once their worker has died.
+                self.pool.broken |= isinstance(error, (ConnectionError, EOFError))
         in_flight.delays_request = workers is not None and workers.has_delayed
         return in_flight
 

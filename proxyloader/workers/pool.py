@@ -266,9 +266,10 @@ class WorkerPool:
         return batches
 
     def has_lost_worker(self, batches: Any = None) -> bool:
-        """Return whether a worker of torch's iterator, by default of the persistent one, has died."""
-        iterator = self.workers._iterator if batches is None else batches
-        return isinstance(iterator, WorkersIterator) and any(worker.exitcode for worker in iterator._workers)
+        """Return whether a worker was lost, of torch's iterator, by default of the persistent one."""
+        iterator: Any = self.workers._iterator if batches is None else batches
+        has_workers = isinstance(iterator, WorkersIterator)
+        return self.broken or (has_workers and any(worker.exitcode for worker in iterator._workers))
 
     def shut_down(self, batches: Any) -> None:
         """Shut down the workers of an epoch that failed to begin, as they write to the arena until they exit."""
