@@ -77,8 +77,8 @@ class DataLoader(TorchDataLoader[T]):
             ``images.to(dtype)``, but cheaper.
         memory_format: memory format of image batches, ``torch.contiguous_format`` or ``torch.channels_last``.
             Equivalent to ``images.to(memory_format=...)``, but cheaper. In batches from torchvision in the workers, a
-            ``collate_fn`` or a ``server``, every four-dimensional tensor counts as images: ``dtype`` applies to
-            floating-point ones, and ``torch.channels_last`` to all. So does one (C, H, W) computed from images.
+            ``collate_fn`` or a ``server``, every four-dimensional tensor counts as images, like any tensor (C, H, W)
+            computed from images: ``dtype`` applies to floating-point ones, and ``torch.channels_last`` to all.
         server: the ``ProxyServer`` of a hand-written pipeline, whose ``server.proxy`` the dataset calls.
         seed: makes the order and the random numbers of each sample a function of (seed, epoch, index) alone, so that
             they are the same for any number of workers, any start method, and after ``load_state_dict``. A
@@ -336,7 +336,7 @@ class DataLoader(TorchDataLoader[T]):
     def _prepare_pool(self, loader_state: LoaderState) -> WorkerPool:
         pool, recorder, previous = self._pool, self._recorder, self._loader_state
         discovered = self._servers.drop_unused()
-        if pool is not None and self.persistent_workers and not pool.has_lost_worker():
+        if pool is not None and self.persistent_workers and not (pool.broken or pool.has_lost_worker()):
             # Only new workers load the states of a checkpoint. torch's own batches cannot skip to its position. A
             # change of device or dtype changes what workers prepare.
             needs_new = loader_state.resumes and (pool.worker_dataset is None or bool(loader_state.worker_states))

@@ -152,7 +152,7 @@ class Feed:
         options: LoaderOptions,
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
-        self.batches: Iterator[BatchMessage] | None = batches
+        self._batches: Iterator[BatchMessage] | None = batches
         self.pool, self.servers, self._plan_servers, self._options = pool, servers, plan_servers, options
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded,
         # unless the dataset or its iterators restore their states.
@@ -169,7 +169,7 @@ class Feed:
         if self.process == os.getpid():  # the locks of a forked copy may never be released
             while self._in_flight:
                 self.release(self._in_flight.popleft())
-        self.batches = None
+        self._batches = None
 
     def __len__(self) -> int:
         """Number of batches that are decoded or in DALI, and not yet returned."""
@@ -177,7 +177,7 @@ class Feed:
 
     def next(self) -> InFlightBatch | None:
         """Receive batches from the workers, and return the oldest one in flight; None at the end of the epoch."""
-        while self.batches is not None and (not self._in_flight or self._can_receive()):
+        while self._batches is not None and (not self._in_flight or self._can_receive()):
             self._receive_together()
         if not self._in_flight:
             return None
@@ -186,8 +186,8 @@ class Feed:
 
     def request_next(self, in_flight: InFlightBatch) -> None:
         """Request a batch in place of one that the training loop receives, as torch does."""
-        if in_flight.delays_request and self.batches is not None:
-            self.batches._try_put_index()  # type: ignore[attr-defined]
+        if in_flight.delays_request and self._batches is not None:
+            self._batches._try_put_index()  # type: ignore[attr-defined]
 
     def release(self, in_flight: InFlightBatch) -> None:
         """Release the slot of a batch, and cancel its runs unless they were collected."""
@@ -210,13 +210,13 @@ class Feed:
         if requests is not None:
             return requests.has_ready_batch(self.pool.workers.in_order)
         # A stream may wait for what the training loop does with a batch.
-        return isinstance(self.batches, WorkersIterator) and self.batches.has_arrived()
+        return isinstance(self._batches, WorkersIterator) and self._batches.has_arrived()
 
     def _receive_together(self) -> None:
         """Receive the next batch from the workers, and those that are ready and can be decoded with it."""
         together: list[InFlightBatch] = []
         try:
-            while self.batches is not None and (not together or self._can_add(together)):
+            while self._batches is not None and (not together or self._can_add(together)):
                 if (in_flight := self._receive(is_ahead=bool(self._in_flight or together))) is not None:
                     together.append(in_flight)
         finally:  # whatever a signal handler has raised
@@ -234,28 +234,28 @@ class Feed:
         return queue.fits(schedules, others=1) and self._is_ready()
 
     def _receive(self, is_ahead: bool) -> InFlightBatch | None:
-        """Return the next batch from the workers; None at the end of the epoch. ``is_ahead``: not for this ``next``."""
-        assert self.batches is not None
+        """Return the next batch from the workers; None at the end. ``is_ahead``: whether another is returned first."""
+        assert self._batches is not None
         in_flight, requests, deferral = InFlightBatch(), self.pool.requests, self.pool.deferral
-        workers = self.batches if isinstance(self.batches, WorkersIterator) else None
+        workers = self._batches if isinstance(self._batches, WorkersIterator) else None
         if workers is not None:
             workers.delays_requests = is_ahead and self.pool.delays_requests
         try:
             with deferring(deferral) if deferral is not None else contextlib.nullcontext():
                 while self._skip_batches:
                     self._skip_batches -= 1
-                    next(self.batches)
+                    next(self._batches)
                 start_s = time.monotonic()
-                message: Any = next(self.batches)
+                message: Any = next(self._batches)
                 self.worker_wait_s += time.monotonic() - start_s
         except StopIteration:
-            self.batches = None
+            self._batches = None
             return None
         except Exception as error:
-            self.pool.broken |= getattr(self.batches, "failed", False)
+            self.pool.broken |= getattr(self._batches, "failed", False)
             in_flight.error = error
-            if getattr(self.batches, "lost", False):
-                self.truncated, self.batches = True, None
+            if getattr(self._batches, "lost", False):
+                self.truncated, self._batches = True, None
         else:
             request = None if requests is None else requests.pending.pop(message.number)
             in_flight.batch = PackedBatch(request)  # releases its slot even if the next lines fail
@@ -269,8 +269,7 @@ class Feed:
                 self._plan_servers.discover(batch.plans, self._options)
             except Exception as error:
                 in_flight.error = error
-                # Tensors in torch's shared memory cannot be opened once their worker has died.
-                self.pool.broken |= isinstance(error, (ConnectionError, EOFError))
+                self.pool.broken |= isinstance(error, (ConnectionError, EOFError))  # its worker has died
         in_flight.delays_request = workers is not None and workers.has_delayed
         return in_flight
 

@@ -26,19 +26,17 @@ class LoaderIterator(Iterator[Any]):
         self._lock = threading.RLock()  # threads may share the iterator
         self._assembler: BatchAssembler | None = None  # None: the batches are those of torch's iterator
 
-    def begin(
-        self, batches: Any, pool: WorkerPool, loader_state: LoaderState, assembler: BatchAssembler | None
-    ) -> None:
-        """Begin an epoch of torch's iterator, recorded in ``loader_state``. Without assembler, return its batches."""
+    def begin(self, batches: Any, pool: WorkerPool, state: LoaderState, assembler: BatchAssembler | None) -> None:
+        """Begin an epoch of torch's iterator. ``assembler``: None if its batches are returned unchanged."""
         with self._lock:
-            self._pool, self._loader_state, self._assembler = pool, loader_state, assembler
+            self._pool, self._loader_state, self._assembler = pool, state, assembler
             self._batches: Any = batches if assembler is None else None  # a closed feed releases the workers
             self._torch_next: Any = batches.__next__ if assembler is None else None
             kind = "MultiProcessing" if pool.workers.num_workers else "SingleProcess"
             self._profile_name = f"enumerate(DataLoader)#_{kind}DataLoaderIter.__next__"  # as in torch
             batches._profile_name = self._profile_name if assembler is None else TAKE
             vars(self).update({name: value for name, value in vars(batches).items() if name in TORCH_ITERATOR_ATTRS})
-            self._has_batches = loader_state.batches > 0
+            self._has_batches = state.batches > 0
             self._recorder.begin_epoch()
             self._last_return_s = monotonic()
             self._was_interrupted = False
@@ -89,8 +87,12 @@ class LoaderIterator(Iterator[Any]):
             try:
                 feed.request_next(in_flight)
                 batch = assembler.assemble(in_flight)
-            except Exception:
-                if not self._pool.has_lost_worker(feed.batches):  # torch's signal handler raises at any line
+            except Exception as error:
+                # If a worker dies, torch's signal handler raises at any line. The state is then that before this batch.
+                if in_flight.batch is not None and str(error).startswith("DataLoader worker (pid"):
+                    feed.truncated = True
+                    feed.close()
+                else:
                     self._record_progress(in_flight.batch)
                 raise
             finally:

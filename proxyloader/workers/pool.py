@@ -265,11 +265,9 @@ class WorkerPool:
             self.worker_dataset.begin(0)  # after torch has drawn its seed, because a dataset may set generator states
         return batches
 
-    def has_lost_worker(self, batches: Any = None) -> bool:
-        """Return whether a worker was lost, of torch's iterator, by default of the persistent one."""
-        iterator: Any = self.workers._iterator if batches is None else batches
-        has_workers = isinstance(iterator, WorkersIterator)
-        return self.broken or (has_workers and any(worker.exitcode for worker in iterator._workers))
+    def has_lost_worker(self) -> bool:
+        """Return whether a persistent worker has died."""
+        return any(worker.exitcode for worker in getattr(self.workers._iterator, "_workers", ()))
 
     def shut_down(self, batches: Any) -> None:
         """Shut down the workers of an epoch that failed to begin, as they write to the arena until they exit."""

@@ -206,7 +206,8 @@ class RequestSampler:
             if "sampler" in loader_state.sampler_state and is_stateful(sampler):
                 sampler.load_state_dict(loader_state.sampler_state["sampler"])
             saved = loader_state.sampler_state.get("length", length := get_length(sampler))
-            if loader_state.batches and not is_stateful(sampler) and saved != length:
+            restores = {"iterator", "sampler"} & loader_state.sampler_state.keys()
+            if loader_state.batches and not restores and saved != length:
                 raise ValueError(
                     f"the state was saved with a sampler of length {saved}, but this one has length {length}, so some "
                     f"samples would be repeated and others skipped. Use a DistributedSampler, num_shards, or {RESTART}"

@@ -87,14 +87,14 @@ def interrupt_second_run(monkeypatch: pytest.MonkeyPatch, error: BaseException) 
     monkeypatch.setattr(Pipeline, "outputs", outputs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("workers", "error"), [(0, ""), (2, ""), (2, "DataLoader worker (pid 1) is killed")])
 def test_a_batch_that_an_interrupt_took_is_the_next_one_of_the_state(
-    spelled_root: Path, workers: int, device: str, monkeypatch: pytest.MonkeyPatch
+    spelled_root: Path, workers: int, error: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader, resumed = (loader_of(spelled_root, workers=workers, device=device) for _ in range(2))
-    interrupt_second_run(monkeypatch, KeyboardInterrupt())
+    interrupt_second_run(monkeypatch, RuntimeError(error) if error else KeyboardInterrupt())
     seen: list[int] = []
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RuntimeError if error else KeyboardInterrupt):
         seen += map(numbers_of, loader)
     resumed.load_state_dict(loader.state_dict())
     assert loader.state_dict()["batches"] == len(seen) and all_numbers(resumed) == ALL[BATCH * len(seen) :]

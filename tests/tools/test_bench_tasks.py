@@ -166,5 +166,6 @@ def test_four_workers_are_compared_with_all(tmp_path: Path, monkeypatch: pytest.
     cases = read_last(tmp_path / "a.jsonl")["cases"]
     assert [name.split(" + ")[1] for name in cases] == [each for each in TASKS["detection"] for _ in range(3)]
     assert cases[f"{FEW} + lsj"]["targets_differ"] == 4 and cases["proxyloader + lsj"]["targets_differ"] == 8
+    assert {each["workers"] for case in cases.values() for each in (case["tuning"], *case["trials"])} == {4, 8}
     figures = {(name[:5], case["passes"], case["first_epoch_images_per_s"]) for name, case in cases.items()}
     assert figures == {("torch", 10, 40), ("proxy", 20, 40)}
