@@ -22,6 +22,7 @@ from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
 from ..transforms.random_numbers import resized_crop_box
 from ..transforms.registry import COMPOSES, RULES, is_changed, load_timm_rules
+from ..transforms.samples import sample_patches
 from .deferral import Deferral, active
 from .encoded_image import EncodedImage
 from .lazy_image import create_lazy_image, get_transformed, is_lazy
@@ -50,8 +51,9 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
     for make_params in find("torchvision.transforms.v2:RandomIoUCrop.make_params").values():
         yield v2.RandomIoUCrop, "make_params", unless_handled(make_params, boxes.make_params)
-    for check in find("torchvision.transforms.v2.functional._misc:_get_sanitize_bounding_boxes_mask").values():
-        yield from replacements(check, unless_handled(original(check), boxes.find_valid))
+    for name, theirs in find(*boxes.FUNCTIONS).items():
+        yield from replacements(theirs, unless_handled(original(theirs), boxes.FUNCTIONS[name]))
+    yield from sample_patches()
 
 
 def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:

@@ -16,6 +16,7 @@ __all__ = [
     "random_numbers",
     "registry",
     "resize",
+    "samples",
     "type_conversion",
     "warp",
 ]

@@ -1,4 +1,4 @@
-"""v2's code for boxes, in NumPy: the crops of RandomIoUCrop, the check of SanitizeBoundingBoxes. Runs in the worker.
+"""v2's code for boxes, in NumPy: RandomIoUCrop, horizontal flips, SanitizeBoundingBoxes. Runs in the worker.
 
 RandomIoUCrop tries up to 40 crops for an overlap, and compares each of them with the boxes in about thirty operations
 on tensors of a few elements, which takes 2.4 ms for five boxes (``benchmarks/results/parts.jsonl``, line 14). The code
@@ -31,12 +31,28 @@ def find_valid(_: Any, boxes: Any, format: Any, canvas_size: Any, min_size: floa
     is_known = boxes.dtype is torch.float32 and format is tv_tensors.BoundingBoxFormat.XYXY
     if not is_known or tv_tensors._torch_function_helpers._must_return_subclass():
         return NotImplemented
-    left, top, right, bottom = (values := boxes.as_subclass(torch.Tensor).numpy()).T
-    height, width = map(float, canvas_size)
-    widths, heights = right - left, bottom - top
-    valid = (widths >= min_size) & (heights >= min_size) & (values >= 0).all(1)
-    valid &= (widths * heights >= min_area) & (left <= width) & (right <= width)
-    return torch.from_numpy(valid & (top <= height) & (bottom <= height))
+    values = boxes.as_subclass(torch.Tensor).numpy()
+    sides, limits = values[:, 2:] - values[:, :2], np.array(2 * canvas_size[::-1], np.float32)
+    is_large = (sides >= min_size).all(1) & (sides[:, 0] * sides[:, 1] >= min_area)
+    return torch.from_numpy(is_large & ((values >= 0) & (values <= limits)).all(1))
+
+
+def flip(_: Any, boxes: Any, format: Any, canvas_size: Any) -> Any:
+    """Return boxes of a mirrored image; NotImplemented if torchvision has to compute them."""
+    if boxes.dtype not in BOX_DTYPES or boxes.ndim != 2 or format is not tv_tensors.BoundingBoxFormat.XYXY:
+        return NotImplemented
+    values = boxes.numpy()
+    flipped = values.copy("K")
+    flipped[:, ::2] = -(values[:, 2::-2] - canvas_size[1])
+    return torch.from_numpy(flipped)
+
+
+_FUNCTIONAL = "torchvision.transforms.v2.functional."
+FUNCTIONS = {
+    f"{_FUNCTIONAL}_misc:_get_sanitize_bounding_boxes_mask": find_valid,
+    f"{_FUNCTIONAL}_geometry:horizontal_flip_bounding_boxes": flip,
+}
+"""Functions that replace torchvision's, by their names there."""
 
 
 def make_params(theirs: Any, transform: Any, inputs: list[Any]) -> Any:

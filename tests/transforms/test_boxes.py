@@ -140,8 +140,10 @@ EDGES = [0.0, -0.0, -1e-7, 0.5, 1.0, 1.0000001, 20.0, 21.0, 29.999998, 30.0, 30.
 
 
 @pytest.mark.parametrize("format, dtype", [(XYXY, torch.float32), (XYXY, torch.float64), (FORMATS[1], torch.float32)])
-@pytest.mark.parametrize("transform", [v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(1.1, 10.1)])
-def test_sanitizing_keeps_the_same_boxes(format: Any, dtype: torch.dtype, transform: Any) -> None:
+@pytest.mark.parametrize(
+    "transform", [v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(1.1, 10.1), v2.RandomHorizontalFlip(1.0)]
+)
+def test_changed_and_kept_boxes_are_torchvisions(format: Any, dtype: torch.dtype, transform: Any) -> None:
     values = torch.tensor([*itertools.product(EDGES, repeat=4)])
     for number in (len(values), 0):
         boxes = tv_tensors.BoundingBoxes(values[:number].to(dtype), format=format, canvas_size=(20, 30))  # type: ignore[call-overload]
