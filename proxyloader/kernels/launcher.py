@@ -39,16 +39,14 @@ class Launcher:
             decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
             stream: torch's current stream.
         """
-        num_values = schedule.num_values
-        if any(len(sizes) > 1 for _, sizes in schedule.outputs):  # few sizes, as torch reuses freed memory by size
-            step = 1 << max(0, num_values.bit_length() - 2)
-            num_values = -(-num_values // step) * step
+        num_values, is_ragged = schedule.num_values, any(len(sizes) > 1 for _, sizes in schedule.outputs)
+        num_values = _round_up(num_values) if is_ragged else num_values
         buffer = torch.empty(num_values, dtype=schedule.dtype, device=self.device)
         parts = (schedule.scratch_bytes, schedule.pool_bytes, schedule.stats_bytes)
         scratch, pool, stats, end = itertools.accumulate(parts, initial=0)
-        memory = torch.empty(max(1, end), dtype=torch.uint8, device=self.device)
+        memory = torch.empty(_round_up(max(1, end)), dtype=torch.uint8, device=self.device)
         if end > stats:
-            memory[stats:].zero_()
+            memory[stats:end].zero_()
         base = memory.data_ptr()
         staged = torch.empty(len(schedule.memory), dtype=torch.uint8, pin_memory=True)
         schedule.bind(staged.numpy(), base + scratch, buffer.data_ptr(), decoded)
@@ -63,6 +61,12 @@ class Launcher:
 
 get_launcher = functools.cache(Launcher)
 """Returns the launcher of a device."""
+
+
+def _round_up(size: int) -> int:
+    """Return one of few sizes, because torch reserves less memory if it can reuse what other batches have freed."""
+    step = 1 << max(0, size.bit_length() - 2)
+    return -(-size // step) * step
 
 
 def make_batch(schedule: Schedule, *addresses: int) -> Batch:
