@@ -13,11 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ProxyServer
 
-from ..faults import Misstep, assert_gone, hang, training
+from ..faults import Misstep, Spelled, assert_gone, hang, training
 from ..limits import STOP_S, WAIT_S
 from .roads import (
     BATCH,
@@ -108,19 +107,11 @@ def assert_ends_at_once(held: list[Any], road: Road) -> None:
     assert_gone(workers, STOP_S)
 
 
-class Hanging(ImageFolder):
-    misstep: Misstep
-
-    def __getitem__(self, index: int) -> Any:
-        self.misstep(index)
-        return super().__getitem__(index)
-
-
 def test_a_loader_dropped_in_mid_epoch_after_its_server_was_left_lets_full_and_hanging_workers_go(
     road: Road, start_method: str, tmp_path: Path, no_collector: None
 ) -> None:
     log, misstep = tmp_path / "read", Misstep(3 * BATCH, hang, tmp_path)
-    for dataset in (road.dataset(Heavy, log=str(log)), road.dataset(Hanging, misstep=misstep)):
+    for dataset in (road.dataset(Heavy, log=str(log)), road.dataset(Spelled, misstep=misstep)):
         loader = road.loader(
             dataset, num_workers=1, prefetch_factor=6, persistent_workers=True, multiprocessing_context=start_method
         )
