@@ -7,7 +7,7 @@ import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,6 @@ from .limits import ERROR_S, LONG_S, WAIT_S
 from .tiers import by_default
 
 # --- forks -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def collector() -> Iterator[None]:
-    yield
-    gc.enable()
 
 
 class Slow:
@@ -56,7 +50,7 @@ def child(enabled: bool) -> None:
 
 
 @pytest.mark.parametrize("enabled", [True, False], ids=["on", "off"])
-@pytest.mark.usefixtures("collector")
+@pytest.mark.usefixtures("no_collector")
 def test_the_collector_is_as_it_was_in_parent_and_child(enabled: bool) -> None:
     (gc.enable if enabled else gc.disable)()
     assert in_fork(lambda: child(enabled)) == 0
