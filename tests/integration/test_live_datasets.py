@@ -37,14 +37,6 @@ def folder(photos: Path) -> ImageFolder:
     return ImageFolder(photos, transform_to(32))
 
 
-def exchange_the_transform(dataset: Any) -> None:
-    dataset.transform = transform_to(48)
-
-
-def change_its_size(dataset: Any) -> None:
-    dataset.transform.transforms[0].size = (40, 24)
-
-
 def turn_it(dataset: Any) -> None:
     """By a function, which is not translated."""
     dataset.transform = transforms.Compose([lambda image: image.rotate(180), *transform_to(24).transforms])
@@ -56,8 +48,8 @@ def take_the_transform_for_both(dataset: Any) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "exchange the transform": exchange_the_transform,
-    "change its size": change_its_size,
+    "exchange the transform": lambda dataset: setattr(dataset, "transform", transform_to(48)),
+    "change its size": lambda dataset: setattr(dataset.transform.transforms[0], "size", (40, 24)),
     "turn it": turn_it,
     "take the transform for both": take_the_transform_for_both,
     "reverse the samples": lambda dataset: setattr(dataset, "samples", dataset.samples[::-1]),
