@@ -199,20 +199,16 @@ def local_error() -> BaseException:
     return LocalError("mine")
 
 
-def raise_at_13(make: Callable[[], BaseException]) -> Callable[[int], None]:
-    def misstep(index: int) -> None:
-        if index == 13:
-            raise make()
-
-    return misstep
-
-
 @ANYWHERE
 @pytest.mark.parametrize(
     "error", [local_error, lambda: ValueError("mine", lambda: None)], ids=["of a local class", "that holds a lambda"]
 )
 def test_an_error_that_cannot_be_pickled_is_raised_at_its_batch(spelled_root: Path, error: Any, consumed: Any) -> None:
-    loader = loader_of(spelled_root, raise_at_13(error))
+    def misstep(index: int) -> None:
+        if index == 13:
+            raise error()
+
+    loader = loader_of(spelled_root, misstep)
     in_thread(lambda: consumed(lambda: assert_only_the_fourth_fails(loader, Exception, "mine")), 10)
 
 
