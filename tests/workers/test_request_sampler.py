@@ -97,11 +97,8 @@ class Stateful:
             yield self.at - 1
         self.at = 0
 
-    def state_dict(self) -> dict[str, int]:
-        return {"at": self.at}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.at = state["at"]
+    state_dict = Counter.state_dict
+    load_state_dict = Counter.load_state_dict
 
 
 class OfStatefulIterators:
