@@ -36,14 +36,11 @@ DAMAGED = (5, 20)
 BATCHES = [BatchRequest(k, 0, list(range(k, k + 8)), True, None) for k in range(0, 48, 8)]
 
 
-def with_a_lost_block(data: bytes) -> bytes:
-    middle, size = len(data) // 2, len(data) // 4
-    return data[:middle] + bytes(size) + data[middle + size :]
-
-
 def lose_a_block(dataset: ImageFolder, index: int) -> None:
     path = Path(dataset.samples[index][0])
-    path.write_bytes(with_a_lost_block(path.read_bytes()))
+    data = path.read_bytes()
+    middle, size = len(data) // 2, len(data) // 4
+    path.write_bytes(data[:middle] + bytes(size) + data[middle + size :])
 
 
 @pytest.fixture
