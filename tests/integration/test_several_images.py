@@ -66,14 +66,9 @@ def test_one_gives_several(folder: ImageFolder, transform: Any, collate_fn: Any,
     assert_as_torch(lambda kind: kind(folder, 10, True, num_workers=workers, collate_fn=collate_fn), device=device)
 
 
-class Twice:
-    def __call__(self, image: Any) -> Any:
-        return [SMALL(image)] * 2
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_image_twice_makes_two_batches(folder: ImageFolder, workers: int, device: str) -> None:
-    folder.transform = Twice()
+    folder.transform = lambda image: [SMALL(image)] * 2
     for (one, other), _ in DataLoader(folder, 10, num_workers=workers, device=device):
         assert torch.equal(one, other)
         assert not torch.equal(one.add_(1), other)
