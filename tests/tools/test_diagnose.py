@@ -173,12 +173,8 @@ def test_the_report_says(changed: dict[str, Any], said: str) -> None:
 # --- loops and scripts ------------------------------------------------------------------------------------------------
 
 
-def single_images(samples: list[Any]) -> list[Any]:
-    return [image for image, _ in samples]
-
-
 def test_a_loop_of_ones_own_ends_by_itself_and_batches_of_single_images_have_the_loaders_size(photos: Path) -> None:
-    how: Any = {"device": "cpu", "num_workers": 1, "collate_fn": single_images}
+    how: Any = {"device": "cpu", "num_workers": 1, "collate_fn": lambda samples: [image for image, _ in samples]}
     loader = loader_of(photos, loader=proxyloader.DataLoader, **how)
     with proxyloader.diagnosis(loader, seconds=SECONDS) as batches:
         for images in batches:
