@@ -273,11 +273,6 @@ def test_a_timeout_ends_the_wait_for_a_worker(road: Road, start_method: str, tmp
 # --- workers that are lost -------------------------------------------------------------------------------------------
 
 
-def kill_workers() -> None:
-    for child in multiprocessing.active_children():
-        child.kill()
-
-
 def loss_of(batches: Any) -> BaseException:
     """What the loop meets when its workers are gone; the batches until then are right."""
     while True:
@@ -326,7 +321,8 @@ def test_a_killed_worker_is_an_error_and_the_next_epoch_holds_its_own_pictures(
         assert_pictures_match(*next(batches)[:2])
         assert not is_full or dataset.ahead.wait(WAIT_S)
         with without_torchs_signal():
-            kill_workers()
+            for child in multiprocessing.active_children():
+                child.kill()
             error = consumed(functools.partial(loss_of, batches))
             del batches
         # A connection that breaks off is what torch raises where the worker dies while it hands over a tensor.
