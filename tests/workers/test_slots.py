@@ -198,13 +198,6 @@ def test_files_are_read_elsewhere_if_it_is_full_or_inactive_and_in_other_threads
     assert all(image.data == path.read_bytes() for image in images) and isinstance(images[-1].buffer, bytes)
 
 
-def folder_of(root: Path, files: list[bytes]) -> ImageFolder:
-    (root / "0").mkdir(parents=True)
-    for number, data in enumerate(files):
-        (root / "0" / f"{number:03d}.jpg").write_bytes(data)
-    return ImageFolder(root, transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()]))
-
-
 def with_comment(data: bytes, size: int) -> bytes:
     """A JPEG with a comment that makes it longer by ``size`` bytes."""
     return data[:2] + b"\xff\xfe" + (size - 2).to_bytes(2, "big") + bytes(size - 4) + data[2:]
@@ -216,7 +209,10 @@ def test_a_batch_arrives_unchanged_and_takes_little_space(photos: Path, tmp_path
     if kind == "one size":
         files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
     arena = Arena(2)
-    dataset = folder_of(tmp_path, files)
+    (tmp_path / "0").mkdir()
+    for number, data in enumerate(files):
+        (tmp_path / "0" / f"{number:03d}.jpg").write_bytes(data)
+    dataset = ImageFolder(tmp_path, transforms.Compose([transforms.Resize((8, 8)), transforms.ToTensor()]))
     if kind == "read five times":
         reads = dataset.loader
         dataset.loader = lambda path: [reads(path) for _ in range(5)][-1]
