@@ -128,10 +128,6 @@ def small_images_go_to_dali() -> Iterator[None]:
 @pytest.fixture(params=["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if tiers.has_gpu() else [])])
 def device(request: pytest.FixtureRequest) -> str:
     """Runs the test on the CPU, and on a GPU where there is one."""
-    if request.param == "cuda" and not torch.cuda.is_available():
-        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
-            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
-        pytest.skip("no CUDA device")
     if request.param == "cuda":
         request.getfixturevalue("loaded_decoder")
     return str(request.param)
@@ -142,6 +138,10 @@ def loaded_decoder(photos: Path) -> Iterator[None]:
     """DALI loads its decoders with the first pipeline that has one, which takes most of its start on a GPU, and lets
     them go with the last. So one stays, which has decoded and holds what decoders share of the JPEG engines. And a GPU
     on which other tests run is not taken for a crowded one, on which each pipeline is tried before it is used."""
+    if not torch.cuda.is_available():
+        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
+            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
+        pytest.skip("no CUDA device")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jpeg_engines, "CROWDED_BYTES", torch.cuda.mem_get_info()[1])
         server = RunQueue(build_pipeline(plan_for(PILToTensor()), PipelineOptions(1, device_id=0, num_threads=1)))

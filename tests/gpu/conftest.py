@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
-import torch
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks select
@@ -17,9 +15,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def gpu(request: pytest.FixtureRequest) -> None:
-    if not torch.cuda.is_available():
-        if os.environ.get("PROXYLOADER_REQUIRE_GPU") == "1":
-            pytest.fail("PROXYLOADER_REQUIRE_GPU=1, and torch sees no CUDA device")
-        pytest.skip("no CUDA device")
-    request.getfixturevalue("loaded_decoder")
+def gpu(loaded_decoder: None) -> None: ...
