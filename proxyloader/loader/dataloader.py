@@ -225,7 +225,7 @@ class DataLoader(TorchDataLoader[T]):
     def _begin_process(self) -> None:
         """Initialize what is not shared with other processes."""
         self._process, self._pool = os.getpid(), None
-        self._servers = PlanServers(batch_size(self) * batches_together(self), run_size(self))
+        self._servers = PlanServers(self._options, batch_size(self) * batches_together(self), run_size(self))
         # Held while ``iter()`` claims the epoch and the workers, as threads may share a loader.
         self._begin_lock = threading.RLock()
         # Iterator over persistent workers. ``iter()`` restarts and returns it, as in torch.
@@ -288,11 +288,10 @@ class DataLoader(TorchDataLoader[T]):
             expects_images = is_deferring and options.server is None and has_transform(self.dataset)
             known = self._find_plans()[0].keys() | self._servers.discovered
             plans = {key: plan for key, plan in pool.plans.items() if key in known}
-            servers = self._servers.begin_epoch(plans, options, expects_images)
+            self._servers.begin_epoch(plans, options, expects_images)
             self._log_epoch()
             if pool.worker_dataset is not None:
-                feed = Feed(batches, pool, self._servers, servers, loader_state, options)
-                assembler = BatchAssembler(feed, self)
+                assembler = BatchAssembler(Feed(batches, pool, self._servers, loader_state), self)
             iterator.begin(batches, pool, loader_state, assembler)
         except BaseException:
             pool.shut_down(batches)

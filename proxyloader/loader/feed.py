@@ -42,32 +42,30 @@ if TYPE_CHECKING:  # importing them imports DALI
 class PlanServers:
     """The run queues of a loader's plans. A run usually has ``usual_images``, and at most ``run_size``."""
 
-    def __init__(self, usual_images: int, run_size: int) -> None:
+    def __init__(self, options: LoaderOptions, usual_images: int, run_size: int) -> None:
         self._usual_images, self._run_size = usual_images, run_size
-        self._options: LoaderOptions | None = None  # of the queues
+        self.options = options  # of the queues
         self.queues: dict[str, RunQueue] = {}  # by the key of the plan, or KERNELS
         self.discovered: dict[str, Plan] = {}  # arrived with a batch, as the dataset does not store the transform
         self._runs_seen: dict[str, int] = {}  # runs started before this epoch, by the key of the queue
 
-    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> dict[str, RunQueue]:
-        """Return the run queues of an epoch by key, including that of the user's server.
+    def begin_epoch(self, plans: dict[str, Plan], options: LoaderOptions, expects_images: bool) -> None:
+        """Build the run queues of an epoch.
 
         Those of other plans than ``plans`` are built for their first batch. ``expects_images``: whether to start
         decoding on a GPU before the first batch, although no plan is known.
         """
-        user_queue = {} if options.server is None else {options.server.runs.key: options.server.runs}
         if not plans and options.device is not None:
             cuda_ordinal(options.device)  # raises if the device does not exist
         active = set(plans)
         if options.has_kernels:
             active = {KERNELS} if plans or expects_images else set()
-        if options != self._options:  # the user has changed one
-            self.queues, self._options = {}, options
+        if options != self.options:  # the user has changed one
+            self.queues, self.options = {}, options
         # Drop pipelines before building others, as both may not fit into GPU memory.
         self.queues = {key: queue for key, queue in self.queues.items() if key in active}
         for key in active:
-            self.serve(plans.get(key), options)
-        return self.queues | user_queue
+            self.serve(plans.get(key))
 
     def drop_unused(self) -> dict[str, Plan]:
         """Forget discovered plans without a batch since the last call. Return the others.
@@ -81,25 +79,26 @@ class PlanServers:
         self._runs_seen = {queue.key: queue.runs_started for queue in self.queues.values()}
         return self.discovered
 
-    def discover(self, plans: Iterable[Plan], options: LoaderOptions) -> None:
+    def discover(self, plans: Iterable[Plan]) -> None:
         """Keep plans that arrived with a batch for later epochs. With kernels, only the first of them, for the log."""
         for plan in plans:
-            if options.dtype == torch.uint8:  # from others, the dataset may compute floats
-                options.format.check(plan)
-            if not options.has_kernels or len(self.discovered) < MAX_NEW_PLANS:
+            if self.options.dtype == torch.uint8:  # from others, the dataset may compute floats
+                self.options.format.check(plan)
+            if not self.options.has_kernels or len(self.discovered) < MAX_NEW_PLANS:
                 self.discovered[plan.key] = plan
 
-    def serve(self, plan: Plan | None, options: LoaderOptions) -> RunQueue:
+    def serve(self, plan: Plan | None) -> RunQueue:
         """Return the run queue of a plan, or that of all plans that kernels run."""
         key = KERNELS if plan is None else plan.key
         if key not in self.queues:
-            self.queues[key] = self._build(plan, options)
+            self.queues[key] = self._build(plan)
         return self.queues[key]
 
-    def _build(self, plan: Plan | None, options: LoaderOptions) -> RunQueue:
+    def _build(self, plan: Plan | None) -> RunQueue:
         from ..dali.build import PipelineOptions
         from ..dali.plan_server import PlanServer, get_decoder
 
+        options = self.options
         num_threads = None if options.num_threads == "auto" else options.num_threads
         hw_decoder_load = None if options.hw_decoder_load == "auto" else options.hw_decoder_load
         device_id, depth = cuda_ordinal(options.device), options.prefetch + 1
@@ -133,27 +132,22 @@ class InFlightBatch:
 
 
 class Feed:
-    """Receives the batches of an epoch from the workers, and submits their runs to DALI.
-
-    ``servers`` are the run queues by key. Those of plans that arrive with a batch are added.
-    """
+    """Receives the batches of an epoch from the workers, and submits their runs to DALI."""
 
     process = 0  # ID of the process that created it; 0 if the constructor failed
     worker_wait_s = 0.0  # time that ``next`` has waited for workers since the iterator reset it
     truncated = False  # whether a worker was lost, so that no batches follow its error
 
     def __init__(
-        self,
-        batches: Iterator[BatchMessage],
-        pool: WorkerPool,
-        plan_servers: PlanServers,
-        servers: dict[str, RunQueue],
-        loader_state: LoaderState,
-        options: LoaderOptions,
+        self, batches: Iterator[BatchMessage], pool: WorkerPool, plan_servers: PlanServers, loader_state: LoaderState
     ) -> None:
         self._in_flight: deque[InFlightBatch] = deque()
         self._batches: Iterator[BatchMessage] | None = batches
-        self.pool, self.servers, self._plan_servers, self._options = pool, servers, plan_servers, options
+        self.pool, self._plan_servers, options = pool, plan_servers, plan_servers.options
+        self._prefetch = options.prefetch
+        # The run queues by key, including that of the user's server. Those of plans that arrive with a batch are added.
+        user_queue = {} if options.server is None else {options.server.runs.key: options.server.runs}
+        self.servers: dict[str, RunQueue] = plan_servers.queues | user_queue
         # An IterableDataset has no sampler that could skip batches, so the batches before the position are discarded,
         # unless the dataset or its iterators restore their states.
         self._skip_batches = loader_state.batches if pool.requests is None and not loader_state.worker_states else 0
@@ -197,7 +191,7 @@ class Feed:
             self.pool.arena.release(in_flight.batch.request.slot, in_flight.pipeline_runs)
 
     def _can_receive(self) -> bool:
-        has_room = sum(each.is_last for each in self._in_flight) <= self._options.prefetch
+        has_room = sum(each.is_last for each in self._in_flight) <= self._prefetch
         return has_room and self._in_flight[-1].error is None and self._is_ready()
 
     def _is_ready(self) -> bool:
@@ -266,7 +260,7 @@ class Feed:
                     in_flight.batch = replace(batch, failure=None)  # the frames of the error reference the batch
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
                 self.pool.plans.update({plan.key: plan for plan in batch.plans})
-                self._plan_servers.discover(batch.plans, self._options)
+                self._plan_servers.discover(batch.plans)
             except Exception as error:
                 in_flight.error = error
                 self.pool.broken |= isinstance(error, (ConnectionError, EOFError))  # its worker has died
@@ -305,7 +299,7 @@ class Feed:
         for run in batch.runs:
             plan = self.pool.plans.get(run.server)
             if run.server not in self.servers and (plan is not None or run.schedule is not None):
-                self.servers[run.server] = self._plan_servers.serve(plan, self._options)
+                self.servers[run.server] = self._plan_servers.serve(plan)
             if run.server not in self.servers:
                 raise InputError(
                     "a sample comes from the proxy of a server other than the loader's; pass the server whose "

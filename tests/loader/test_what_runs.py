@@ -33,5 +33,5 @@ def test_kernels_that_cannot_be_compiled_are_an_error_that_says_what_to_do(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (0, 1))
     monkeypatch.setattr(plan_server, "get_decoder", lambda *args: None)
     with raises(PipelineError, code="no-kernels") as caught:
-        feed.PlanServers(4, 4).serve(None, LoaderOptions.from_loader(DataLoader([0], device="cpu")))
+        feed.PlanServers(LoaderOptions.from_loader(DataLoader([0], device="cpu")), 4, 4).serve(None)
     assert "cannot compile the kernels" in str(caught.value) and "translate=False" in str(caught.value)
