@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from .._random_state import preserve_rng
-from ..dali.output_format import OutputFormat, is_size, stack, stack_or_list
+from ..dali.output_format import OutputFormat, Outputs, is_size, stack, stack_or_list
 from ..data.bad_samples import UnreadableSample, UnreadableSamples
 from ..data.encoded_image import EncodedImage
 from ..data.hooks import deferred
@@ -37,7 +37,6 @@ from .options import LoaderOptions
 from .stats import WAIT, profile_row
 
 if TYPE_CHECKING:  # importing it imports DALI
-    from ..dali.output_format import Outputs
     from ..dali.run_queue import PipelineRun
 
 log = logging.getLogger(__name__)
@@ -87,10 +86,8 @@ class BatchAssembler:
             moves = not self._options.translate or self._options.moves_masks
             return tree_map(self._to_device, content, is_leaf=is_size) if moves else content
         outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, in_flight.pipeline_runs)]
-        if any(isinstance(result, PipelineError) for result in outputs):
-            outputs, failures = self._recover(batch, outputs)
-            if failures:
-                return self._handle_failures(batch, outputs, failures)
+        if failures := self._recover(batch, outputs):
+            return self._handle_failures(batch, outputs, failures)
         content = self._unpickle(batch.content, batch, outputs, {}, self._pin)
         if not batch.collated:
             return self._collate(batch, content)
@@ -183,8 +180,8 @@ class BatchAssembler:
             single = self._packer.pack_alone(sample)
             if not single.runs and not single.is_computed and single.masks is None:
                 return sample
-            outputs, failures = self._recover(single, [PipelineError("not run yet")] * len(single.runs))
-            if not failures:
+            outputs: list[Any] = [PipelineError("not run yet")] * len(single.runs)
+            if not (failures := self._recover(single, outputs)):
                 return self._unpickle(single.content, single, outputs, failures)[0]
             unreadable.extend(UnreadableSample.from_error(candidate, error) for error in failures.values())
         raise no_replacement(index, unreadable, attempts)
@@ -222,21 +219,17 @@ class BatchAssembler:
         convert = self._format.convert if converts else None
         return ContentUnpickler(data, resolve, pin, batch.objects, device, masks, moves, convert).load()
 
-    def _recover(
-        self, batch: PackedBatch, results: Sequence[Outputs | PipelineError]
-    ) -> tuple[list[Outputs], Failures]:
-        """Repeat the failed runs. Return the outputs of all runs; the rows of failed images hold arbitrary values.
+    def _recover(self, batch: PackedBatch, outputs: list[Any]) -> Failures:
+        """Repeat the failed runs, and replace their errors in ``outputs``, with arbitrary values for failed images.
 
         PipelineError: DALI fails although Pillow decodes all images, or a hand-written pipeline fails.
         """
-        recovered: list[Outputs] = []
         failures: Failures = {}
-        for number, (run, outputs) in enumerate(zip(batch.runs, results)):
-            if isinstance(outputs, PipelineError):
-                outputs, errors = self._rerun(batch, run, outputs)
+        for number, (run, result) in enumerate(zip(batch.runs, outputs)):
+            if isinstance(result, PipelineError):
+                outputs[number], errors = self._rerun(batch, run, result)
                 failures |= {(number, row): error for row, error in errors.items()}
-            recovered.append(outputs)
-        return recovered, failures
+        return failures
 
     def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:
         server = self._servers[run.server]
