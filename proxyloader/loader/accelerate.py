@@ -81,7 +81,12 @@ def _patch_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
             init(self, dataset, use_stateful_dataloader, batch_sampler, **arguments)
             return
         processes = module.PartialState().num_processes if isinstance(self, module.DataLoaderDispatcher) else 1
-        _check_sharding(batch_sampler, processes)
+        shards, total = unwrap_batch_sampler(batch_sampler), getattr(batch_sampler, "num_processes", processes)
+        if isinstance(shards, ShardedSampler) and shards.num_shards > 1 and total > 1:
+            raise ValueError(
+                f"Accelerate shards the loader over {total} processes, but it already has num_shards="
+                f"{shards.num_shards}, so samples would be missing. Create the loader without num_shards"
+            )
         has_state = use_stateful_dataloader and processes == 1 and arguments.get("in_order", True)
         if use_stateful_dataloader and not has_state:
             log.warning("Accelerate cannot save the state of this loader: %s", NO_STATE)
@@ -90,17 +95,6 @@ def _patch_init(init: Callable[..., None], module: Any) -> Callable[..., None]:
         self.use_stateful_dataloader = has_state
 
     return patched
-
-
-def _check_sharding(batch_sampler: Any, processes: int) -> None:
-    """Raise ValueError if Accelerate would shard batches that are already sharded."""
-    processes = getattr(batch_sampler, "num_processes", processes)
-    shards = unwrap_batch_sampler(batch_sampler)
-    if isinstance(shards, ShardedSampler) and shards.num_shards > 1 and processes > 1:
-        raise ValueError(
-            f"Accelerate shards the loader over {processes} processes, but it already has num_shards="
-            f"{shards.num_shards}, so samples would be missing. Create the loader without num_shards"
-        )
 
 
 class PreparedLoader(DataLoader[T]):
