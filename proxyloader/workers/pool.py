@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, default_collate
+from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import lifetime
@@ -233,7 +233,8 @@ class WorkerPool:
         is_torchs = type(loader._inner_sampler).__module__.startswith("torch.utils.data") or loader._sharded is not None
         self.delays_requests |= not is_torchs or sampler_generator(loader._inner_sampler) is not None
         self.worker_dataset = PackedDataset(self.fetcher, self.packer, self.arena, states)
-        return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=_identity)
+        # default_convert returns messages unchanged.
+        return dict(dataset=self.worker_dataset, batch_sampler=self.requests, collate_fn=default_convert)
 
     def start(self, loader: Any, loader_state: LoaderState) -> Any:
         """Start an epoch of torch's loader. Return its iterator.
@@ -293,7 +294,3 @@ def _create_arena(loader: Any) -> Arena | None:
     except OSError as error:  # a limit on file sizes, open files or address space
         loader._warn(f"cannot allocate shared memory for batches ({error}); falling back to torch's, which is slower")
         return None
-
-
-def _identity(batch: Any) -> Any:
-    return batch
