@@ -199,7 +199,7 @@ class Fetcher:
         folder = self.dataset
         while type(folder) is Subset:
             folder = folder.dataset
-        chain = START.through(folder.transform) if _is_stock_folder(folder) and _collates_like_torch() else None
+        chain = START.through(folder.transform) if _is_stock_folder(folder) else None
         if chain is None or chain.state.kind != "tensor" or chain.plan.key not in self.plans:
             return _NOT_BATCHED
         draws_ahead = self._can_draw_ahead and chain.last.draws in ("", "ahead") and len(indices) >= MIN_ADVANCE_IMAGES
@@ -256,14 +256,8 @@ def no_replacement(index: Any, unreadable: Sequence[UnreadableSample], attempts:
     )
 
 
-def _collates_like_torch() -> bool:
-    """Return whether torch's default ``collate_fn`` calls no user function for a sample or an image."""
-    known = collate.default_collate_fn_map
-    return known.get(torch.Tensor) is collate_tensors and not any(isinstance((), kind) for kind in known)
-
-
 def _is_stock_folder(folder: Any) -> bool:
-    """Return whether a dataset runs no user code for a sample."""
+    """Return whether a dataset, and torch's default ``collate_fn``, run no user code for a sample or an image."""
     return (
         getattr(type(folder), "__getitem__", None) is _FOLDER_GETITEM
         and not hasattr(folder, "__getitems__")
@@ -273,6 +267,8 @@ def _is_stock_folder(folder: Any) -> bool:
         and folder.loader in (default_loader, pil_loader)
         and get_image_backend() == "PIL"
         and torch.get_default_dtype() is torch.float32
+        and collate.default_collate_fn_map.get(torch.Tensor) is collate_tensors
+        and not any(isinstance((), kind) for kind in collate.default_collate_fn_map)
     )
 
 
