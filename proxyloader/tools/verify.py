@@ -83,7 +83,11 @@ def check_file(path: str) -> Finding:
                 expected, actual = Image.registered_extensions()[Path(path).suffix.lower()], str(image.format)
                 if expected != actual and not {expected, actual} <= JPEG_FORMATS:
                     return Finding(path, "foreign", f"its suffix says {expected}, but it is {actual}")
-                damage = _find_jpeg_damage(data) if actual in JPEG_FORMATS else None
+                damage: str | None = None  # of a JPEG, "" if it is sound; None if only Pillow can tell
+                header = read_jpeg_header(data) if actual in JPEG_FORMATS else None
+                if header is not None and header.matches_pillow:
+                    scans = read_scans(data, header)
+                    damage = find_damage(data[: scans.end]) if scans else "a marker is misplaced, or a scan is missing"
                 if damage != "":
                     image.load()
                 low, high = image.getextrema() if image.mode[0] in "IF" else (0, 255)
@@ -97,14 +101,6 @@ def check_file(path: str) -> Finding:
         except Exception as error:  # plugins raise different exceptions
             return Finding(path, "truncated", f"Pillow cannot decode it: {error}")
     return Finding(path, "damaged", damage) if damage else Finding(path, "sound")
-
-
-def _find_jpeg_damage(data: bytes) -> str | None:
-    """Return the damage of a JPEG, "" if it is sound, or None if only Pillow can tell."""
-    if (header := read_jpeg_header(data)) is None or not header.matches_pillow:
-        return None
-    scans = read_scans(data, header)
-    return "a marker is misplaced, or a scan is missing" if scans is None else find_damage(data[: scans.end])
 
 
 def _raise(error: OSError) -> None:
