@@ -203,7 +203,15 @@ class WorkerPool:
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
         may_have_images = has_images or (deferral is not None and not loader.pin_memory)
         if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
-            self.arena = _create_arena(loader)
+            # One slot for each batch that is requested from workers, in DALI, decoded or held by the loop, and two for
+            # batches that the GPU may still be reading.
+            slots = loader.num_workers * loader.prefetch_factor + (loader.prefetch + 1) * self.batches_together + 3
+            try:
+                self.arena = Arena(slots)
+            except OSError as error:  # a limit on file sizes, open files or address space
+                loader._warn(
+                    f"cannot allocate shared memory for batches ({error}); falling back to torch's, which is slower"
+                )
         self.packer = Packer(
             loader.collate_fn,
             self.arena,
@@ -283,14 +291,3 @@ class WorkerPool:
             return None
         self.requests.discard_pending()  # the workers have exited
         return self.arena
-
-
-def _create_arena(loader: Any) -> Arena | None:
-    # One slot for each batch that is requested from workers, in DALI, decoded or held by the loop, and two for batches
-    # that the GPU may still be reading.
-    slots = loader.num_workers * loader.prefetch_factor + (loader.prefetch + 1) * batches_together(loader) + 3
-    try:
-        return Arena(slots)
-    except OSError as error:  # a limit on file sizes, open files or address space
-        loader._warn(f"cannot allocate shared memory for batches ({error}); falling back to torch's, which is slower")
-        return None
