@@ -256,11 +256,8 @@ def gpus(ask: Ask) -> Iterator[Finding]:
     torch, found_gpus, hidden = first(ask("torch")), ask("torch")[0][1:], os.environ.get("CUDA_VISIBLE_DEVICES")
     if torch and not found_gpus:
         if not first(ask("driver")).get("gpus"):
-            yield finding(
-                "GPU",
-                "none; images are decoded on the CPU",
-                "If there is one, check nvidia-smi, and start containers with --gpus all",
-            )
+            remedy = "If there is one, check nvidia-smi, and start containers with --gpus all"
+            yield finding("GPU", "none; images are decoded on the CPU", remedy)
         elif hidden is not None:
             yield finding("GPU", f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}", "Unset it to decode on a GPU")
         else:
