@@ -148,9 +148,7 @@ def to_device(config: BenchConfig, batch: Any) -> Batch:
 
 
 def _move(value: Any, device: str) -> Any:
-    return map_leaves(
-        lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf, value
-    )
+    return map_leaves(lambda leaf: leaf.to(device, non_blocking=True) if torch.is_tensor(leaf) else leaf, value)
 
 
 def loop_forever(config: BenchConfig, loader: Any) -> Loops:
