@@ -82,9 +82,7 @@ class LoaderState:
         """
         state = {name: copy.copy(getattr(self, name)) for name in SAVED_FIELDS}
         # As text, so that a state can be saved as JSON.
-        state["generator_states"] = {
-            stage: each.numpy().tobytes().hex() for stage, each in self.generator_states.items()
-        }
+        state["generator_states"] = {stage: each.numpy().data.hex() for stage, each in self.generator_states.items()}
         return {"version": STATE_VERSION, **fingerprint, **state}
 
     @classmethod
