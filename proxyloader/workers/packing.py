@@ -102,12 +102,12 @@ class Packer:
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
         content = self._collate(samples) if collates else samples
-        pickler = self._make_pickler()
+        pickler = _ContentPickler(self)
         any_lazy = LazyTensor.any_created or LazyMask.any_created
         if self.has_images or has_placeholders or (any_lazy and contains(content, (LazyTensor, LazyMask))):
             data = pickler.pickle(content)
             if rejected := self._reject_plans(pickler.runs):
-                pickler = self._make_pickler(rejected)
+                pickler = _ContentPickler(self, rejected)
                 data = pickler.pickle(content)
         samples = samples if self.batched else [samples]
         counts = self._count(pickler, samples, num_samples)
@@ -143,9 +143,6 @@ class Packer:
             plans=tuple(plan for key, plan in _get_plans(pickler.runs).items() if key in self._new_plans),
             **counts,
         )
-
-    def _make_pickler(self, rejected: Collection[str] = ()) -> _ContentPickler:
-        return _ContentPickler(self.run_size, self.kernel_output is not None, self.packs_masks, rejected)
 
     def _collate(self, samples: Any) -> Any:
         is_for_gpu = self.deferral is not None and self.deferral.on_gpu
@@ -217,19 +214,18 @@ def _get_plans(runs: Sequence[Run]) -> dict[str, Plan]:
 class _ContentPickler(ForkingPickler):
     """Pickles a batch with references in place of images, and groups the calls of the images into runs.
 
-    torchvision transforms the images of plans in ``rejected``. With ``merges_plans``, the others share runs.
+    torchvision transforms the images of plans in ``rejected``. With kernels, the others share runs.
     """
 
-    def __init__(
-        self, run_size: int, merges_plans: bool = False, packs_masks: bool = False, rejected: Collection[str] = ()
-    ) -> None:
+    def __init__(self, packer: Packer, rejected: Collection[str] = ()) -> None:
         self._buffer, self._tensors = io.BytesIO(), bytearray()
         super().__init__(self._buffer, pickle.HIGHEST_PROTOCOL)
-        self._run_size, self._merges_plans, self._rejected = run_size, merges_plans, rejected
+        self._run_size, self._merges_plans = packer.run_size, packer.kernel_output is not None
+        self._rejected = rejected
         self.runs: list[Run] = []
         self.files: list[dict[int, int]] = []  # of each run: number of a decoded image, by its id
         self.objects: list[Any] = []
-        self.masks, self._packs_masks = MaskWriter(), packs_masks
+        self.masks, self._packs_masks = MaskWriter(), packer.packs_masks
         self.places: dict[int, tuple[MaskPlace, Any]] = {}  # by id of masks, which are kept, as ids are used again
         self.is_computed = False  # whether there are tensors computed from images
         self._current_runs: dict[Any, int] = {}  # kind of run, another one for whole batches -> run for the next call

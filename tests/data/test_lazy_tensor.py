@@ -26,7 +26,7 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as v2_functional
 
 from proxyloader.data.lazy_tensor import LazyTensor, is_materialized
-from proxyloader.workers.packing import ContentUnpickler, _ContentPickler
+from proxyloader.workers.packing import ContentUnpickler, Packer, _ContentPickler
 
 from .. import compare
 
@@ -48,7 +48,7 @@ def both(transform: Any = FLOAT, seed: int = 0) -> tuple[list[torch.Tensor], lis
 
 def replayed(content: Any) -> Any:
     """What arrives in the main process, where DALI's images are exactly torchvision's."""
-    pickler = _ContentPickler(256)
+    pickler = _ContentPickler(Packer(list, None, 256))
     data = pickler.pickle(content)
 
     @functools.cache

@@ -56,7 +56,7 @@ def _in_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def sent(content: Any) -> tuple[Any, list[Any]]:
     """What arrives, and the tensors that were not sent as bytes."""
-    pickler = packing._ContentPickler(1)
+    pickler = packing._ContentPickler(packing.Packer(list, None, 1))
     data = pickler.pickle(content)
     loaded = ContentUnpickler(data, lambda pid: None, False, pickler.objects, torch.device("cpu")).load()
     return loaded, pickler.objects
