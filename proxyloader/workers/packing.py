@@ -119,9 +119,7 @@ class Packer:
         kernel_output = self.kernel_output
         if kernel_output is not None and pickler.is_computed:
             kernel_output = None, kernel_output[1]
-        runs = tuple(
-            _pack_run(outputs, files, layout, kernel_output) for outputs, files in zip(pickler.runs, pickler.files)
-        )
+        runs = tuple(_pack_run(*run, layout, kernel_output) for run in zip(pickler.runs, pickler.files))
         masks, sizes = pickler.masks.packed()
         packed_masks = (layout.add(masks), sizes) if pickler.places else None  # they may all be empty
         if self.arena is not None and slot is not None:
