@@ -58,11 +58,8 @@ class PackedDataset(Dataset[Any]):
             self._batch_bytes, self._sent_bytes = packed.size_bytes, packed.bytes_read
         except Exception as error:  # sent in a batch, so that the main process releases its slot
             unreadable = (UnreadableSample.from_error(error.index, error),) if isinstance(error, ImageError) else ()
-            packed = PackedBatch(
-                request,
-                unreadable=unreadable,
-                failure=error if info is None else WorkerError(error, f"in DataLoader worker process {info.id}"),
-            )
+            packed = PackedBatch(request, unreadable=unreadable)
+            packed.failure = error if info is None else WorkerError(error, f"in DataLoader worker process {info.id}")
         if arena is not None:
             batch_memory.end()  # the message may overwrite files that are not sent
         try:
