@@ -319,9 +319,8 @@ def interpret(figures: Figures) -> Diagnosis:
     if figures.num_workers:
         reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f} % busy")
     if figures.waiting is not None:
-        reasons.append(
-            f"Reading a sample waits {max(0.0, 100 * figures.waiting):.0f} % of its time, for example for a disk"
-        )
+        percent = max(0.0, 100 * figures.waiting)
+        reasons.append(f"Reading a sample waits {percent:.0f} % of its time, for example for a disk")
     base: Kind = "stock" if "stock" in figures.alone else figures.watched
     share = step.step_s / figures.step_s(base)
     cost = f"With {'torch' if base == 'stock' else base}, loading takes {100 * (1 - share):.0f} % of a step"
