@@ -6,7 +6,6 @@ It also finds the images that a run fails on, and repeats the run without them.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -38,8 +37,6 @@ from .stats import WAIT, profile_row
 
 if TYPE_CHECKING:  # importing it imports DALI
     from ..dali.run_queue import PipelineRun
-
-log = logging.getLogger(__name__)
 
 SKIPPED_BATCH = object()  # sentinel for a batch without readable samples
 
