@@ -18,16 +18,14 @@ import sys
 import weakref
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any
 
 from ..data.sharded_sampler import ShardedSampler
 from ..workers.request_sampler import unwrap_batch_sampler
-from .dataloader import DataLoader
+from .dataloader import DataLoader, T
 from .options import OPTION_NAMES
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 BUILD = "_proxyloader_build"  # name of the added attribute
 
