@@ -89,7 +89,11 @@ class PlanServer(RunQueue):
         )
         if not can_gain:
             return
-        options = self._options_for(files)
+        headers = _jpeg_headers(files)
+        progressive = sum(header.is_progressive for header in headers) / max(1, len(headers))
+        options = self._options.for_files_of(_mean_pixels(headers), progressive)
+        if options.engine_share != self._options.engine_share and not jpeg_engines.can_use(device_id):
+            options = self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
         if is_first and (options.threads, options.engine_share) == (self._built.threads, self._built.engine_share):
             return
         self.drain()
@@ -99,15 +103,6 @@ class PlanServer(RunQueue):
             self.pipeline, self._built = build_pipeline(self._plan, options), options
         except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
             log.warning("keeping a slower pipeline for lack of memory: %s", str(error))
-
-    def _options_for(self, files: Sequence[Any]) -> PipelineOptions:
-        """Return the options that decode JPEGs like these fastest."""
-        headers = _jpeg_headers(files)
-        progressive = sum(header.is_progressive for header in headers) / max(1, len(headers))
-        options = self._options.for_files_of(_mean_pixels(headers), progressive)
-        if options.engine_share != self._options.engine_share and not jpeg_engines.can_use(options.device_id):
-            return self._options.for_files_of(0, progressive)  # CUDA decodes all of them anyway
-        return options
 
     def _convert(self, part: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
         if part.schedule is not None:
