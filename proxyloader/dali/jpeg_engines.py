@@ -201,6 +201,5 @@ def make_test_image(
     width, height = size_px
     colors = np.random.default_rng(seed).integers(0, 256, (height // 2, width // 2, 3), dtype=np.uint8)
     file = io.BytesIO()
-    image = Image.fromarray(colors).resize(size_px, Image.Resampling.BICUBIC).convert(mode)
-    image.save(file, format, **options)
+    Image.fromarray(colors).resize(size_px, Image.Resampling.BICUBIC).convert(mode).save(file, format, **options)
     return np.frombuffer(file.getvalue(), np.uint8), np.asarray(Image.open(file).convert("RGB")).astype(int)

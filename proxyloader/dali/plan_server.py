@@ -132,8 +132,7 @@ def _find_decoded(images: Any) -> tuple[list[Any], Any]:
 
 
 def _jpeg_headers(files: Sequence[Any]) -> list[JpegHeader]:
-    headers = [read_jpeg_header(memoryview(each)) for each in files]
-    return [header for header in headers if header is not None]
+    return [header for each in files if (header := read_jpeg_header(memoryview(each))) is not None]
 
 
 def _mean_pixels(headers: Sequence[JpegHeader]) -> float:

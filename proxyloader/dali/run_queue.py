@@ -268,8 +268,7 @@ class RunQueue:
         try:
             with delay_exit():
                 # On the CPU, this waits for the run. With ``exec_dynamic``, ``stream`` waits for it instead.
-                bound = stream if self.pipeline.exec_dynamic else None
-                run.outputs = self.pipeline.outputs(cuda_stream=bound)
+                run.outputs = self.pipeline.outputs(cuda_stream=stream if self.pipeline.exec_dynamic else None)
                 if run is not keep or len(run.parts) == 1:
                     for part in run.parts:
                         self._convert_part(part, stream)

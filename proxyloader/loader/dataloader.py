@@ -168,8 +168,7 @@ class DataLoader(TorchDataLoader[T]):
         order |= dict(batch_sampler=batch_sampler, drop_last=drop_last)
         sharded = build_sampler(dataset, num_shards, last_batch_policy, **order, seed=seed)
         if sharded is not None:
-            drops_last = sharded.last_batch_policy is LastBatchPolicy.DROP
-            order |= dict(shuffle=None, sampler=sharded, drop_last=drops_last)
+            order |= dict(shuffle=None, sampler=sharded, drop_last=sharded.last_batch_policy is LastBatchPolicy.DROP)
         super().__init__(
             dataset,
             **order,
@@ -489,8 +488,7 @@ class DataLoader(TorchDataLoader[T]):
                 samples; or it is from the middle of an epoch, and the order (``shuffle``, ``num_shards`` or none) or,
                 for an IterableDataset, the number of workers differs.
         """
-        saved = LoaderState.from_state_dict(state_dict, self._fingerprint)
-        self._set_next_state(saved.resume_for(self._sharded))
+        self._set_next_state(LoaderState.from_state_dict(state_dict, self._fingerprint).resume_for(self._sharded))
         self._loader_state = None
 
     @property

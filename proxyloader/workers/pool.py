@@ -171,12 +171,11 @@ class WorkerPool:
         has_images = bool(plans) or loader.server is not None
         if loader_state is not None:
             arguments |= self._pack_arguments(loader, loader_state, sampler, has_images, deferral)
-        context = lifetime.serialize_forks(loader.multiprocessing_context) if has_workers else None
         self.workers = Workers(
             **arguments,
             num_workers=loader.num_workers,
             worker_init_fn=functools.partial(set_up_worker, loader.worker_init_fn, deferral),
-            multiprocessing_context=context,
+            multiprocessing_context=lifetime.serialize_forks(loader.multiprocessing_context) if has_workers else None,
             generator=loader.generator,
             prefetch_factor=loader.prefetch_factor if has_workers else None,
             persistent_workers=loader.persistent_workers,
