@@ -209,7 +209,7 @@ where processes train together, a skipped batch is missing in one of them
     workers/fetch.py:Fetcher.__call__ | and unreadable: => and ():
     integration/test_unreadable.py
 the last batch, a smaller one, is lost
-    workers/request_sampler.py:RequestSampler._batches | sampler.drop_last => True
+    workers/request_sampler.py:RequestSampler._remaining | self.sampler.drop_last => True
     integration/test_torch_contract.py
 the first request is drawn twice from a sampler
     workers/request_sampler.py:RequestSampler._issue | (remaining, => (iter(self.sampler),

@@ -169,13 +169,7 @@ class RequestSampler:
             return self._resume(loader_state, loader_state.batches if self.batched else done)
         if isinstance(self._inner_sampler, ShardedSampler):  # its __iter__ advances the epoch
             self._iterator = iter(self.sampler.sampler)
-        return self._batches(self.sampler, loader_state, done)
-
-    def _batches(self, sampler: BatchSampler, loader_state: LoaderState, done: int) -> Iterator[Any]:
-        """Yield the batches of torch's BatchSampler, but store the sampler's iterator in an attribute."""
-        if self._iterator is None:
-            self._iterator = iter(sampler.sampler)
-        yield from BatchSampler(self._resume(loader_state, done), sampler.batch_size, sampler.drop_last)
+        return iter(BatchSampler(self._resume(loader_state, done), self.sampler.batch_size, self.sampler.drop_last))
 
     def _resume(self, loader_state: LoaderState, done: int) -> Iterator[Any]:
         """Yield the rest of the sampler's iterator, after restoring its state or skipping ``done`` items.
@@ -183,6 +177,8 @@ class RequestSampler:
         If the sampler has a state, which is already restored, no items are skipped. ``iter()`` is not called on the
         iterator, because that might restart it.
         """
+        if self._iterator is None:  # of torch's BatchSampler, which creates it for the first batch
+            self._iterator = iter(self.sampler.sampler)
         iterator, state = self._iterator, loader_state.sampler_state if loader_state.resumes else {}
         if "iterator" in state and is_stateful(iterator):
             iterator.load_state_dict(state["iterator"])
