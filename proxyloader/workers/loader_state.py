@@ -222,11 +222,10 @@ class StatefulStream(IterableDataset[Any]):
         self._has_ended = "ended" in state
         if self._has_ended:
             return iter(())
-        iterator: Iterator[Any] = iter(self.dataset)
-        self._iterator = iterator
+        self._iterator = iterator = iter(self.dataset)
         for name in ("iterator", "itself"):
             if name in state and is_stateful(iterator):
-                iterator.load_state_dict(state[name])  # type: ignore[attr-defined]
+                iterator.load_state_dict(state[name])
         return self._iterate(iterator, worker) if self.state() else iterator
 
     def _iterate(self, iterator: Iterator[Any], worker: int) -> Iterator[Any]:
