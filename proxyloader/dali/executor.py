@@ -20,7 +20,7 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -94,15 +94,13 @@ def get_engine_paddings(pipeline: Any) -> set[Padding]:
     return {tuple((name, int(args[name])) for name in PADDINGS if name in args) for _, args in _find_decoders(pipeline)}
 
 
-def _find_decoders(pipeline: Any) -> list[tuple[Any, dict[str, str]]]:
-    """Return the decoders that use the JPEG engines, with their arguments."""
-    found = []
+def _find_decoders(pipeline: Any) -> Iterator[tuple[Any, dict[str, str]]]:
+    """Yield the decoders that use the JPEG engines, with their arguments."""
     for node in (each for each in pipeline._ops if each._op.schema.HasArgument("hw_decoder_load")):
         lines = str(node.spec).partition("Arguments:\n")[2].splitlines()  # DALI has no API for them
         arguments = dict(line.strip().split(": ", 1) for line in lines if ": " in line)
         if arguments["device"] == "mixed" and float(arguments.get("hw_decoder_load", 1)):
-            found.append((node, arguments))
-    return found
+            yield node, arguments
 
 
 def disable_engines(pipeline: Any) -> bool:
