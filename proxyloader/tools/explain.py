@@ -103,7 +103,7 @@ def explain(obj: Any) -> Explanation:
             with _deferred(on_gpu=True):
                 worker_us = _time(lambda: packer([_find_lazy(get()) for _ in range(RUNS)]))
             return Explanation(
-                steps=_merge(calls),
+                steps=tuple(_merge(calls)),
                 pixels=next(filter(None, pixels), ""),
                 operations=tuple(dict.fromkeys(itertools.chain(*operations))),
                 output=shorten(" or ".join(dict.fromkeys(outputs)), 240, placeholder=" ..."),
@@ -197,18 +197,16 @@ def _describe_steps(steps: Branch, numbers: Sequence[float]) -> Iterator[str]:
             yield f"{step.title} {shown}".strip()
 
 
-def _merge(runs: Iterable[list[tuple[str, str]]]) -> tuple[str, ...]:
-    """Return the calls of all runs, each once, in the order of their mean position."""
+def _merge(runs: Iterable[list[tuple[str, str]]]) -> Iterator[str]:
+    """Yield the calls of all runs, each once, in the order of their mean position."""
     found: defaultdict[Any, list[tuple[int, str]]] = defaultdict(list)
     for calls in runs:
         origins = [origin for origin, _ in calls]
         for position, (origin, steps) in enumerate(calls):
             found[origin, origins[:position].count(origin)].append((position, steps))  # it may be called repeatedly
-    lines = []
     for (origin, _), places in sorted(found.items(), key=lambda item: statistics.mean(next(zip(*item[1])))):
         steps = next((steps for _, steps in places if steps), "none")
-        lines.append(f"{origin}: {steps}" + f" (in {len(places)} of {RUNS} runs)" * (len(places) < RUNS))
-    return tuple(lines)
+        yield f"{origin}: {steps}" + f" (in {len(places)} of {RUNS} runs)" * (len(places) < RUNS)
 
 
 def _observe(get: Callable[[], Any], seed: int, on_gpu: bool) -> tuple[list[tuple[str, str]], str, list[str], str]:
