@@ -1,7 +1,7 @@
 """ProxyServer: DALI's proxy server on top of a RunQueue, without its own thread. Main process."""
 
 import itertools
-from collections.abc import Callable, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, MutableSequence, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -119,13 +119,11 @@ class ProxyServer(api.DALIServer):  # type: ignore[misc]
             return self._run_calls(run.calls)
         return [stack_or_list(list(output)) for output in zip(*self._run_rows(run.calls))]
 
-    def _run_rows(self, calls: Sequence[ProxyInputs]) -> list[list[torch.Tensor]]:
-        """Return the outputs of each call. More calls than the pipeline's batch size take several runs."""
-        rows: list[list[torch.Tensor]] = []
+    def _run_rows(self, calls: Sequence[ProxyInputs]) -> Iterator[list[torch.Tensor]]:
+        """Yield the outputs of each call. More calls than the pipeline's batch size take several runs."""
         for start in range(0, len(calls), self._pipe.max_batch_size):
             outputs = self._run_calls(calls[start : start + self._pipe.max_batch_size])
-            rows += [[output[row] for output in outputs] for row in range(len(outputs[0]))]
-        return rows
+            yield from ([output[row] for output in outputs] for row in range(len(outputs[0])))
 
     def _run_calls(self, calls: Sequence[ProxyInputs]) -> Outputs:
         inputs = [list(arrays) for arrays in zip(*(call.inputs for call in calls))]
