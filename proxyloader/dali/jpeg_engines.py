@@ -104,10 +104,9 @@ def must_rebuild(pipeline: Pipeline) -> bool:
     """
     if pipeline.device_id is None or time.monotonic() < _next_check_s.get(pipeline, 0.0):
         return False
-    if _fails(pipeline, _is_used_by_others):
-        return True
-    _next_check_s[pipeline] = time.monotonic() + CHECK_INTERVAL_S
-    return False
+    if not (fails := _fails(pipeline, _is_used_by_others)):
+        _next_check_s[pipeline] = time.monotonic() + CHECK_INTERVAL_S
+    return fails
 
 
 def _exclude_engines(pipeline: Pipeline) -> None:
