@@ -101,7 +101,9 @@ class Packer:
             return PackedBatch(request, content=self.collate_fn(samples), num_samples=num_samples, has_fallen_back=True)
         has_placeholders = ProxySample.any_created and contains(samples, (ProxySample, ProxyBatch))
         collates = self.collate_fn is default_collate or not has_placeholders
-        content = self._collate(samples) if collates else samples
+        may_copy = self.deferral is not None and self.deferral.on_gpu and self.collate_fn is not default_collate
+        with Canvases() if may_copy and LazyTensor.any_created else contextlib.nullcontext():
+            content = self.collate_fn(samples) if collates else samples
         pickler = _ContentPickler(self)
         any_lazy = LazyTensor.any_created or LazyMask.any_created
         if self.has_images or has_placeholders or (any_lazy and contains(content, (LazyTensor, LazyMask))):
@@ -141,12 +143,6 @@ class Packer:
             plans=tuple(plan for key, plan in _get_plans(pickler.runs).items() if key in self._new_plans),
             **counts,
         )
-
-    def _collate(self, samples: Any) -> Any:
-        is_for_gpu = self.deferral is not None and self.deferral.on_gpu
-        may_copy = is_for_gpu and LazyTensor.any_created and self.collate_fn is not default_collate
-        with Canvases() if may_copy else contextlib.nullcontext():
-            return self.collate_fn(samples)
 
     def pack_alone(self, sample: Any) -> PackedBatch:
         """Pack one sample, with its memory."""
