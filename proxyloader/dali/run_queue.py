@@ -83,8 +83,7 @@ class PipelineRun:
         outputs, self.outputs = self.outputs, None
         if outputs is None:
             raise PipelineError("the run was interrupted or already collected", code="stopped")
-        if self.finished is not None and self.stream != stream:
-            assert stream is not None
+        if stream is not None and self.finished is not None and self.stream != stream:
             stream.wait_event(self.finished)
             for tensor in tree_leaves(outputs):
                 if tensor.is_cuda:
@@ -296,8 +295,7 @@ class RunQueue:
         if part not in run.parts:
             return
         run.end_part(part)
-        if run.ready is not None and run.stream != stream:
-            assert stream is not None
+        if stream is not None and run.ready is not None and run.stream != stream:
             stream.wait_event(run.ready)
         try:
             with delay_exit():
