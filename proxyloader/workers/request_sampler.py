@@ -270,5 +270,4 @@ def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | N
     """
     generator = sampler_generator(sampler)
     if generator is not None or seed is None:
-        state = torch.get_rng_state() if generator is None else generator.get_state()
-        loader_state.generator_states.setdefault(stage, state)
+        loader_state.generator_states.setdefault(stage, (generator or torch.default_generator).get_state())
