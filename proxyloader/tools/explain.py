@@ -260,8 +260,7 @@ def _describe_place(pixels: Iterable[str], best: str) -> str:
 
 def _time(run: Callable[[], Any]) -> float:
     """Return the median time of an image in microseconds."""
-    times_s = timeit.repeat(run, setup=lambda: seed_generators(0), number=1, repeat=ROUNDS)
-    return statistics.median(times_s) / RUNS * 1e6
+    return statistics.median(timeit.repeat(run, lambda: seed_generators(0), number=1, repeat=ROUNDS)) / RUNS * 1e6
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

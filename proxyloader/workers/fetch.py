@@ -182,8 +182,7 @@ class Fetcher:
 
     def preserve_generators(self) -> contextlib.AbstractContextManager[None]:
         """Context for fetching and collating. In the main process, restores the user's generators at exit."""
-        is_in_main = self.seed is not None and self.worker_info() is None
-        return preserve_rng() if is_in_main else contextlib.nullcontext()
+        return preserve_rng() if self.seed is not None and self.worker_info() is None else contextlib.nullcontext()
 
     def worker_info(self) -> Any:
         """Return torch's ``get_worker_info()`` in a worker of this loader; otherwise None.
