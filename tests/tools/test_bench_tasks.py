@@ -16,7 +16,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.ops import box_convert, masks_to_boxes
 
 from proxyloader.tools.bench import FRAMES, TASKS, command, runner, tasks
-from proxyloader.tools.bench.cases import CASES, FEW, TASK_CASES, Case, Loops, samples
+from proxyloader.tools.bench.cases import CASES, FEW, Case, Loops, samples
 from proxyloader.tools.bench.config import BenchConfig, Tuning
 from proxyloader.tools.cli import main
 
@@ -78,9 +78,9 @@ def test_samples_keep_what_their_pipeline_promises(photos: Path, name: str, pipe
 @pytest.mark.parametrize("pipeline", ["hflip", "segmentation", "clips"])
 @pytest.mark.parametrize("name", ["spdl", "spdl-gpu", "dataloader-rs"])
 def test_loaders_with_threads_give_each_sample_once(photos: Path, name: str, pipeline: str) -> None:
-    pytest.importorskip(TASK_CASES[name].requirement.split("==")[0].replace("-", "_"))
+    pytest.importorskip(CASES[name].requirement.split("==")[0].replace("-", "_"))
     config = of(photos, pipeline, tuning=Tuning(2))
-    loops, expected = TASK_CASES[name].loops(config), len(samples(config))
+    loops, expected = CASES[name].loops(config), len(samples(config))
     for _ in range(2):
         found = [sample for images, targets in next(loops) for sample in zip(images, targets)]
         for image, target in found:

@@ -311,6 +311,7 @@ class Case(NamedTuple):
 OURS, NVIDIA = "proxyloader", "nvidia-example"
 FEW, FEW_WORKERS = "proxyloader-4-workers", 4
 DALI = ("threads", "hw_decoder_load")
+NO_GPU, NO_IOU_CROP = {"cpu": "requires a GPU"}, {"ssd": "Kornia has no RandomIoUCrop"}
 CROPS_ONLY = "DALI's file reader and iterator, with the graph of NVIDIA's ImageNet example, which decodes only crops"
 
 CASES = {
@@ -322,14 +323,7 @@ CASES = {
     ),
     OURS: Case(proxyloader, "proxyloader.DataLoader", ("workers", *DALI), prefetches=True),
     "synthetic": Case(synthetic, "the same random batch in every step, to measure the model alone"),
-}
-"""Cases by name, in the order of the report."""
-CLASSIFICATION_CASES = [*CASES]
-NO_GPU, NO_IOU_CROP = {"cpu": "requires a GPU"}, {"ssd": "Kornia has no RandomIoUCrop"}
-TASK_CASES = {
-    "torch": CASES["torch"],
-    OURS: CASES[OURS],
-    FEW: CASES[OURS]._replace(description="proxyloader.DataLoader with 4 workers"),
+    FEW: Case(proxyloader, "proxyloader.DataLoader with 4 workers", ("workers", *DALI), prefetches=True),
     "spdl": Case(spdl, "SPDL's threads, with torchvision's transforms", ("workers",), True, "spdl==0.8.0"),
     "spdl-gpu": Case(
         functools.partial(spdl, decodes_on_gpu=True), "the same on the GPU", ("workers",), True, "spdl==0.8.0", NO_GPU
@@ -339,5 +333,6 @@ TASK_CASES = {
     ),
     "kornia": Case(kornia, "torch's workers, Kornia on the device", ("workers",), False, "kornia==0.9.0", NO_IOU_CROP),
 }
-"""Cases of the other tasks. All packages but torch and proxyloader decode with torchvision."""
-CASES |= TASK_CASES
+"""Cases by name, in the order of the report. The packages after ``FEW`` decode with torchvision."""
+CLASSIFICATION_CASES = ["torch", "upstream-proxy", NVIDIA, "iterator", OURS, "synthetic"]
+TASK_CASES = ["torch", OURS, FEW, "spdl", "spdl-gpu", "dataloader-rs", "kornia"]
