@@ -170,7 +170,7 @@ class WorkerPool:
             arguments |= dict(batch_sampler=self.requests) if batched else dict(batch_size=None, sampler=self.requests)
         has_images = bool(plans) or loader.server is not None
         if loader_state is not None:
-            arguments |= self._pack_arguments(loader, loader_state, sampler, has_images, deferral)
+            arguments |= self._pack_arguments(loader, loader_state, sampler, has_images)
         self.workers = Workers(
             **arguments,
             num_workers=loader.num_workers,
@@ -192,15 +192,13 @@ class WorkerPool:
             if deferral.is_active:
                 hooks.hold(deferral)
 
-    def _pack_arguments(
-        self, loader: Any, loader_state: LoaderState, sampler: Any, has_images: bool, deferral: Deferral | None
-    ) -> dict[str, Any]:
+    def _pack_arguments(self, loader: Any, loader_state: LoaderState, sampler: Any, has_images: bool) -> dict[str, Any]:
         """Return the arguments of torch's loader with which its workers pack batches."""
         dataset, batched = loader.dataset, loader.batch_sampler is not None
         states = loader_state.worker_states if loader_state.resumes else {}
         is_iterable = isinstance(dataset, IterableDataset)
         # torch's pin-memory thread receives batches without images, which must not be in the arena.
-        may_have_images = has_images or (deferral is not None and not loader.pin_memory)
+        may_have_images = has_images or (self.fetcher.deferral is not None and not loader.pin_memory)
         if loader.num_workers and may_have_images and self.arena is None and not is_iterable:
             # One slot for each batch that is requested from workers, in DALI, decoded or held by the loop, and two for
             # batches that the GPU may still be reading.
@@ -219,7 +217,7 @@ class WorkerPool:
             keep_samples=loader.on_error != "raise",
             has_images=has_images,
             plans=frozenset(self.plans),
-            deferral=deferral,
+            deferral=self.fetcher.deferral,
             kernel_output=loader._options.kernel_output,
             find_obstacle=loader._options.find_obstacle,
             packs_masks=loader._options.moves_masks and loader._options.on_gpu,
