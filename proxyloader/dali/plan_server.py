@@ -104,14 +104,11 @@ class PlanServer(RunQueue):
         except (torch.OutOfMemoryError, MemoryError) as error:  # no room for two pipelines; the old one is only slower
             log.warning("keeping a slower pipeline for lack of memory: %s", str(error))
 
-    def _convert(self, part: PipelineRun, stream: torch.cuda.Stream | None) -> Outputs:
-        if part.schedule is not None:
-            return self._run_kernels(part, part.schedule, stream)
-        outputs = super()._convert(part, stream)
-        return tree_map(lambda image: image.movedim(-1, -3), outputs) if self._options.channels_last else outputs
-
-    def _run_kernels(self, part: PipelineRun, schedule: Schedule, stream: Any) -> Outputs:
-        """Launch the kernels for decoded images, in the current stream."""
+    def _convert(self, part: PipelineRun, stream: Any) -> Outputs:
+        """Return the outputs of a run, or with a schedule, launch its kernels for decoded images in ``stream``."""
+        if (schedule := part.schedule) is None:
+            outputs = super()._convert(part, stream)
+            return tree_map(lambda image: image.movedim(-1, -3), outputs) if self._options.channels_last else outputs
         if part.run.decoded is None:
             part.run.decoded = _find_decoded(*part.run.outputs)
         shapes, addresses = (each[part.begin : part.begin + part.size] for each in part.run.decoded)
