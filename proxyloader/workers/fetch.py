@@ -118,11 +118,9 @@ class Fetcher:
         Raises ImageError if an image cannot be read.
         """
         indices = request.index_list()
-        samples = self._fetch_folder(request, indices)
-        if samples is _NOT_BATCHED:
-            samples = self._fetch_batch(request, indices)
-        if samples is not _NOT_BATCHED:
-            return samples, indices, ()
+        for fetch in (self._fetch_folder, self._fetch_batch):
+            if (samples := fetch(request, indices)) is not _NOT_BATCHED:
+                return samples, indices, ()
         base, files = _resolve_subsets(self.dataset, indices)
         if hasattr(base, "fetch_ahead"):
             base.fetch_ahead(files)
