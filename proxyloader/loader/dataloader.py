@@ -25,7 +25,7 @@ from ..data.deferral import Deferral
 from ..data.sharded_sampler import Auto, LastBatchPolicy, ShardedSampler, World, build_sampler
 from ..transforms.plan import Plan
 from ..workers.fetch import PassedSamples
-from ..workers.loader_state import LoaderState, carry_over, dataset_state, is_stateful
+from ..workers.loader_state import LoaderState, carry_over, is_stateful, save_state
 from ..workers.pool import WorkerPool, batch_size, batches_together, run_size
 from ..workers.request_sampler import record_upcoming_order, sampler_generator, sampler_state, unwrap_batch_sampler
 from .assembly import BatchAssembler
@@ -457,7 +457,7 @@ class DataLoader(TorchDataLoader[T]):
             if not hasattr(sampler, "set_epoch"):
                 state.sampler_state = sampler_state(sampler)
             if not self.num_workers:
-                state.worker_states = {0: saved} if (saved := dataset_state(self.dataset)) else {}
+                state.worker_states = {0: saved} if (saved := save_state(self.dataset)) else {}
             elif self.persistent_workers:
                 state.worker_states = self._states_at_end(previous)
         return state

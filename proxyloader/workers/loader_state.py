@@ -152,13 +152,15 @@ SAVED_FIELDS = tuple(field.name for field in fields(LoaderState) if field.name n
 """Attributes stored in a checkpoint."""
 
 
-def dataset_state(dataset: Any) -> dict[str, Any]:
-    return {"dataset": dataset.state_dict()} if is_stateful(dataset) else {}
+def save_state(obj: Any, name: str = "dataset") -> dict[str, Any]:
+    """Return the state of an object by name; {} if it has none."""
+    return {name: obj.state_dict()} if is_stateful(obj) else {}
 
 
-def load_dataset_state(dataset: Any, state: dict[str, Any]) -> None:
-    if "dataset" in state and is_stateful(dataset):
-        dataset.load_state_dict(state["dataset"])
+def load_state(obj: Any, states: dict[str, Any], name: str = "dataset") -> None:
+    """Restore the state of an object from states by name, if it is there."""
+    if name in states and is_stateful(obj):
+        obj.load_state_dict(states[name])
 
 
 def carry_over(state: dict[str, Any]) -> dict[str, Any]:
@@ -218,14 +220,13 @@ class StatefulStream(IterableDataset[Any]):
             seed_generators(self._seed, self._board.epoch(), "stream", info.id)
         state = self._states.get(worker, {})
         self._states = {}
-        load_dataset_state(self.dataset, state)
+        load_state(self.dataset, state)
         self._has_ended = "ended" in state
         if self._has_ended:
             return iter(())
         self._iterator = iterator = iter(self.dataset)
         for name in ("iterator", "itself"):
-            if name in state and is_stateful(iterator):
-                iterator.load_state_dict(state[name])
+            load_state(iterator, state, name)
         return self._iterate(iterator, worker) if self.state() else iterator
 
     def _iterate(self, iterator: Iterator[Any], worker: int) -> Iterator[Any]:
@@ -239,6 +240,5 @@ class StatefulStream(IterableDataset[Any]):
     def state(self) -> dict[str, Any]:
         ended = {"ended": True} if self._has_ended else {}
         if self._iterator is self.dataset:
-            return ended | ({"itself": self.dataset.state_dict()} if is_stateful(self.dataset) else {})
-        iterator = {"iterator": self._iterator.state_dict()} if is_stateful(self._iterator) else {}
-        return ended | dataset_state(self.dataset) | iterator
+            return ended | save_state(self.dataset, "itself")
+        return ended | save_state(self.dataset) | save_state(self._iterator, "iterator")

@@ -16,7 +16,7 @@ from .._random_state import make_generator, preserve_rng, seed_generators
 from ..data.dataset import get_length
 from ..data.sharded_sampler import ShardedSampler
 from .arena import Arena
-from .loader_state import RESTART, LoaderState, is_stateful
+from .loader_state import RESTART, LoaderState, is_stateful, load_state, save_state
 
 SAMPLERS_WITH_GENERATOR = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 """torch samplers that draw from the default generator unless they are given a ``generator``."""
@@ -180,9 +180,8 @@ class RequestSampler:
         if self._iterator is None:  # of torch's BatchSampler, which creates it for the first batch
             self._iterator = iter(self.sampler.sampler)
         iterator, state = self._iterator, loader_state.sampler_state if loader_state.resumes else {}
-        if "iterator" in state and is_stateful(iterator):
-            iterator.load_state_dict(state["iterator"])
-        elif not {"iterator", "sampler"} & state.keys():
+        load_state(iterator, state, "iterator")
+        if not {"iterator", "sampler"} & state.keys():
             for _ in range(done):
                 next(iterator, None)
         while (item := next(iterator, _END)) is not _END:
@@ -199,8 +198,7 @@ class RequestSampler:
         elif loader_state.resumes and loader_state.sampler_state:
             if "epoch" in loader_state.sampler_state and hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(loader_state.sampler_state["epoch"])
-            if "sampler" in loader_state.sampler_state and is_stateful(sampler):
-                sampler.load_state_dict(loader_state.sampler_state["sampler"])
+            load_state(sampler, loader_state.sampler_state, "sampler")
             saved = loader_state.sampler_state.get("length", length := get_length(sampler))
             restores = {"iterator", "sampler"} & loader_state.sampler_state.keys()
             if loader_state.batches and not restores and saved != length:
@@ -256,11 +254,8 @@ def sampler_state(sampler: Any, iterator: Any = None) -> dict[str, Any]:
         state["epoch"] = sampler.epoch
     if not hasattr(sampler, "num_replicas") and (length := get_length(sampler)) is not None:
         state["length"] = length
-    if is_stateful(sampler):
-        state["sampler"] = sampler.state_dict()
-    if iterator is not sampler and is_stateful(iterator):
-        state["iterator"] = iterator.state_dict()
-    return state
+    state |= save_state(sampler, "sampler")
+    return state if iterator is sampler else state | save_state(iterator, "iterator")
 
 
 def record_upcoming_order(loader_state: LoaderState, sampler: Any, seed: int | None, stage: str) -> None:

@@ -20,7 +20,7 @@ from ..data.deferral import Deferral, defer_in_process
 from ..errors import ImageError
 from .arena import Arena
 from .fetch import Fetcher
-from .loader_state import StatefulStream, WorkerStates, dataset_state, load_dataset_state
+from .loader_state import StatefulStream, WorkerStates, load_state, save_state
 from .messages import BatchMessage, PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest
@@ -38,10 +38,10 @@ class PackedDataset(Dataset[Any]):
 
     def begin(self, worker_id: int) -> None:
         """Restore the dataset's state in this worker before the first batch."""
-        load_dataset_state(self.fetcher.dataset, self._states.get(worker_id, {}))
+        load_state(self.fetcher.dataset, self._states.get(worker_id, {}))
 
     def state(self) -> dict[str, Any]:
-        return dataset_state(self.fetcher.dataset)
+        return save_state(self.fetcher.dataset)
 
     def __getitems__(self, request: BatchRequest) -> Any:
         arena: Any = self._arena if request.slot is not None else None
