@@ -199,12 +199,11 @@ class BatchAssembler:
             elif len(place) == 3:
                 return get_image(*place)
             else:
-                output, run = place
-                images = outputs[run][output]
-                if isinstance(images, torch.Tensor):
-                    return images
-            check_same_size(images)
-            return stack(images)
+                images = outputs[place[1]][place[0]]
+            if not isinstance(images, torch.Tensor):
+                check_same_size(images)
+                images = stack(images)
+            return images
 
         masks, device = None, self._options.image_device
         if batch.masks is not None:
