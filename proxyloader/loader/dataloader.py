@@ -288,7 +288,13 @@ class DataLoader(TorchDataLoader[T]):
             known = self._find_plans()[0].keys() | self._servers.discovered
             plans = {key: plan for key, plan in pool.plans.items() if key in known}
             self._servers.begin_epoch(plans, options, expects_images)
-            self._log_epoch()
+            if self._loader_state is None:
+                log.info("%s", repr(self))  # a log record must not reference the loader
+            elif self.num_workers and not self.persistent_workers and self._servers.queues and not options.on_gpu:
+                self._warn(
+                    "set persistent_workers=True. Otherwise, each epoch starts new workers, and short epochs may take "
+                    "longer than with torch's loader"
+                )
             if pool.worker_dataset is not None:
                 assembler = BatchAssembler(Feed(batches, pool, self._servers, loader_state), self)
             iterator.begin(batches, pool, loader_state, assembler)
@@ -395,16 +401,6 @@ class DataLoader(TorchDataLoader[T]):
         if warning not in self._logged:
             log.warning("proxyloader: %s: %s", describe_dataset(self.dataset), warning)
         self._logged |= {warning}
-
-    def _log_epoch(self) -> None:
-        """Log what loads the images in the first epoch; later, warn if new workers slow down short epochs."""
-        if self._loader_state is None:
-            log.info("%s", repr(self))  # a log record must not reference the loader
-        elif self.num_workers and not self.persistent_workers and self._servers.queues and not self._options.on_gpu:
-            self._warn(
-                "set persistent_workers=True. Otherwise, each epoch starts new workers, and short epochs may take "
-                "longer than with torch's loader"
-            )
 
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
