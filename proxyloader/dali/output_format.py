@@ -2,17 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Union
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
 
 from ..transforms.plan import Plan
 
-Output = Union["torch.Tensor", "list[torch.Tensor]"]
-"""An output of a run: (N, ...), or a list of N tensors if they differ in shape."""
-
-Outputs = list[Output]
+Outputs = list[torch.Tensor | list[torch.Tensor]]
+"""The outputs of a run. Each is (N, ...), or a list of N tensors if they differ in shape."""
 
 IMAGE_DTYPES = (torch.uint8, torch.float16, torch.bfloat16, torch.float32)
 
@@ -89,6 +87,6 @@ def stack(images: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(list(images))
 
 
-def stack_or_list(images: list[torch.Tensor]) -> Output:
+def stack_or_list(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
     """Stack images of one shape. Return images of several shapes as a list."""
     return stack(images) if len({image.shape for image in images}) == 1 else images
