@@ -218,8 +218,7 @@ class StatefulStream(IterableDataset[Any]):
         worker = info.id if info is not None and info.dataset is self.dataset else 0
         if info is not None and self._board is not None and self._seed is not None:
             seed_generators(self._seed, self._board.epoch(), "stream", info.id)
-        state = self._states.get(worker, {})
-        self._states = {}
+        state, self._states = self._states.get(worker, {}), {}
         load_state(self.dataset, state)
         self._has_ended = "ended" in state
         if self._has_ended:
