@@ -246,7 +246,7 @@ def _describe(leaf: Any) -> str:
     if isinstance(leaf, Image.Image):
         return f"PIL image {leaf.mode} {leaf.width} x {leaf.height}"
     is_late = isinstance(leaf, LazyTensor) and not is_materialized(leaf)
-    device = f" on {'cuda' if is_late else 'cpu'}" if isinstance(leaf, torch.Tensor) else ""
+    device = f" on the {'device' if is_late else 'CPU'}" if isinstance(leaf, torch.Tensor) else ""
     is_array = hasattr(leaf, "dtype") and hasattr(leaf, "shape")
     return f"{leaf.dtype} {tuple(leaf.shape)}{device}".removeprefix("torch.") if is_array else type(leaf).__name__
 

@@ -52,9 +52,9 @@ class TestTransforms:
         assert re.fullmatch(r"RandomResizedCrop\(size=\(224, 224\), .*: Crop \d+, \d+, \d+, \d+; Resize 224, 224", crop)
         assert others == ["RandomHorizontalFlip(p=0.5): Flip 1", "ToTensor(): ToTensor; ToFloat"]
         assert (found.pixels, found.on_gpu, found.on_cpu) == ("", "CUDA kernels", "DALI")
-        assert (found.output, found.operations) == ("float32 (3, 224, 224) on cuda", ())
+        assert (found.output, found.operations) == ("float32 (3, 224, 224) on the device", ())
         assert 0 < found.worker_us < found.stock_us
-        assert "Output\n  float32 (3, 224, 224) on cuda\n" in str(found) and "Replayed" not in str(found)
+        assert "Output\n  float32 (3, 224, 224) on the device\n" in str(found) and "Replayed" not in str(found)
 
     @pytest.mark.parametrize(
         ("transform", "step", "on_cpu"),
@@ -83,14 +83,18 @@ class TestTransforms:
     def test_stacked_crops_use_no_pixels(self) -> None:
         stack = v1.Lambda(lambda crops: torch.stack([v1.ToTensor()(crop) for crop in crops]))
         found = explain(v1.Compose([v1.FiveCrop(32), stack]))
-        assert (found.pixels, found.on_gpu, found.output) == ("", "CUDA kernels", "float32 (5, 3, 32, 32) on cuda")
+        assert (found.pixels, found.on_gpu, found.output) == (
+            "",
+            "CUDA kernels",
+            "float32 (5, 3, 32, 32) on the device",
+        )
 
     def test_code_that_uses_pixels_is_named_after_what_was_recorded_before(self) -> None:
         found, line = explain(with_numpy), line_of("asarray", with_numpy)
         assert found.steps == (f"{line}: Crop 0, 0, 9, 9",)
         assert found.pixels == f"pixels are used at {line}"
         assert found.on_gpu == found.on_cpu == f"the workers: {found.pixels}"
-        assert found.output == "uint8 (9, 9, 3) on cpu"
+        assert found.output == "uint8 (9, 9, 3) on the CPU"
         assert explain(at_random).on_gpu.startswith("CUDA kernels; for 3 of 8 images the workers: pixels are used at ")
 
     @pytest.mark.parametrize(
@@ -133,10 +137,10 @@ class TestDatasets:
         found = explain(Boxes(photos, v2.Compose([v2.RandomHorizontalFlip(1), v2.Resize((30, 40)), v2.ToImage()])))
         assert [re.split(r"\W", step)[0] for step in found.steps] == ["RandomHorizontalFlip", "Resize", "ToImage"]
         assert (found.pixels, found.on_gpu) == ("", "CUDA kernels")
-        assert found.output == "(uint8 (3, 30, 40) on cuda, {boxes: int64 (1, 4) on cpu})"
+        assert found.output == "(uint8 (3, 30, 40) on the device, {boxes: int64 (1, 4) on the CPU})"
 
     def test_of_a_folder_and_of_arrays(self, photos: Path) -> None:
-        assert explain(ImageFolder(str(photos), TRAINING)).output == "(float32 (3, 224, 224) on cuda, int)"
+        assert explain(ImageFolder(str(photos), TRAINING)).output == "(float32 (3, 224, 224) on the device, int)"
         no_jpeg = explain([np.zeros((3, 32, 32), np.uint8)] * 3).pixels
         assert re.fullmatch(
             r"none of the samples read \(at most \d+\) opens a JPEG that DALI decodes like Pillow", no_jpeg
