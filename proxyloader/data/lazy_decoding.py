@@ -38,7 +38,7 @@ from .encoded_image import EncodedImage
 from .lazy_image import APP1_MARKER, create_lazy_image
 from .lazy_tensor import create_lazy_output, materialize, wrap_values
 from .recorded import map_leaves
-from .replaced_code import find, original, replacements, unless_handled
+from .replaced_code import code_patches, original, replacements
 from .transformed import TransformedImage
 
 
@@ -50,16 +50,14 @@ def decoder_patches() -> Iterator[tuple[Any, str, Any]]:
             yield torch.ops.image, name, _patch(name, operator)
     if "torchcodec.decoders" in sys.modules:
         names = "torchcodec.decoders._image_decoders:decode_jpeg", "torchcodec.decoders._image_decoders:decode_image"
-        for name, function in find(*names).items():
-            decode = functools.partial(_decode_torchcodec, name.endswith("jpeg"))
-            yield from replacements(function, unless_handled(original(function), decode))
+        yield from code_patches(dict.fromkeys(names, _decode_torchcodec))
     simplejpeg, opencv = sys.modules.get("simplejpeg"), sys.modules.get("cv2")
     decoders = (simplejpeg, "decode_jpeg", _remember_rgb), (opencv, "imdecode", _remember_bgr)
     for module, name, remember in (*decoders, (opencv, "imread", _remember_file), (opencv, "cvtColor", _follow)):
         if (function := getattr(module, name, None)) is not None:
             yield module, name, _remembering(function, remember)
     if simplejpeg or opencv:
-        yield from replacements(Image.fromarray, unless_handled(original(Image.fromarray), _defer_fromarray))
+        yield from code_patches({"PIL.Image:fromarray": _defer_fromarray})
 
 
 def _patch_loader(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,8 +95,8 @@ def _encode(data: Any, mode: int) -> EncodedImage | None:
     return None if image is None or (mode == 0 and image.is_gray) else image
 
 
-def _decode_torchcodec(is_for_jpeg: bool, decode: Callable[..., Any], source: Any, **options: Any) -> Any:
-    transformed = _defer_torchcodec(decode, source, **options) if is_for_jpeg else None
+def _decode_torchcodec(decode: Callable[..., Any], source: Any, **options: Any) -> Any:
+    transformed = _defer_torchcodec(decode, source, **options) if decode.__name__ == "decode_jpeg" else None
     if transformed is None:
         return map_leaves(wrap_values, decode(source, **options))
     return create_lazy_output(transformed)

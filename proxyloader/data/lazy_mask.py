@@ -28,7 +28,7 @@ from ..transforms.plan import Size
 from ..transforms.resize import interpolation_value, nearest_pixels, parse_size
 from .lazy_tensor import UNREACHABLE, StockType, set_class
 from .recorded import flatten
-from .replaced_code import find, unless_handled
+from .replaced_code import kernel_patches
 
 DTYPES = frozenset({torch.bool, torch.uint8})
 """Dtypes of masks whose operations are recorded. torch resizes others as float32."""
@@ -235,12 +235,8 @@ def compute_all(value: Any) -> None:
 
 def mask_patches() -> Iterator[tuple[Any, Any, Any]]:
     """Yield v2's registry of each function of masks that is recorded, the key, and the replacement."""
-    for registry in find("torchvision.transforms.v2.functional._utils:_KERNEL_REGISTRY").values():
-        for function, kernels in registry.items():
-            note = _NOTES.get(function.__name__)
-            if note is not None and tv_tensors.Mask in kernels:
-                call = kernels[tv_tensors.Mask]
-                yield kernels, tv_tensors.Mask, unless_handled(call, functools.partial(_apply, note))
+    notes = crop, center_crop, pad, horizontal_flip, vertical_flip, resize, resized_crop
+    return kernel_patches(tv_tensors.Mask, {note.__name__: functools.partial(_apply, note) for note in notes})
 
 
 class Note(NamedTuple):
@@ -342,10 +338,6 @@ def resized_crop(
     is_view = cropped.is_view and resized.is_view
     return Note(cropped.rows[resized.rows], cropped.columns[resized.columns], 0, is_view)
 
-
-_NOTES: dict[str, Any] = {
-    note.__name__: note for note in (crop, center_crop, pad, horizontal_flip, vertical_flip, resize, resized_crop)
-}
 
 _CASTS: dict[Any, Any] = {torch.Tensor.long: [torch.int64], torch.Tensor.int: [torch.int32]}
 _CASTS |= {torch.Tensor.to: [], torch.Tensor.type: []}  # to their argument

@@ -47,7 +47,7 @@ from .lazy_image import (
     replace_undecoded,
 )
 from .lazy_tensor import create_lazy_output, wrap_values
-from .replaced_code import find, original, replacements, unless_handled
+from .replaced_code import code_patches, original, unless_handled
 from .transformed import TransformedImage
 
 MAX_PIXELS = 1 << 26
@@ -78,28 +78,22 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each function to record."""
     hook_pillow()  # first, because it replaces some of the same methods, permanently
     for note in (crop, resize, transpose, transform, convert, filter, point, getchannel):
-        yield Image.Image, note.__name__, _record(getattr(Image.Image, note.__name__), note)
+        handle = functools.partial(_apply, note, True)
+        yield Image.Image, note.__name__, unless_handled(getattr(Image.Image, note.__name__), handle)
     yield Image.Image, "paste", unless_handled(Image.Image.paste, _paste)
     yield Image.Image, "split", unless_handled(Image.Image.split, _split)
     for enhancer in ENHANCERS:
         yield enhancer, "__init__", unless_handled(enhancer.__init__, functools.partial(_defer_degenerate, enhancer))
     yield ImageEnhance._Enhance, "enhance", unless_handled(ImageEnhance._Enhance.enhance, _enhance)
     yield ImageEnhance._Enhance, "__getattr__", _compute_degenerate
-    yield from replacements(Image.new, unless_handled(original(Image.new), _defer_new))
-    yield from replacements(Image.merge, unless_handled(original(Image.merge), _merge))
-    for name, function in find(*FUNCTIONS).items():
-        yield from replacements(function, _record(original(function), *FUNCTIONS[name]))
-    for name, function in find(*CONVERSIONS).items():
-        handle = functools.partial(_convert, *CONVERSIONS[name])
-        yield from replacements(function, unless_handled(original(function), handle))
-
-
-def _record(call: Callable[..., Any], note: Noter, has_info: bool = True) -> Callable[..., Any]:
-    """Return a function that records calls. ``has_info``: whether Pillow's result has the info of the argument."""
-    return unless_handled(call, functools.partial(_apply, note, has_info))
+    handlers: dict[str, Any] = {"PIL.Image:new": _defer_new, "PIL.Image:merge": _merge}
+    handlers |= {name: functools.partial(_apply, *noted) for name, noted in FUNCTIONS.items()}
+    handlers |= {name: functools.partial(_convert, *known) for name, known in CONVERSIONS.items()}
+    yield from code_patches(handlers)
 
 
 def _apply(note: Noter, has_info: bool, call: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
+    """Record a call. ``has_info``: whether Pillow's result has the info of the argument."""
     if not is_lazy(image):
         return NotImplemented
     args, kwargs = tuple(map(frozen, args)), {name: frozen(each) for name, each in kwargs.items()}

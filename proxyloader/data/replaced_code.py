@@ -42,6 +42,20 @@ def unless_handled(call: Callable[..., Any], handle: Callable[..., Any]) -> Call
     return hooked
 
 
+def code_patches(handlers: dict[str, Any]) -> Iterator[tuple[Any, str, Any]]:
+    """Yield the replacements with which functions, by their names for ``find``, call ``unless_handled``."""
+    for name, function in find(*handlers).items():
+        yield from replacements(function, unless_handled(original(function), handlers[name]))
+
+
+def kernel_patches(cls: type, handlers: dict[str, Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield v2's registry of each function in ``handlers``, by name, the class, and the replacement of its kernel."""
+    for registry in find("torchvision.transforms.v2.functional._utils:_KERNEL_REGISTRY").values():
+        for function, kernels in registry.items():
+            if function.__name__ in handlers and cls in kernels:
+                yield kernels, cls, unless_handled(kernels[cls], handlers[function.__name__])
+
+
 def replacements(function: Any, hook: Callable[..., Any]) -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each attribute with which a function calls ``hook``.
 

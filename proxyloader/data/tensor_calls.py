@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 from torchvision import tv_tensors
 from torchvision.transforms import functional as F
+from torchvision.transforms.v2 import functional as F2
 from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms import augment, color, resize, warp
@@ -31,7 +32,7 @@ from .lazy_image import create_lazy_image
 from .lazy_tensor import LazyTensor, create_lazy_output, find_transformed, is_unshared, recorders, requires_grad, share
 from .pillow_calls import TORCHVISION, Note, Noter, extend, frozen, number, pad_by_pixels, select
 from .placeholders import ProxySample
-from .replaced_code import find, original, replacements, unless_handled
+from .replaced_code import code_patches, kernel_patches
 
 
 class Input(NamedTuple):
@@ -47,24 +48,17 @@ def tensor_patches() -> Iterator[tuple[Any, Any, Any]]:
     named: dict[str, tuple[Noter, Version]] = {f"{TORCHVISION}.functional:to_pil_image": (to_pil_image, "v1")}
     named |= {f"{TORCHVISION}._functional_tensor:{name}": (note, "v1") for name, note in V1.items()}
     named |= {f"{TORCHVISION}.v2.functional:{name}_image": (note, "v2") for name, note in V2.items()}
-    notes: dict[Any, Noter] = {}
-    for name, function in find(*named).items():
-        notes[function], _ = named[name]
-        yield from replacements(function, _record(original(function), *named[name]))
-    for registry in find(f"{TORCHVISION}.v2.functional._utils:_KERNEL_REGISTRY").values():
-        for kernels in registry.values():
-            wrapper = kernels.get(tv_tensors.Image)
-            if (found := notes.get(getattr(wrapper, "__wrapped__", None))) is not None:
-                yield kernels, tv_tensors.Image, _record(wrapper, found, "v2", is_pure=False)
-
-
-def _record(call: Callable[..., Any], note: Noter, version: Version, is_pure: bool = True) -> Callable[..., Any]:
-    """Return a function that records calls. ``is_pure``: whether it returns a plain tensor, even for an image."""
-    return unless_handled(call, functools.partial(_apply, note, version, is_pure))
+    yield from code_patches({name: functools.partial(_apply, *noted, True) for name, noted in named.items()})
+    known = {name: note for name, note in V2.items() if hasattr(F2, f"{name}_image")}
+    kernels = {name: functools.partial(_apply, note, "v2", False) for name, note in known.items()}
+    yield from kernel_patches(tv_tensors.Image, kernels)
 
 
 def _apply(note: Noter, version: Version, is_pure: bool, call: Any, image: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a call without values; NotImplemented if it needs values or has no kernel."""
+    """Return the result of a call without values; NotImplemented if it needs values or has no kernel.
+
+    ``is_pure``: whether torchvision's function returns a plain tensor, even for an image.
+    """
     transformed = find_transformed(image) if isinstance(image, LazyTensor) else None
     if transformed is None or active() is None or torch.get_default_dtype() is not torch.float32:
         return NotImplemented
