@@ -221,11 +221,9 @@ class Jobs:
         images, self.steps = images[order], steps
         sizes = np.concatenate(programs._sizes)[order]
         kinds = KINDS[steps["code"]]
-        starts = np.ones(len(steps), bool)
-        starts[1:] = images[1:] != images[:-1]
+        starts = (kinds != Kind.POINTS) | (np.diff(images, prepend=-1) != 0)
         # Blurs and resizes are jobs of their own.
-        is_alone = (kinds >= Kind.BOX_BLUR) & (kinds <= Kind.RESAMPLE)
-        starts |= (kinds != Kind.POINTS) | np.concatenate(([False], is_alone[:-1]))
+        starts[1:] |= (kinds[:-1] >= Kind.BOX_BLUR) & (kinds[:-1] <= Kind.RESAMPLE)
         at = np.flatnonzero(starts)
         last = np.append(at[1:], len(steps)) - 1
         self.images, self.kinds = images[at], kinds[at]
@@ -233,11 +231,11 @@ class Jobs:
         self.jobs["first"], self.jobs["count"] = at, last - at + 1
         self.jobs["source_height"], self.jobs["source_width"] = sizes[at, :2].T
         self.jobs["height"], self.jobs["width"] = sizes[last, 2:].T
-        _, self._first_job, self._lengths = np.unique(self.images, return_index=True, return_counts=True)
-        self._last_job = self._first_job + self._lengths - 1
-        self._turns = np.arange(len(at)) - np.repeat(self._first_job, self._lengths)
+        self._last_job = np.bincount(self.images).cumsum() - 1
+        self._first_job = np.append(0, self._last_job[:-1] + 1)[self.images]  # of the image of each job
+        self._turns = np.arange(len(at)) - self._first_job
         # Steps that read the results of branches, and the branches. Each is the first of its job.
-        self._mixes = np.flatnonzero(np.isin(steps["code"], (CODE["MIX"], CODE["BLEND"])))
+        self._mixes = np.flatnonzero((steps["code"] == CODE["MIX"]) | (steps["code"] == CODE["BLEND"]))
         self._branches = steps["numbers"][self._mixes, FIRST_BRANCH:].astype(np.int64)
         self.stages = self._find_stages()
 
@@ -249,7 +247,7 @@ class Jobs:
             moves = np.zeros_like(stages)
             moves[at] = np.maximum(late, 0)
             moved = moves.cumsum()
-            stages += moved - np.repeat((moved - moves)[self._first_job], self._lengths)
+            stages += moved - (moved - moves)[self._first_job]
         return stages
 
     def _place_weights(self) -> int:
@@ -263,7 +261,7 @@ class Jobs:
         sizes = 1 + (2 + taps) * counts
         ends = sizes.cumsum().reshape(sizes.shape)
         self.jobs["table_x"][at], self.jobs["table_y"][at] = (ends - sizes).T
-        return int(ends[-1, -1]) if len(ends) else 0
+        return int(ends[-1, -1])
 
     def schedule(
         self,
@@ -281,24 +279,17 @@ class Jobs:
             counts: number of images in each output; by default, one output has all.
             files: the decoded image of each image; None: each has its own.
         """
-        pool_size = self._place_weights()
+        pool_size = self._place_weights() if Kind.RESAMPLE in self.kinds else 0
         sizes = self.programs.sizes[: self.programs.num_outputs]
         output_ends = channels * sizes.prod(1).cumsum()
         scratch_bytes = self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
         decoded_sizes = self.programs.decoded_sizes
         if files is not None:
             decoded_sizes = decoded_sizes[np.unique(files, return_index=True)[1]]
-        extras = self.programs._extras or [np.zeros(0, np.float32)]
-        arrays = self.jobs, self.steps
-        lengths = *(array.nbytes for array in arrays), sum(array.nbytes for array in extras)
-        *at, end = itertools.accumulate(map(_aligned, lengths), initial=0)
-        memory = np.empty(end, np.uint8)
-        for begin, array in zip(at, arrays):
-            memory[begin : begin + array.nbytes] = array.view(np.uint8)
-        np.concatenate(extras, out=memory[at[2] : at[2] + lengths[2]].view(np.float32))
+        arrays = self.jobs, self.steps, *self.programs._extras
         return Schedule(
-            memory=memory,
-            begins=tuple(at),
+            memory=np.concatenate([array.view(np.uint8) for array in arrays]),
+            begins=(0, self.jobs.nbytes, self.jobs.nbytes + self.steps.nbytes),
             num_jobs=len(self.jobs),
             launches=tuple(self._launches()),
             scratch_bytes=scratch_bytes,
@@ -322,7 +313,7 @@ class Jobs:
         """
         jobs, images, is_output = self.jobs, self.images, self.kinds >= Kind.STORE
         sizes = 3 * jobs["height"].astype(np.int64) * jobs["width"]
-        room = np.zeros((len(self._first_job), 2), np.int64)
+        room = np.zeros((len(self._last_job), 2), np.int64)
         np.maximum.at(room, (images, self._turns % 2), np.where(is_output, 0, -(-sizes // ALIGNMENT) * ALIGNMENT))
         places = room.cumsum().reshape(room.shape) - room
         targets = places[images, self._turns % 2]
