@@ -29,7 +29,7 @@ from torchvision.transforms import v2
 
 from ..transforms import augment, color
 from ..transforms.geometry import TURNS, Crop, Flip, IndexSelect, Transpose, as_ltrb, transposed
-from ..transforms.plan import Branch, Size, Step
+from ..transforms.plan import Branch, Size
 from ..transforms.resize import Line, ResizeBox
 from ..transforms.type_conversion import ToFloat, ToTensor
 from ..transforms.warp import Affine, Perspective
@@ -63,9 +63,9 @@ WARPS = {0: "nearest", 2: "bilinear", 3: "bicubic"}
 class Note(NamedTuple):
     """A call on an undecoded image, or on its tensor. The first three are those of ``TransformedImage.note``."""
 
-    steps: Branch  # none: the result is a copy
-    numbers: Sequence[Any]
-    size: Size
+    steps: Branch = ()  # none: the result is a copy
+    numbers: Sequence[Any] = ()
+    size: Size | None = None  # None: that of the image
     replay: Callable[[Any], Any] | None = None  # repeats the call on a decoded image; None: with the same arguments
     is_view: bool = False  # whether torchvision's result shares the memory of a tensor
     in_place: bool = False  # whether it is the tensor
@@ -119,16 +119,13 @@ def frozen(value: Any) -> Any:
 
 def extend(transformed: TransformedImage | None, note: Note, call: Callable[[Any], Any]) -> TransformedImage | None:
     """Return the undecoded image after a call; None if the call needs pixels."""
-    deferral, (height, width) = active(), note.size
-    if transformed is None or deferral is None or height < 1 or width < 1 or height * width > MAX_PIXELS:
+    if transformed is None or (deferral := active()) is None:
         return None
-    after = transformed.note(note.steps, note.numbers, note.size, call)
+    height, width = size = note.size or transformed.size
+    if height < 1 or width < 1 or height * width > MAX_PIXELS:
+        return None
+    after = transformed.note(note.steps, note.numbers, size, call)
     return None if find_call_obstacle(deferral.find_obstacle, after.chain) else after
-
-
-def _one(step: Step, image: Image.Image, *numbers: Any) -> Note:
-    """Return the note of a step that keeps the size."""
-    return Note((step,), numbers, image.size[::-1])
 
 
 def number(value: Any) -> float:
@@ -144,7 +141,7 @@ def number(value: Any) -> float:
 def crop(image: Image.Image, box: Any = None) -> Note | None:
     left, top, right, bottom = map(int, map(round, (0, 0, *image.size) if box is None else box))
     if (left, top, right, bottom) == (0, 0, *image.size):
-        return Note((), (), image.size[::-1])
+        return Note()
     return _crop(left, top, right - left, bottom - top, (0.0,))
 
 
@@ -158,7 +155,7 @@ def resize(
     width, height = map(operator.index, size)
     left, top, right, bottom = edges = [0.0, 0.0, *image.size] if box is None else np.array(box, np.float32).tolist()
     if edges == [0, 0, *image.size] and (width, height) == image.size:
-        return Note((), (), image.size[::-1])
+        return Note()
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
         return None
     scales = (right - left) / width, (bottom - top) / height
@@ -174,7 +171,7 @@ def resize(
 def transpose(image: Image.Image, method: Any) -> Note | None:
     method = Image.Transpose(method)
     if not TURNS[method].swaps and method != Image.Transpose.ROTATE_180:  # a flip, which DALI also does without kernels
-        return _one(Flip("horizontal" if TURNS[method].reverses_x else "vertical"), image, 1.0)
+        return Note((Flip("horizontal" if TURNS[method].reverses_x else "vertical"),), (1.0,))
     return Note((Transpose(method),), (), transposed(image.size[::-1], method))
 
 
@@ -207,10 +204,10 @@ def convert(image: Image.Image, mode: Any = None, matrix: Any = None, *_: Any, *
     if matrix:
         if image.mode != "RGB" or len(matrix) != {"RGB": 12, "L": 4}[mode]:
             return None
-        return _one(color.Matrix(len(matrix) // 4), image, *tuple(map(number, matrix)) * (12 // len(matrix)))  # type: ignore[arg-type]
+        return Note((color.Matrix(len(matrix) // 4),), [*map(number, matrix)] * (12 // len(matrix)))  # type: ignore[arg-type]
     if encoded is None or mode not in ("L", "RGB") or mode == image.mode or can_read_as(encoded, mode):
         return None
-    return _one(color.Grayscale(1 if mode == "L" else 3), image)
+    return Note((color.Grayscale(1 if mode == "L" else 3),))
 
 
 def filter(image: Image.Image, filter: Any) -> Note | None:
@@ -219,17 +216,17 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
         radii = made.radius if isinstance(made.radius, (tuple, list)) else (made.radius, made.radius)
         x, y = (float(np.float32(number(each))) for each in radii)
         if not max(x, y):
-            return Note((), (), image.size[::-1])
+            return Note()
         if min(x, y) < 0 or max(x, y) > MAX_RADIUS:
             return None
-        return _one(augment.PillowBlur(type(made) is ImageFilter.GaussianBlur), image, x, y)
+        return Note((augment.PillowBlur(type(made) is ImageFilter.GaussianBlur),), (x, y))
     if not isinstance(made, ImageFilter.BuiltinFilter) or type(made).filter is not ImageFilter.BuiltinFilter.filter:
         return None
     (side, other), scale, offset, weights = made.filterargs
     if side not in (3, 5) or side != other or len(weights) != side**2 or not scale:
         return None
     divided = np.asarray([*map(number, weights)], np.float32) / np.float32(scale)
-    return _one(augment.Kernel(side), image, float(np.float32(offset)), *divided.tolist())
+    return Note((augment.Kernel(side),), (float(np.float32(offset)), *divided.tolist()))
 
 
 def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
@@ -244,7 +241,7 @@ def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
     if len(table) != 256 * bands:
         return None
     array = np.frombuffer(table * (3 // bands), np.uint8).view(np.float32)
-    return _one(color.Table(), image, array)._replace(replay=operator.methodcaller("point", table))
+    return Note((color.Table(),), (array,), replay=operator.methodcaller("point", table))
 
 
 class Band(NamedTuple):
@@ -258,11 +255,11 @@ class Band(NamedTuple):
 def getchannel(image: Image.Image, channel: Any) -> Note | None:
     number, of = operator.index(image.getbands().index(channel) if isinstance(channel, str) else channel), None
     if image.mode == "L" and number == 0:
-        return Note((), (), image.size[::-1])
+        return Note()
     if image.mode != "RGB" or not 0 <= number < 3 or (of := get_transformed(image)) is None:
         return None
     weights = [float(number == each) for each in range(3)]
-    return _one(color.Matrix(1), image, *[*weights, 0.0] * 3)._replace(replay=Band(of, number))  # type: ignore[arg-type]
+    return Note((color.Matrix(1),), [*weights, 0.0] * 3, replay=Band(of, number))  # type: ignore[arg-type]
 
 
 def _split(split: Any, image: Image.Image) -> Any:
@@ -367,7 +364,7 @@ def _enhance(enhance: Any, made: Any, factor: Any) -> Any:
     if before is None or degenerate is not None or find_undecoded(made.image) is not find_undecoded(before):
         return NotImplemented
     name, has_info = ENHANCERS[enhancer]
-    note = _one(color.Adjustment(name), before, factor)
+    note = Note((color.Adjustment(name),), (factor,))
     after = extend(get_transformed(before), note, lambda image: enhancer(image).enhance(factor))
     return NotImplemented if after is None else create_lazy_image(after, before if has_info else None)
 
@@ -397,24 +394,24 @@ def select(rows: Line, columns: Line) -> Note:
 def adjust_hue(img: Image.Image, hue_factor: Any) -> Note | None:
     if img.mode != "RGB" or not -0.5 <= hue_factor <= 0.5:
         return None
-    return _one(color.Adjustment("hue"), img, color.hue_shift(hue_factor, "pil"))
+    return Note((color.Adjustment("hue"),), (color.hue_shift(hue_factor, "pil"),))
 
 
 def to_grayscale(img: Image.Image, num_output_channels: int) -> Note | None:
-    return _one(color.Grayscale(3), img) if num_output_channels == 3 else None  # converts to "L" otherwise
+    return Note((color.Grayscale(3),)) if num_output_channels == 3 else None  # converts to "L" otherwise
 
 
 def permute_channels(image: Image.Image, permutation: Any) -> Note | None:
     order = torch.as_tensor(permutation).tolist()
-    return _one(color.ChannelOrder(), image, *order) if image.mode == "RGB" and sorted(order) == [0, 1, 2] else None
+    return Note((color.ChannelOrder(),), order) if image.mode == "RGB" and sorted(order) == [0, 1, 2] else None
 
 
 TORCHVISION = "torchvision.transforms"
 
 FUNCTIONS: dict[str, tuple[Noter, bool]] = {
-    "PIL.ImageOps:autocontrast": (lambda image: _one(color.Adjustment("autocontrast"), image), True),
-    "PIL.ImageOps:equalize": (lambda image: _one(color.Adjustment("equalize"), image), True),
-    "PIL.ImageChops:invert": (lambda image: _one(color.Adjustment("invert"), image), True),
+    "PIL.ImageOps:autocontrast": (lambda image: Note((color.Adjustment("autocontrast"),)), True),
+    "PIL.ImageOps:equalize": (lambda image: Note((color.Adjustment("equalize"),)), True),
+    "PIL.ImageChops:invert": (lambda image: Note((color.Adjustment("invert"),)), True),
     f"{TORCHVISION}._functional_pil:pad": (pad, False),
     f"{TORCHVISION}._functional_pil:adjust_hue": (adjust_hue, False),
     f"{TORCHVISION}._functional_pil:to_grayscale": (to_grayscale, False),

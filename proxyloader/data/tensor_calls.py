@@ -25,7 +25,7 @@ from torchvision.tv_tensors._torch_function_helpers import _must_return_subclass
 
 from ..transforms import augment, color, resize, warp
 from ..transforms.geometry import Box, Crop, Flip, Transpose, as_fill, as_ltrb, as_pair, center_box, transposed
-from ..transforms.plan import Branch, ImageState, Size, Step, Version
+from ..transforms.plan import Branch, ImageState, Size, Version
 from ..transforms.type_conversion import ToFloat, ToPIL, ToTensor, normalization
 from .deferral import active
 from .lazy_image import create_lazy_image
@@ -100,11 +100,6 @@ def _returns_image(steps: Branch) -> bool:
     return is_cast or is_clone or _must_return_subclass()
 
 
-def _one(step: Step, image: Input, *numbers: Any) -> Note:
-    """Return the note of a step that keeps the size."""
-    return Note((step,), numbers, image.size)
-
-
 # --- geometry ---------------------------------------------------------------------------------------------------------
 
 
@@ -169,7 +164,7 @@ def rotate_v2(
 ) -> Note:
     angle = number(angle) % 360
     if center is None and angle == 0:
-        return Note((), (), image.size)
+        return Note()
     if center is None and angle % 90 == 0 and (angle == 180 or expand or image.size[0] == image.size[1]):
         method = Image.Transpose[f"ROTATE_{angle:.0f}"]
         return Note((Transpose(method),), (), transposed(image.size, method))
@@ -195,14 +190,14 @@ def affine_v2(
     center = center and list(map(number, center))
     translate, shear = map(number, translate), list(map(number, shear))
     numbers = warp.affine(image.size, step, number(angle), list(translate), number(scale), shear, center)
-    return Note((step,), numbers, image.size)
+    return Note((step,), numbers)
 
 
 def perspective_v1(
     image: Input, perspective_coeffs: Any, interpolation: Any = "bilinear", fill: Any = None
 ) -> Note | None:
     step = _warp(warp.Perspective, image, interpolation, fill)
-    return _one(step, image, *image.size, *map(number, perspective_coeffs)) if len(perspective_coeffs) == 8 else None
+    return Note((step,), (*image.size, *map(number, perspective_coeffs))) if len(perspective_coeffs) == 8 else None
 
 
 def perspective_v2(
@@ -229,7 +224,7 @@ def _adjust(name: str, accepts: Callable[..., bool], convert: Callable[[float], 
     def note(image: Input, *args: Any, **kwargs: Any) -> Note | None:
         numbers = [*map(number, (*args, *kwargs.values()))]
         step = color.Adjustment(name, "tensor", image.version)
-        return _one(step, image, *map(convert, numbers)) if accepts(image, *numbers) else None
+        return Note((step,), [*map(convert, numbers)]) if accepts(image, *numbers) else None
 
     return note
 
@@ -258,13 +253,13 @@ def adjust_gamma(image: Input, gamma: Any, gain: Any = 1) -> Note | None:
     exact = np.minimum(number(gain) * (np.arange(256) / 255) ** float(gamma), 1) * 255.999
     if image.state.channels not in (1, 3) or gain < 0 or (abs(exact - exact.round())[exact > 0] < 1e-4).any():
         return None
-    return _one(color.Table(), image, np.tile(exact.astype(np.uint8), 3).view(np.float32))
+    return Note((color.Table(),), (np.tile(exact.astype(np.uint8), 3).view(np.float32),))
 
 
 def permute_channels(image: Input, permutation: Any) -> Note | None:
     if image.state.channels != 3 or sorted(permutation) != [0, 1, 2]:
         return None
-    return _one(color.ChannelOrder(), image, *map(float, permutation))
+    return Note((color.ChannelOrder(),), [*map(float, permutation)])
 
 
 def index(image: Input, indices: Any) -> Note | None:
@@ -278,8 +273,8 @@ def rgb_to_grayscale(image: Input, num_output_channels: Any = 1) -> Note | None:
     if num_output_channels not in (1, 3):
         return None
     if image.state.channels == 1 and (num_output_channels == 1 or image.version == "v1"):
-        return Note((), (), image.size)
-    return _one(color.Grayscale(int(num_output_channels), "tensor", image.version), image)
+        return Note()
+    return Note((color.Grayscale(int(num_output_channels), "tensor", image.version),))
 
 
 # --- blur and erasing -------------------------------------------------------------------------------------------------
@@ -293,7 +288,7 @@ def gaussian_blur(image: Input, kernel_size: Any, sigma: Any = None) -> Note | N
         return None
     height, width = window[::-1]
     is_small = height // 2 < image.size[0] and width // 2 < image.size[1]
-    return _one(augment.Blur((height, width)), image, sigmas[0]) if is_small and height % 2 and width % 2 else None
+    return Note((augment.Blur((height, width)),), sigmas[:1]) if is_small and height % 2 and width % 2 else None
 
 
 def erase(image: Input, i: Any, j: Any, h: Any, w: Any, v: Any, inplace: Any = False) -> Note | None:
@@ -306,11 +301,11 @@ def erase(image: Input, i: Any, j: Any, h: Any, w: Any, v: Any, inplace: Any = F
         values = list(map(int, values)) if is_levels else values
         if is_levels and not all(0 <= value <= 255 for value in values):
             return None
-        return _one(augment.Erase(channels), image, *box, *values)._replace(in_place=bool(inplace))
+        return Note((augment.Erase(channels),), (*box, *values), in_place=bool(inplace))
     if is_levels or v.dtype is not torch.float32 or v.shape != (channels, height, width):
         return None
     noise = augment.to_hwc(v.detach().clone())
-    return _one(augment.EraseWithNoise(), image, *box, noise)._replace(in_place=bool(inplace))
+    return Note((augment.EraseWithNoise(),), (*box, noise), in_place=bool(inplace))
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
@@ -319,27 +314,26 @@ def erase(image: Input, i: Any, j: Any, h: Any, w: Any, v: Any, inplace: Any = F
 def to_dtype(image: Input, dtype: Any = torch.float, scale: Any = False) -> Note | None:
     if dtype is not torch.float32 or image.state.dtype != "uint8":
         return None
-    return _one(ToFloat(bool(scale), image.version), image)
+    return Note((ToFloat(bool(scale), image.version),))
 
 
 def normalize(image: Input, mean: Any, std: Any, inplace: Any = False) -> Note | None:
     if image.state.dtype != "float32":
         return None
-    return Note((normalization(mean, std, image.state),), (), image.size, in_place=bool(inplace))
+    return Note((normalization(mean, std, image.state),), in_place=bool(inplace))
 
 
 def to_pil_image(image: Input, mode: Any = None) -> Note | None:
-    return _one(ToPIL(), image) if mode in (None, "RGB" if image.state.channels == 3 else "L") else None
+    return Note((ToPIL(),)) if mode in (None, "RGB" if image.state.channels == 3 else "L") else None
 
 
-OF_BOTH: tuple[Noter, ...] = adjust_gamma, crop, erase, gaussian_blur, normalize, pad, rgb_to_grayscale
+NOTERS = adjust_gamma, crop, erase, gaussian_blur, normalize, pad, rgb_to_grayscale
+OF_BOTH: dict[str, Noter] = {note.__name__: note for note in NOTERS} | ADJUSTMENTS | {"resize": resized}
 
 V1: dict[str, Noter] = {
-    **{note.__name__: note for note in OF_BOTH},
-    **ADJUSTMENTS,
-    "hflip": lambda image: _one(Flip("horizontal"), image, 1.0),
-    "vflip": lambda image: _one(Flip("vertical"), image, 1.0),
-    "resize": resized,
+    **OF_BOTH,
+    "hflip": lambda image: Note((Flip("horizontal"),), (1.0,)),
+    "vflip": lambda image: Note((Flip("vertical"),), (1.0,)),
     "rotate": affine_v1,
     "affine": affine_v1,
     "perspective": perspective_v1,
@@ -348,14 +342,12 @@ V1: dict[str, Noter] = {
 """Functions of ``_functional_tensor``, in which the functions and classes of v1 end."""
 
 V2: dict[str, Noter] = {
-    **{note.__name__: note for note in OF_BOTH},
-    **ADJUSTMENTS,
+    **OF_BOTH,
     "permute_channels": permute_channels,
     "to_dtype": to_dtype,
     "horizontal_flip": V1["hflip"],
     "vertical_flip": V1["vflip"],
     "center_crop": lambda image, output_size: _crop(image, center_box(as_pair(output_size), *image.size)),
-    "resize": resized,
     "rotate": rotate_v2,
     "affine": affine_v2,
     "perspective": perspective_v2,
