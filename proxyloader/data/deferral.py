@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from ..transforms.chain import Chain
 from ..transforms.plan import ImageState, Plan
@@ -76,22 +77,19 @@ def defer_in_process(deferral: Deferral | None) -> None:
 
 
 @contextlib.contextmanager
-def deferring(deferral: Deferral) -> Iterator[None]:
-    previous, _thread.deferral = _thread.deferral, deferral
+def _setting(name: str, value: Any) -> Iterator[None]:
+    previous = getattr(_thread, name)
+    setattr(_thread, name, value)
     try:
         yield
     finally:
-        _thread.deferral = previous
+        setattr(_thread, name, previous)
 
 
-@contextlib.contextmanager
-def materializing() -> Iterator[None]:
-    """Do not record calls made by this thread, because they compute the pixels of an image."""
-    previous, _thread.is_materializing = _thread.is_materializing, True
-    try:
-        yield
-    finally:
-        _thread.is_materializing = previous
+deferring = functools.partial(_setting, "deferral")
+
+materializing = functools.partial(_setting, "is_materializing", True)
+"""Do not record calls made by this thread, because they compute the pixels of an image."""
 
 
 def is_materializing() -> bool:
