@@ -201,13 +201,10 @@ class _Pixels:
         self._image = image
 
     def __getitem__(self, xy: Any) -> Any:
-        return self._decoded()[xy]
+        return self._image.im.pixel_access(self._image.readonly)[xy]
 
     def __setitem__(self, xy: Any, color: Any) -> None:
-        self._decoded()[xy] = color
-
-    def _decoded(self) -> Any:
-        return self._image.im.pixel_access(self._image.readonly)
+        self._image.im.pixel_access(self._image.readonly)[xy] = color
 
 
 def get_transformed(image: Image.Image) -> TransformedImage | None:
