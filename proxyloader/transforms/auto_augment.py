@@ -37,19 +37,13 @@ def put_chain(choice: OneOf, chain: Sequence[BranchParams], layers: int, row: Pa
 
 def _branches(warp: Affine, channels: int) -> dict[str, Branch]:
     """Return the branch of each operation, by its name in torchvision. Color does nothing to a grayscale image."""
-    how = warp.kind, warp.version
+    how, names = (warp.kind, warp.version), ("Brightness", "Contrast", "Sharpness", "AutoContrast")
     return {
         "Identity": (),
         **dict.fromkeys(("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"), (warp,)),
-        "Brightness": (color.Adjustment("brightness", *how),),
         "Color": (color.Adjustment("saturation", *how),) if channels == 3 else (),
-        "Contrast": (color.Adjustment("contrast", *how),),
-        "Sharpness": (color.Adjustment("sharpness", *how),),
-        "Posterize": (color.Adjustment("posterize"),),
-        "Solarize": (color.Adjustment("solarize"),),
-        "AutoContrast": (color.Adjustment("autocontrast", *how),),
-        "Equalize": (color.Adjustment("equalize"),),
-        "Invert": (color.Adjustment("invert"),),
+        **{name: (color.Adjustment(name.lower(), *how),) for name in names},
+        **{name: (color.Adjustment(name.lower()),) for name in ("Posterize", "Solarize", "Equalize", "Invert")},
     }
 
 
