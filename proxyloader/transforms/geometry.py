@@ -50,9 +50,7 @@ def center_box(size: Size, height: int, width: int) -> Box:
 
 
 def _center_offset(available: int, wanted: int) -> int:
-    if wanted > available:
-        return -((wanted - available) // 2)
-    return round((available - wanted) / 2.0)
+    return -((wanted - available) // 2) if wanted > available else round((available - wanted) / 2.0)
 
 
 @rule(v1.CenterCrop, v2.CenterCrop)
@@ -104,9 +102,7 @@ def _check_padding(transform: Any, state: ImageState) -> None:
 
 
 def as_fill(fill: Any, state: ImageState) -> tuple[float, ...]:
-    if fill is None:
-        fill = 0
-    values = tuple(fill) if isinstance(fill, Sequence) else (fill,)
+    values = tuple(fill) if isinstance(fill, Sequence) else (0 if fill is None else fill,)
     if not all(map(is_number, values)) or len(values) not in (1, state.channels):
         raise Untranslatable
     if state.dtype == "uint8" and not all(0 <= value <= 255 for value in values):
