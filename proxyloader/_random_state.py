@@ -26,21 +26,15 @@ def make_generator(seed: int, *place: Any) -> torch.Generator:
 
 
 @contextlib.contextmanager
-def preserve_rng() -> Iterator[None]:
-    """Restore the default generators when the context ends."""
-    states = get_rng_states(include_numpy_and_python=True)
+def preserve_rng(states: tuple[Any, ...] = ()) -> Iterator[None]:
+    """Restore the default generators when the context ends. ``states``: from ``get_rng_states``, to set them before."""
+    before = get_rng_states(include_numpy_and_python=True)
     try:
+        if states:
+            set_rng_states(states)
         yield
     finally:
-        set_rng_states(states)
-
-
-@contextlib.contextmanager
-def use_rng_states(states: tuple[Any, ...]) -> Iterator[None]:
-    """Set the default generators to states from ``get_rng_states``, and restore them when the context ends."""
-    with preserve_rng():
-        set_rng_states(states)
-        yield
+        set_rng_states(before)
 
 
 def get_rng_states(include_numpy_and_python: bool) -> tuple[Any, ...]:
@@ -67,7 +61,7 @@ class SeededIterator(Iterator[Any]):
             self._states = get_rng_states(include_numpy_and_python=True)
 
     def __next__(self) -> Any:
-        with use_rng_states(self._states):
+        with preserve_rng(self._states):
             try:
                 return next(self._iterator)
             finally:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from .._random_state import get_rng_states, set_rng_states, use_rng_states
+from .._random_state import get_rng_states, preserve_rng, set_rng_states
 from ..transforms.chain import START, START_AS_GREY, Chain
 from ..transforms.plan import Branch, ParamRow, Plan, Size, Untranslatable
 from .deferral import materializing
@@ -190,7 +190,7 @@ class TransformedImage(ProxyInputs):
 def _run(calls: tuple[Calls, ...], image: Any) -> Any:
     with materializing():
         for transforms, states in calls:
-            with contextlib.nullcontext() if states is None else use_rng_states(states):
+            with contextlib.nullcontext() if states is None else preserve_rng(states):
                 for transform in transforms:
                     image = transform(image)
     return image
