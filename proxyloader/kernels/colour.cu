@@ -210,10 +210,7 @@ __device__ Pixel changed(const Batch &batch, const Job &job, const Step &step, P
             const Stats &stats = batch.stats[job.stats];
             return {stats.table[0][p.r], stats.table[1][p.g], stats.table[2][p.b]};
         }
-        case SATURATION: {
-            const int l = grey(p);
-            return by_channel([&](Channel c) { return blend(l, p.*c, (float)n[0]); });
-        }
+        case SATURATION: return by_channel([&](Channel c) { return blend(grey(p), p.*c, (float)n[0]); });
         case GREY: { const int l = grey(p); return {l, l, l}; }
         case HUE: return hue_turned(p, (int)n[0]);
         case CHANNELS: return {channel_of(p, (int)n[0]), channel_of(p, (int)n[1]), channel_of(p, (int)n[2])};
@@ -224,8 +221,7 @@ __device__ Pixel changed(const Batch &batch, const Job &job, const Step &step, P
         }
         case TENSOR_SATURATION: {
             const bool is_v1 = n[1] != 0;
-            const float l = tensor_grey(p, is_v1);
-            return by_channel([&](Channel c) { return tensor_blend(p.*c, l, n[0], is_v1); });
+            return by_channel([&](Channel c) { return tensor_blend(p.*c, tensor_grey(p, is_v1), n[0], is_v1); });
         }
         case TENSOR_GREY: { const int l = (int)tensor_grey(p, n[0] != 0); return {l, l, l}; }
         case TENSOR_HUE: return tensor_hue_turned(p, n[0], n[1] != 0);
