@@ -96,7 +96,7 @@ def _returns_image(steps: Branch) -> bool:
     """Return whether a function of plain tensors returns an image for an image, for example because it clones it."""
     *_, last = None, *steps
     is_cast = isinstance(last, ToFloat) and not last.scale
-    is_clone = last is None or isinstance(last, (augment.Erase, augment.EraseWithNoise))
+    is_clone = last is None or isinstance(last, augment.Erase)
     return is_cast or is_clone or _must_return_subclass()
 
 
@@ -305,7 +305,7 @@ def erase(image: Input, i: Any, j: Any, h: Any, w: Any, v: Any, inplace: Any = F
     if is_levels or v.dtype is not torch.float32 or v.shape != (channels, height, width):
         return None
     noise = augment.to_hwc(v.detach().clone())
-    return Note((augment.EraseWithNoise(),), (*box, noise), in_place=bool(inplace))
+    return Note((augment.Erase(channels, is_noisy=True),), (*box, noise), in_place=bool(inplace))
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------

@@ -450,12 +450,11 @@ def kernel(step: augment.Kernel, state: State) -> None:
 
 
 @add_step.register(augment.Erase)
-@add_step.register(augment.EraseWithNoise)
-def erase(step: augment.Erase | augment.EraseWithNoise, state: State) -> None:
+def erase(step: augment.Erase, state: State) -> None:
     top, left, height, width = state.take(4)
     values: Any = (0.0,) * 3
     noise = None
-    if isinstance(step, augment.EraseWithNoise):
+    if step.is_noisy:
         (first_block,) = state.take(1)
         noise = state.arrays(first_block, np.maximum(height, 1) * np.maximum(width, 1) * state.channels)
     else:

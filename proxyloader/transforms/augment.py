@@ -58,23 +58,18 @@ class Kernel(Step):
 
 @dataclass(frozen=True)
 class Erase(Step):
-    """``functional.erase``. Parameters: top, left, height and width of the box, in pixels, then a value per channel."""
+    """``functional.erase``. Parameters: top, left, height and width of the box, in pixels, then a value per channel.
+
+    With noise, which only float tensors have, the last one is the position of the array of values, (height, width, C).
+    The array holds one pixel if the box is empty.
+    """
 
     channels: int
+    is_noisy: bool = False  # whether each pixel has a random value
 
     @property
     def num_params(self) -> int:
-        return 4 + self.channels
-
-
-class EraseWithNoise(Step):
-    """``functional.erase`` with a random value per pixel. Float tensors only.
-
-    Parameters: those of Erase, then the position of the array of values, (height, width, C). The array holds one pixel
-    if the box is empty.
-    """
-
-    num_params: ClassVar[int] = 5
+        return 5 if self.is_noisy else 4 + self.channels
 
 
 def to_hwc(values: torch.Tensor) -> NDArray[np.float32]:
@@ -104,5 +99,4 @@ def random_erasing(transform: Any, state: ImageState) -> Translation:
             row.append(row.attach(to_hwc(value)))
         return size
 
-    erase = EraseWithNoise() if is_noisy else Erase(channels)
-    return at_random(transform, Translation((erase,), sample, "torch"))
+    return at_random(transform, Translation((Erase(channels, is_noisy),), sample, "torch"))

@@ -16,7 +16,7 @@ import torch
 from timm.data import auto_augment, random_erasing, transforms
 
 from . import color
-from .augment import Erase, EraseWithNoise, PillowBlur, to_hwc
+from .augment import Erase, PillowBlur, to_hwc
 from .auto_augment import Blend, BranchParams, Mixture, put_chain
 from .geometry import Box, as_fill, as_pair, cropping
 from .plan import ImageState, OneOf, ParamRow, Size, Step, Translation, Untranslatable, in_sequence
@@ -78,7 +78,7 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
     is_noise_of_levels = mode in ("rand", "pixel") and state.dtype != "float32"
     if state.kind == "pil" or str(transform.device) != "cpu" or is_noise_of_levels:
         raise Untranslatable
-    most, erase = int(transform.max_count), EraseWithNoise() if mode == "pixel" else Erase(channels)
+    most, erase = int(transform.max_count), Erase(channels, mode == "pixel")
     choice = OneOf(((), (erase,) * most))
 
     def sample(size: Size, row: ParamRow) -> Size:

@@ -23,7 +23,7 @@ from .emulation import run, where
 RESIZE = plan_for(v2.Compose([v2.RandomApply([v2.Resize((30, 40))]), v2.PILToTensor()]))
 JITTER = plan_for(v2.Compose([v2.ColorJitter(0.5, 0.5, 0.5, 0.1), v2.PILToTensor()]))
 
-OTHERS = """object Adjustment Warp OneOf Mixture Crop Flip IndexSelect ChannelOrder Blur Erase EraseWithNoise ToTensor
+OTHERS = """object Adjustment Warp OneOf Mixture Crop Flip IndexSelect ChannelOrder Blur Erase ToTensor
             ToFloat Normalize Transpose Table ToPIL"""
 """Steps that move pixels, map levels by a table, or have torch's arithmetic."""
 
