@@ -143,30 +143,25 @@ def hook_pillow() -> None:
 
         return hooked
 
-    @functools.wraps(copy)
     def hooked_copy(self: Image.Image) -> Image.Image:
         encoded = find_undecoded(self)
         return copy(self) if encoded is None else create_lazy_image(encoded, self, self.mode)
 
-    @functools.wraps(convert)
     def hooked_convert(self: Image.Image, mode: str | None = None, *args: Any, **kwargs: Any) -> Image.Image:
         encoded, target = find_undecoded(self), mode or self.mode
         if encoded is None or args or kwargs or not (target == self.mode or can_read_as(encoded, target)):
             return convert(self, mode, *args, **kwargs)
         return create_lazy_image(encoded, self, target)
 
-    @functools.wraps(close)
     def hooked_close(self: Image.Image) -> None:
         close(self)
         vars(self).pop(_IMAGE, None)
 
-    @functools.wraps(getexif)
     def hooked_getexif(self: Image.Image) -> Image.Exif:  # called for every image by Hugging Face's ``datasets``
         if self._exif is None and APP1_MARKER not in vars(self).get(_HEADER, APP1_MARKER):
             self._exif = Image.Image().getexif()
         return getexif(self)
 
-    @functools.wraps(draft)
     def hooked_draft(self: JpegImageFile, mode: str | None, size: Any) -> Any:
         before = self.mode, self.size
         result = draft(self, mode, size)
@@ -174,8 +169,10 @@ def hook_pillow() -> None:
             pixel_uses.explain()
         return result
 
-    for hooked in (hooked_copy, hooked_convert, hooked_close, hooked_getexif):
-        setattr(cls, hooked.__name__, hooked)
+    hooks = (copy, hooked_copy), (convert, hooked_convert), (close, hooked_close), (getexif, hooked_getexif)
+    for method, hooked in hooks:
+        setattr(cls, method.__name__, functools.wraps(method)(hooked))
+    setattr(JpegImageFile, "draft", functools.wraps(draft)(hooked_draft))  # noqa: B010
     for each in (cls, ImageFile):
         setattr(each, "load", hook_load(each.load))  # noqa: B010
     setattr(cls, "im", property(get_im, set_im))  # noqa: B010
@@ -186,7 +183,6 @@ def hook_pillow() -> None:
             return get_missing(self, name) if _HEADER in vars(self) else file_getattr(self, name)
 
         setattr(JpegImageFile, "__getattr__", get_missing_in_file)  # noqa: B010
-    setattr(JpegImageFile, "draft", hooked_draft)  # noqa: B010
 
 
 def can_read_as(encoded: Undecoded, mode: str) -> bool:
