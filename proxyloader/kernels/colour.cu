@@ -301,8 +301,9 @@ __device__ int fixed_position(double a, double b, double c, int x, int y) {
 
 // Nearest pixel of an affine map. Pillow has three ways, that differ in how positions are rounded. Fixed point is for
 // maps of the whole result, whatever the size of the source.
-__device__ bool affine_position(const Job &job, const double *a, int x, int y, int &from_x, int &from_y) {
+__device__ Pixel nearest_affine(const Job &job, const double *a, int x, int y, Pixel fill) {
     const int w = job.width, h = job.height;
+    int from_x, from_y;
     if (a[1] == 0 && a[3] == 0) {
         from_x = coordinate(accumulated(a[2] + a[0] * 0.5, a[0], x));
         from_y = coordinate(accumulated(a[5] + a[4] * 0.5, a[4], y));
@@ -314,7 +315,8 @@ __device__ bool affine_position(const Job &job, const double *a, int x, int y, i
         from_x = coordinate(accumulated(accumulated(a[2] + a[1] * 0.5 + a[0] * 0.5, a[1], y), a[0], x));
         from_y = coordinate(accumulated(accumulated(a[5] + a[4] * 0.5 + a[3] * 0.5, a[4], y), a[3], x));
     }
-    return from_x >= 0 && from_x < job.source_width && from_y >= 0 && from_y < job.source_height;
+    const bool is_inside = from_x >= 0 && from_x < job.source_width && from_y >= 0 && from_y < job.source_height;
+    return is_inside ? pixel_at(job, from_x, from_y) : fill;
 }
 
 __device__ double mix(double a, double b, double d) { return a + (b - a) * d; }
@@ -354,10 +356,7 @@ __device__ Pixel sampled(const Job &job, int kind, double x, double y, Pixel fil
 }
 
 __device__ Pixel affine(const Job &job, int kind, const double *a, int x, int y, Pixel fill) {
-    if (kind == 0) {
-        int from_x, from_y;
-        return affine_position(job, a, x, y, from_x, from_y) ? pixel_at(job, from_x, from_y) : fill;
-    }
+    if (kind == 0) return nearest_affine(job, a, x, y, fill);
     const double u = x + 0.5, v = y + 0.5;
     return sampled(job, kind, a[0] * u + a[1] * v + a[2], a[3] * u + a[4] * v + a[5], fill);
 }
