@@ -27,15 +27,13 @@ struct Table {
     int *at;
     int size;
 
-    __device__ int *shift_at() const { return at; }
-    __device__ int *first_at(int i) const { return at + 1 + i; }
-    __device__ int *count_at(int i) const { return at + 1 + size + i; }
-    __device__ int *weight_at(int i, int tap) const { return at + 1 + (2 + tap) * size + i; }
+    // Rows, behind the shift: the first source pixel of each output, their count, the weights of each tap.
+    __device__ int *place(int row, int i) const { return at + 1 + row * size + i; }
 
-    __device__ int shift() const { return __ldg(shift_at()); }
-    __device__ int first(int i) const { return __ldg(first_at(i)); }
-    __device__ int count(int i) const { return __ldg(count_at(i)); }
-    __device__ int weight(int i, int tap) const { return __ldg(weight_at(i, tap)); }
+    __device__ int shift() const { return __ldg(at); }
+    __device__ int first(int i) const { return __ldg(place(0, i)); }
+    __device__ int count(int i) const { return __ldg(place(1, i)); }
+    __device__ int weight(int i, int tap) const { return __ldg(place(2 + tap, i)); }
 };
 
 // ---------------------------------------------------------------------------------------------------------- weights
@@ -142,13 +140,13 @@ extern "C" __global__ void __launch_bounds__(128) build_weights(Batch batch, int
         __syncthreads();
         shift = torch_shift(__longlong_as_double((long long)largest_bits));
     }
-    if (threadIdx.x == 0) *table.shift_at() = shift;
+    if (threadIdx.x == 0) *table.at = shift;
     for (int index = threadIdx.x; index < table.size; index += blockDim.x) {
         const auto window = window_of(index);
-        *table.first_at(index) = (int)n[which] + window.first;
-        *table.count_at(index) = window.count;
+        *table.place(0, index) = (int)n[which] + window.first;
+        *table.place(1, index) = window.count;
         for (int tap = 0; tap < window.count; ++tap)
-            *table.weight_at(index, tap) = to_fixed(window.weight(tap), shift);
+            *table.place(2 + tap, index) = to_fixed(window.weight(tap), shift);
     }
 }
 
@@ -172,11 +170,6 @@ __device__ int to_level(int sum, int shift) { return min(max(sum >> shift, 0), 2
 __device__ bool holds(int first, int count, int size) { return first >= 0 && first + count <= size; }
 
 struct Range { int first, last; };
-
-// The part of a source axis that outputs of a tile need.
-__device__ Range source_of(const Table &table, int begin, int end) {
-    return {table.first(begin), table.first(end) + table.count(end) - 1};
-}
 
 struct Tile { int x, y, last_x, last_y; };  // of an output
 
@@ -309,8 +302,8 @@ template <class Passes> __device__ void resample_tile(const Batch &batch, const 
     const Source source = {job.source, job.source_height, job.source_width, RGB * job.source_width, fill};
     const Table along_x = {batch.pool + job.table_x, job.width}, along_y = {batch.pool + job.table_y, job.height};
     const Table &one = Passes::IS_X_FIRST ? along_x : along_y, &other = Passes::IS_X_FIRST ? along_y : along_x;
-    const Range needed = Passes::IS_X_FIRST ? source_of(along_y, tile.y, tile.last_y)
-                                            : source_of(along_x, tile.x, tile.last_x);
+    const int begin = Passes::IS_X_FIRST ? tile.y : tile.x, end = Passes::IS_X_FIRST ? tile.last_y : tile.last_x;
+    const Range needed = {other.first(begin), other.first(end) + other.count(end) - 1};  // source of the tile
     const int shift = other.shift();
 
     int sums[WORDS_PER_THREAD][4];
