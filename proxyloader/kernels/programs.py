@@ -321,8 +321,7 @@ class Jobs:
         jobs["source"] = np.where(is_first, 0, places[images, (self._turns - 1) % 2])
         jobs["source_base"] = np.where(is_first, DECODED + self.programs.sources[images], SCRATCH)
         self.steps["numbers"][self._mixes, FIRST_BRANCH:] = targets[self._last_job][self._branches]
-        jobs["target"] = np.where(is_output, 0, targets)
-        jobs["target"][is_output] = begins[images[is_output]]
+        jobs["target"] = np.where(is_output, begins.take(images, mode="clip"), targets)  # branches have no output
         jobs["target_base"] = np.where(is_output, OUTPUT, SCRATCH)
         order = np.argsort(self.stages * len(Kind) + self.kinds, kind="stable")
         self.jobs, self.kinds, self.stages = jobs[order], self.kinds[order], self.stages[order]
