@@ -59,16 +59,13 @@ rule(transforms.MaybeToTensor, transforms.MaybePILToTensor)(to_tensor)
 # --- erasing ----------------------------------------------------------------------------------------------------------
 
 
-class _BoxRecorder:
+class _BoxRecorder(list[tuple[Box, torch.Tensor]]):
     """Stand-in for an image that records the boxes and values of timm's erasing code."""
 
-    def __init__(self) -> None:
-        self.boxes: list[tuple[Box, torch.Tensor]] = []
-
-    def __setitem__(self, where: tuple[slice, slice, slice], value: torch.Tensor) -> None:
+    def __setitem__(self, where: Any, value: Any) -> None:
         top, left, bottom, right = where[1].start, where[2].start, where[1].stop, where[2].stop
         if top < bottom and left < right:
-            self.boxes.append(((top, left, bottom - top, right - left), value))
+            self.append(((top, left, bottom - top, right - left), value))
 
 
 @rule(random_erasing.RandomErasing)
@@ -85,8 +82,8 @@ def erase_at_random(transform: Any, state: ImageState) -> Translation:
         erased = _BoxRecorder()
         transform._erase(erased, channels, *size, torch.float32)
         numbers: list[float] = []
-        unused = [((0, 0, 0, 0), torch.zeros((channels, 1, 1)))] * (most - len(erased.boxes))
-        for box, value in [*erased.boxes, *unused] if erased.boxes else []:
+        unused = [((0, 0, 0, 0), torch.zeros((channels, 1, 1)))] * (most - len(erased))
+        for box, value in [*erased, *unused] if erased else []:
             numbers.extend(box)
             numbers.extend([row.attach(to_hwc(value))] if mode == "pixel" else value.reshape(-1).tolist())
         choice.put(int(bool(numbers)), row, *numbers)
