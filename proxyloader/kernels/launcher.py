@@ -42,11 +42,11 @@ class Launcher:
         num_values, is_ragged = schedule.num_values, any(len(sizes) > 1 for _, sizes in schedule.outputs)
         num_values = _round_up(num_values) if is_ragged else num_values
         buffer = torch.empty(num_values, dtype=schedule.dtype, device=self.device)
-        parts = (schedule.scratch_bytes, schedule.pool_bytes, schedule.stats_bytes)
-        scratch, pool, stats, end = itertools.accumulate(parts, initial=0)
+        parts = (schedule.scratch_bytes, schedule.stats_bytes, schedule.pool_bytes)  # by their alignment
+        scratch, stats, pool, end = itertools.accumulate(parts, initial=0)
         memory = torch.empty(_round_up(max(1, end)), dtype=torch.uint8, device=self.device)
-        if end > stats:
-            memory[stats:end].zero_()
+        if pool > stats:
+            memory[stats:pool].zero_()
         base = memory.data_ptr()
         staged = torch.empty(len(schedule.memory), dtype=torch.uint8, pin_memory=True)
         schedule.bind(staged.numpy(), base + scratch, buffer.data_ptr(), decoded)

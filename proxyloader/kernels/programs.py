@@ -294,7 +294,7 @@ class Jobs:
             launches=tuple(self._launches()),
             scratch_bytes=scratch_bytes,
             stats_bytes=int((self.kinds == Kind.STATS).sum()) * STATS_BYTES,
-            pool_bytes=_aligned(4 * pool_size),
+            pool_bytes=4 * pool_size,
             shapes=[(height, width, 3) for height, width in decoded_sizes.tolist()],
             decoded_bytes=3 * int(decoded_sizes.prod(1).sum()),
             files=files,
@@ -399,10 +399,6 @@ class Schedule:
 
 def _distinct(sizes: Indices) -> list[tuple[int, int]]:
     return [(height, width) for height, width in sizes[: 1 if (sizes == sizes[:1]).all() else None].tolist()]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def _blocks(jobs: NDArray[Any], per_block: int) -> int:
