@@ -98,6 +98,5 @@ def make_warp(cls: type[W], interpolation: Any, fill: Any, state: ImageState, ki
     if mode not in ("nearest", "bilinear"):
         raise Untranslatable
     levels = () if fill is None else as_fill(fill, state)
-    # Pillow truncates to integers
-    levels = tuple(map(math.floor, levels)) if kind == "pil" else levels
+    levels = tuple(map(math.floor, levels)) if kind == "pil" else levels  # Pillow truncates to integers
     return cls(mode, levels, kind, version)  # type: ignore[arg-type]
