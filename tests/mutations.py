@@ -71,7 +71,7 @@ the rows of a nearest resize are counted as its columns
     transforms/resize.py:nearest_pixels | _pillow_nearest(rows, new_size[0]) => _pillow_nearest(rows, new_size[1])
     transforms/test_resize.py
 brightness is contrast in what is automatic
-    transforms/auto_augment.py:_branches | color.Adjustment('brightness', *how) => color.Adjustment('contrast', *how)
+    transforms/auto_augment.py:_branches | name.lower(), *how => name.lower().replace('brightness', 'contrast'), *how
     transforms/test_container.py
 a chain of operations loses its last one
     transforms/auto_augment.py:automatic | chains[0] if chains => chains[0][:-1] if chains
