@@ -451,14 +451,10 @@ def kernel(step: augment.Kernel, state: State) -> None:
 
 @add_step.register(augment.Erase)
 def erase(step: augment.Erase, state: State) -> None:
-    top, left, height, width = state.take(4)
-    values: Any = (0.0,) * 3
-    noise = None
+    top, left, height, width, *rest = state.take(step.num_params)
+    values, noise = rest * (3 // len(rest)), None
     if step.is_noisy:
-        (first_block,) = state.take(1)
-        noise = state.arrays(first_block, np.maximum(height, 1) * np.maximum(width, 1) * state.channels)
-    else:
-        values = np.repeat(state.take(step.channels), 3 // step.channels, 0)
+        values, noise = [0.0] * 3, state.arrays(rest[0], np.maximum(height, 1) * np.maximum(width, 1) * state.channels)
     if state.scale is None and noise is None:
         state.add("ERASE", (left, top, left + width, top + height, *values))
         return
