@@ -67,9 +67,7 @@ def _apply(note: Noter, version: Version, is_pure: bool, call: Any, image: Any, 
         return NotImplemented
     state = transformed.chain.state
     found = note(Input(state, transformed.size, version), *args, **kwargs)
-    if found is None:
-        return NotImplemented
-    if is_pure and type(image) is not LazyTensor and (found.in_place or _returns_image(found.steps)):
+    if found is None or (is_pure and type(image) is not LazyTensor and (found.in_place or _returns_image(found.steps))):
         return NotImplemented
     steps = found.steps
     if state.pure is not is_pure:
