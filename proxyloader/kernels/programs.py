@@ -153,9 +153,9 @@ class Programs:
         self.decoded_sizes = self.sizes.copy()
         self.sources = np.arange(len(self.sizes))  # (N,) int64, the decoded image from which each starts
         self.num_outputs = len(self.sizes)  # number of programs with an output. The others are their branches
-        self._images: list[Indices] = []
-        self._steps: list[NDArray[Any]] = []
-        self._sizes: list[Indices] = []  # height and width before and after each step
+        # For each call of ``add``, the images, their steps as bytes, which NumPy joins faster than structures, and
+        # height and width before and after the step.
+        self._added: list[tuple[NDArray[Any], ...]] = []
         self._extras: list[NDArray[np.float32]] = []
         self._num_extras = 0
 
@@ -189,21 +189,18 @@ class Programs:
             steps["extra"] = np.concatenate(([self._num_extras], ends[:-1]))
             self._extras += [np.asarray(each, np.float32) for each in extras]
             self._num_extras = int(ends[-1])
-        self._images.append(images)
-        self._steps.append(steps)
-        self._sizes.append(around)
+        self._added.append((images, steps.view(f"V{STEP.itemsize}"), around))
 
     def branch(self, images: Indices) -> Indices:
         """Add a copy of the program of each of these images, as a branch. Return the copies."""
         added = len(self) + np.arange(len(images))
         program_of = np.full(len(self), -1)
         program_of[images] = added
-        for number, theirs in enumerate(self._images):
+        for number, (theirs, *others) in enumerate(self._added):
             copies = program_of[theirs]
             chosen = copies >= 0
-            self._images[number] = np.concatenate([theirs, copies[chosen]])
-            for arrays in (self._steps, self._sizes):
-                arrays[number] = np.concatenate([arrays[number], arrays[number][chosen]])
+            more = copies[chosen], *(each[chosen] for each in others)
+            self._added[number] = tuple(map(np.concatenate, zip((theirs, *others), more)))
         self.sizes = np.concatenate([self.sizes, self.sizes[images]])
         self.sources = np.concatenate([self.sources, self.sources[images]])
         return added
@@ -214,12 +211,10 @@ class Jobs:
 
     def __init__(self, programs: Programs) -> None:
         self.programs = programs
-        images = np.concatenate(programs._images)
+        images, steps, sizes = map(np.concatenate, zip(*programs._added))
         order = np.argsort(images, kind="stable")
-        # NumPy joins bytes faster than structures.
-        steps = np.concatenate([steps.view(f"V{STEP.itemsize}") for steps in programs._steps])[order].view(STEP)
-        images, self.steps = images[order], steps
-        sizes = np.concatenate(programs._sizes)[order]
+        images, sizes = images[order], sizes[order]
+        self.steps = steps = steps[order].view(STEP)
         kinds = KINDS[steps["code"]]
         starts = (kinds != Kind.POINTS) | (np.diff(images, prepend=-1) != 0)
         # Blurs and resizes are jobs of their own.
@@ -283,9 +278,8 @@ class Jobs:
         sizes = self.programs.sizes[: self.programs.num_outputs]
         output_ends = channels * sizes.prod(1).cumsum()
         scratch_bytes = self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
-        decoded_sizes = self.programs.decoded_sizes
-        if files is not None:
-            decoded_sizes = decoded_sizes[np.unique(files, return_index=True)[1]]
+        first_images = slice(None) if files is None else np.unique(files, return_index=True)[1]
+        decoded_sizes = self.programs.decoded_sizes[first_images]
         arrays = self.jobs, self.steps, *self.programs._extras
         return Schedule(
             memory=np.concatenate([array.view(np.uint8) for array in arrays]),

@@ -20,7 +20,7 @@ from proxyloader.dali import plan_server
 from proxyloader.kernels import launcher
 from proxyloader.kernels.compiler import Batch, read_source
 from proxyloader.kernels.launcher import Launcher, as_images, get_launcher, make_batch
-from proxyloader.kernels.programs import CODE, Jobs, Launch, Programs, Schedule
+from proxyloader.kernels.programs import CODE, STEP, Jobs, Launch, Programs, Schedule
 
 HEADER = Path(__file__).with_name("emulate.h")
 FLAGS = ["-O2", "-std=c++17", "-ffp-contract=off", "-U_FORTIFY_SOURCE", "-fPIC", "-shared", "-w", "-x", "c++"]
@@ -82,7 +82,7 @@ def run(
     Args:
         images: the decoded images that ``programs`` start from, (H, W, 3) uint8.
     """
-    last = programs._steps[-1]
+    last = programs._added[-1][1].view(STEP)
     channels = int(last["numbers"][0, 0 if last["code"][0] in STORES else 8])
     schedule = Jobs(programs).schedule(channels, dtype, layout == "HWC")
     begins = np.cumsum([1] + [image.size + 1 for image in images])  # at odd addresses
