@@ -33,7 +33,7 @@ _INHERITED = object()
 def hold(deferral: Deferral) -> None:
     """Install the hooks until the deferral releases them or is garbage-collected."""
     with _lock:
-        if not _is_held():
+        if not list(_holders):  # its length includes garbage-collected objects
             # Before installing any, because classes inherit from each other.
             patches = [*opener_patches(), *decoder_patches(), *pillow_patches(), *tensor_patches(), *call_patches()]
             _undo.extend(_patch(*each) for each in (*patches, *mask_patches()))
@@ -60,10 +60,6 @@ def deferred(deferral: Deferral) -> Iterator[None]:
             release(deferral)
 
 
-def _is_held() -> bool:
-    return any(True for _ in _holders)  # its length includes garbage-collected objects
-
-
 def _patch(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
     """Set an attribute, or an item. Return a function that restores it, unless other code has replaced it since."""
     if isinstance(owner, dict):
@@ -84,7 +80,7 @@ def _patch(owner: Any, name: str, replacement: Any) -> Callable[[], None]:
 
 def _undo_unless_held() -> None:
     with _lock:
-        while _undo and not _is_held():
+        while _undo and not list(_holders):
             _undo.pop()()
 
 
