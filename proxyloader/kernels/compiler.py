@@ -140,20 +140,16 @@ def can_compile() -> bool:
     This does not initialize CUDA, so the process may still fork.
     """
     try:
-        if unknown := _gpu_architectures() - _compiler_architectures():
+        count = ctypes.c_int()
+        _check(_nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
+        supported = (ctypes.c_int * count.value)()
+        _check(_nvrtc().nvrtcGetSupportedArchs(supported), "nvrtcGetSupportedArchs")
+        if unknown := _gpu_architectures().difference(supported):
             raise KernelError(f"NVRTC does not support the architecture sm_{min(unknown)} of a GPU")
     except KernelError as error:
         log.warning("CUDA kernels cannot be compiled, so torchvision runs most transforms: %s", error)
         return False
     return True
-
-
-def _compiler_architectures() -> set[int]:
-    count = ctypes.c_int()
-    _check(_nvrtc().nvrtcGetNumSupportedArchs(ctypes.byref(count)), "nvrtcGetNumSupportedArchs")
-    architectures = (ctypes.c_int * count.value)()
-    _check(_nvrtc().nvrtcGetSupportedArchs(architectures), "nvrtcGetSupportedArchs")
-    return set(architectures)
 
 
 def _gpu_architectures() -> set[int]:
