@@ -235,8 +235,11 @@ def compute_all(value: Any) -> None:
 
 def mask_patches() -> Iterator[tuple[Any, Any, Any]]:
     """Yield v2's registry of each function of masks that is recorded, the key, and the replacement."""
-    notes = crop, center_crop, pad, horizontal_flip, vertical_flip, resize, resized_crop
-    return kernel_patches(tv_tensors.Mask, {note.__name__: functools.partial(_apply, note) for note in notes})
+    notes: dict[str, Any] = {note.__name__: note for note in (crop, pad, resize, resized_crop)}
+    notes["center_crop"] = lambda shape, output_size: crop(shape, *center_box(as_pair(output_size), *shape))
+    notes["horizontal_flip"] = lambda shape: Note(np.arange(shape[0]), np.arange(shape[1])[::-1])
+    notes["vertical_flip"] = lambda shape: Note(np.arange(shape[0])[::-1], np.arange(shape[1]))
+    return kernel_patches(tv_tensors.Mask, {name: functools.partial(_apply, note) for name, note in notes.items()})
 
 
 class Note(NamedTuple):
@@ -301,24 +304,12 @@ def crop(shape: Size, top: int, left: int, height: int, width: int) -> Note | No
     return Note(rows, columns, 0, is_view) if rows.max() >= 0 and columns.max() >= 0 else None
 
 
-def center_crop(shape: Size, output_size: Any) -> Note | None:
-    return crop(shape, *center_box(as_pair(output_size), *shape))
-
-
 def pad(shape: Size, padding: Any, fill: Any = None, padding_mode: str = "constant") -> Note | None:
     left, top, right, bottom = as_ltrb(padding)
     if padding_mode != "constant" or min(left, top, right, bottom) < 0:
         return None
     rows, columns = _span(-top, top + shape[0] + bottom, shape[0]), _span(-left, left + shape[1] + right, shape[1])
     return Note(rows, columns, 0 if fill is None else fill)
-
-
-def horizontal_flip(shape: Size) -> Note:
-    return Note(np.arange(shape[0]), np.arange(shape[1])[::-1])
-
-
-def vertical_flip(shape: Size) -> Note:
-    return Note(np.arange(shape[0])[::-1], np.arange(shape[1]))
 
 
 def resize(shape: Size, size: Any, interpolation: Any = "nearest", max_size: Any = None, **others: Any) -> Note | None:
