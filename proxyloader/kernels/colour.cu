@@ -215,10 +215,9 @@ __device__ Pixel changed(const Batch &batch, const Job &job, const Step &step, P
         case HUE: return hue_turned(p, (int)n[0]);
         case CHANNELS: return {channel_of(p, (int)n[0]), channel_of(p, (int)n[1]), channel_of(p, (int)n[2])};
         case MATRIX: return {mixed(p, n), mixed(p, n + 4), mixed(p, n + 8)};
-        case ERASE: {  // left, top, right, bottom, colour
+        case ERASE:  // left, top, right, bottom, colour
             if (x < n[0] || y < n[1] || x >= n[2] || y >= n[3]) return p;
             return {(int)n[4], (int)n[5], (int)n[6]};
-        }
         case TENSOR_SATURATION: {
             const bool is_v1 = n[1] != 0;
             return by_channel([&](Channel c) { return tensor_blend(p.*c, tensor_grey(p, is_v1), n[0], is_v1); });
