@@ -68,17 +68,15 @@ def create_lazy_image(
     image, size = Image.Image.__new__(Image.Image), encoded.size
     if isinstance(encoded, TransformedImage):
         mode, size = encoded.mode, size[::-1]
-    info = {_INFO: (encoded, like.copy())} if may_lose_info and like is not None else _copy_info(like)
+    state: dict[str, Any] = {"info": {}} if like is None else like.__dict__
+    if may_lose_info and like is not None:
+        info: dict[str, Any] = {_INFO: (encoded, like.copy())}
+    elif "info" in state:
+        info = {"info": state["info"].copy()}
+    else:  # it depends on another attribute
+        info = {_HEADER: state[_HEADER]} if _HEADER in state else {_INFO: state[_INFO]}
     image.__dict__ = {**_ATTRIBUTES, "_mode": mode, "_size": size, _IMAGE: encoded, **info}
     return image
-
-
-def _copy_info(like: Image.Image | None) -> dict[str, Any]:
-    """Return a copy of the attribute on which ``info`` depends."""
-    state: dict[str, Any] = {"info": {}} if like is None else like.__dict__
-    if "info" in state:
-        return {"info": state["info"].copy()}
-    return {_HEADER: state[_HEADER]} if _HEADER in state else {_INFO: state[_INFO]}
 
 
 def find_undecoded(image: Image.Image) -> Undecoded | None:
