@@ -209,9 +209,8 @@ def is_sound(data: bytes | memoryview, header: JpegHeader, scans: Scans) -> bool
     if not accepted or checks.already_passed or not checks.find_zeros:
         return accepted
     data = bytes(data)
-    if data.find(ZERO_RUN, header.first_scan) < 0:
-        return True
-    return not header.is_progressive and not find_damage(data)  # libjpeg may not detect damage in later scans
+    # libjpeg may not detect damage in later scans.
+    return data.find(ZERO_RUN, header.first_scan) < 0 or (not header.is_progressive and not find_damage(data))
 
 
 def still_passes(header: JpegHeader) -> bool:
