@@ -226,8 +226,7 @@ def opener_patches() -> Iterator[tuple[Any, str, Any]]:
 
 
 def _open(file: Any, filename: Any = None) -> JpegImageFile:
-    lazy = None if active() is None else _open_lazy(file, filename)
-    if lazy is not None:
+    if active() is not None and (lazy := _open_lazy(file, filename)) is not None:
         return lazy
     file.seek(0)
     return JpegImagePlugin.jpeg_factory(file, filename)
