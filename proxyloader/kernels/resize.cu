@@ -45,8 +45,7 @@ const int TORCH_WEIGHT_BITS = 15;  // of an int16, without its sign
 __device__ double sinc(double x) { return x == 0.0 ? 1.0 : sin(x * PI) / (x * PI); }
 
 __device__ double hamming(double x) {
-    if (x == 0.0) return 1.0;
-    return x < 1.0 ? sinc(x) * (0.54f + 0.46f * cos(x * PI)) : 0.0;
+    return x == 0.0 ? 1.0 : x < 1.0 ? sinc(x) * (0.54f + 0.46f * cos(x * PI)) : 0.0;
 }
 
 // Pillow and torch order the operations of the outer part differently.
