@@ -58,13 +58,11 @@ _exit_functions = contextlib.ExitStack()
 _dali_threads: set[object] = set()  # a token for each thread inside DALI, except the main thread
 _is_exiting = False
 
-
 watch = _queues.add
 """Pause a ``RunQueue`` before each fork, and resume it afterwards in both processes.
 
 The child calls its ``forget_in_child``, and the exit handler its ``end``, before its pipeline is shut down.
 """
-
 
 leak_in_child = _leaked_in_child.add
 """Never destroy this object in a forked child. Destroying a CUDA event there, for example, aborts the process."""
