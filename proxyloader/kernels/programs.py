@@ -179,8 +179,7 @@ class Programs:
         steps["code"] = CODE[name]
         for column, values in enumerate(numbers):
             steps["numbers"][:, column] = values
-        before = self.sizes[images]
-        around = np.concatenate((before, before), 1)
+        around = self.sizes[images].repeat(2, 0).reshape(-1, 4)
         if sizes is not None:
             around[:, 2], around[:, 3] = sizes
             self.sizes[images] = around[:, 2:]
