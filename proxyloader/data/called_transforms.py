@@ -37,7 +37,7 @@ from .lazy_tensor import (
     wrap_values,
 )
 from .recorded import map_leaves
-from .replaced_code import find, original, replacements, unless_handled
+from .replaced_code import code_patches, find, original, replacements, unless_handled
 from .transformed import TransformedImage, pixel_uses
 
 
@@ -51,8 +51,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
     for make_params in find("torchvision.transforms.v2:RandomIoUCrop.make_params").values():
         yield v2.RandomIoUCrop, "make_params", unless_handled(make_params, boxes.make_params)
-    for name, theirs in find(*boxes.FUNCTIONS).items():
-        yield from replacements(theirs, unless_handled(original(theirs), boxes.FUNCTIONS[name]))
+    yield from code_patches(boxes.FUNCTIONS)
     yield from sample_patches()
 
 
