@@ -322,7 +322,8 @@ def check_shard_spec(saved: dict[str, Any] | None, current: dict[str, Any] | Non
     specs = [{"num_shards": None} if spec is None else spec for spec in (saved, current)]
     orders = [[spec.get(name) for name in ("shuffle", "seed")] for spec in specs]
     if orders[0] != orders[1]:
-        described = [", ".join(f"{name}={value!r}" for name, value in spec.items()) for spec in specs]
+        shown = ("num_shards", "shuffle", "seed")
+        described = [", ".join(f"{name}={spec[name]!r}" for name in shown if name in spec) for spec in specs]
         raise ValueError(
             f"the state was saved within an epoch by a loader with {described[0]}, but this loader has {described[1]}, "
             "so the order of the samples differs. Use the same shuffle, seed and num_shards, or restart the epoch: "

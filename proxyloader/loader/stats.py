@@ -204,13 +204,13 @@ class StatsRecorder:
         # An array needs no decoding, and DALI transforms it faster than torchvision.
         is_slow = workers + (0 if self._has_arrays else pillow) > WARN_FRACTION * sum(self.images)
         is_best = NO_KERNELS in self.decode_reason  # there is nothing that a user could change
-        reason = ". Only images that DALI decodes load faster than with torch: JPEGs whose pixels no code uses"
+        reason = ". Only images that DALI decodes load faster than with torch, that is, JPEGs whose pixels no code uses"
         if self.decode_reason:
-            reason += f". The first image that the dataset's code decoded: {self.decode_reason}"
+            reason += f". The first image processed in a worker: {self.decode_reason}"
         log.log(
             logging.WARNING if is_slow and not is_best else logging.INFO,
-            "%s, first epoch: images decoded by DALI: %s; arrays or decoded by Pillow, and transformed by DALI: %s; "
-            "produced by the dataset's code: %s%s",
+            "%s, first epoch: images decoded by DALI: %s; decoded by Pillow or passed as arrays, then transformed by "
+            "DALI: %s; processed in the workers: %s%s",
             self._name,
             *(f"{count:,}" for count in self.images),
             reason if is_slow else "",

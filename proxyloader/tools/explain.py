@@ -125,7 +125,7 @@ def _apply_to_photograph(transform: Callable[[Any], Any]) -> Callable[[], Any]:
             return transform(Image.open(io.BytesIO(file.getvalue())).convert("RGB"))
         except TypeError as error:
             advice = "If the transform takes anything but a PIL image, explain the dataset that calls it"
-            raise TypeError(f"{error}. {advice}") from error
+            raise TypeError(f"{str(error).rstrip('.')}. {advice}") from error
 
     return get
 
@@ -296,8 +296,8 @@ def find(name: str) -> Any:
         ValueError: the name does not exist, or is a class that requires arguments.
         Exception: importing or calling it raised this error.
     """
-    path, colon, attribute = name.partition(":")
-    if not colon:
+    path, _, attribute = name.partition(":")
+    if not attribute:
         raise ValueError(f"the name must be module:attribute, such as train:transform, got {name!r}")
     folder, module = os.path.split(path.removesuffix(".py"))
     sys.path.insert(0, os.path.abspath(folder))  # as if Python ran the file

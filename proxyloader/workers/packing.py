@@ -193,6 +193,7 @@ class Packer:
             if len(self._single) < MAX_CHAINS:
                 self._single.add(plan)
             if self.kernel_output is None:
+                pixel_uses.explain("only one image of a batch has these transforms")
                 rejected.add(plan)
         return rejected
 

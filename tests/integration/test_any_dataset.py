@@ -290,7 +290,7 @@ def by_dali_on_its_device(loader: Any) -> Any:
 def images_by(text: str) -> tuple[int, ...]:
     """What the log says: how many images DALI decoded, how many Pillow, and how many were produced in the workers."""
     number = r"([\d,]+)"
-    said = f"by DALI: {number}; .*, and transformed by DALI: {number}; produced by the dataset's code: {number}"
+    said = f"by DALI: {number}; .*, then transformed by DALI: {number}; processed in the workers: {number}"
     found = re.search(said, text)
     return tuple(int(number.replace(",", "")) for number in found.groups()) if found else (0, 0, 0)
 

@@ -100,7 +100,7 @@ def test_the_line_that_used_pixels_is_named(
 ) -> None:
     loader = loaded(Files(photos, look), num_workers, device)
     line = line_of(*LINES[look])
-    assert f"The first image that the dataset's code decoded: pixels are used at {line}" in caplog.text
+    assert f"The first image processed in a worker: pixels are used at {line}" in caplog.text
     assert loader.stats().images_by_workers <= 48 and loader.backend.endswith(f", the first: pixels are used at {line}")
 
 
@@ -138,7 +138,7 @@ def test_another_reason_is_named_and_no_line_of_the_users(
     finally:
         torch.set_default_dtype(torch.float32)
     assert loader.backend == f"torch: the workers have produced all images loaded so far, the first: {why}"
-    assert f"The first image that the dataset's code decoded: {why}" in caplog.text
+    assert f"The first image processed in a worker: {why}" in caplog.text
 
 
 def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
@@ -153,7 +153,7 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     with pytest.raises(KeyError):
         loaded(Files(photos, failing))
     list(iterator)
-    assert clean.backend.endswith("JPEGs are sent encoded") and "produced by the dataset's code: 0" in caplog.text
+    assert clean.backend.endswith("JPEGs are sent encoded") and "processed in the workers: 0" in caplog.text
 
 
 def test_an_epoch_left_early_is_not_counted_in_the_first(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
