@@ -88,11 +88,6 @@ def _with_alpha(image: Image.Image) -> Image.Image:
     return image
 
 
-def _grey_16_bit(image: Image.Image) -> Image.Image:
-    # 251 and not 257: the low byte then differs from the high one, as in a scanner's file.
-    return Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 251)
-
-
 ODD_FORMATS: dict[str, Encoder] = {
     "odd_cmyk.jpg": _cmyk_jpeg,
     "odd_cmyk_without_adobe.jpg": _cmyk_jpeg_without_adobe,
@@ -116,7 +111,8 @@ ODD_FORMATS: dict[str, Encoder] = {
     "odd_palette_transparent.png": lambda image: encoded(image.quantize(64), "PNG", transparency=0),
     "odd_rgba.png": lambda image: encoded(_with_alpha(image), "PNG"),
     "odd_grey_alpha.png": lambda image: encoded(_with_alpha(image.convert("L")), "PNG"),
-    "odd_grey_16_bit.png": lambda image: encoded(_grey_16_bit(image), "PNG"),
+    # 251 and not 257: the low byte then differs from the high one, as in a scanner's file.
+    "odd_grey_16_bit.png": lambda image: encoded(Image.fromarray(np.uint16(image.convert("L")) * 251), "PNG"),
     "odd_1_bit.png": lambda image: encoded(image.convert("1"), "PNG"),
     "odd_rgb.tif": lambda image: encoded(image, "TIFF"),
     "odd_lossy.webp": lambda image: encoded(image, "WEBP", quality=JPEG_QUALITY),

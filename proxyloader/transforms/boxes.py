@@ -28,8 +28,7 @@ BOX_DTYPES = frozenset({torch.float32, torch.float64, torch.int64})  # with the 
 @np.errstate(all="ignore")  # like torch
 def find_valid(_: Any, boxes: Any, format: Any, canvas_size: Any, min_size: float = 1.0, min_area: float = 1.0) -> Any:
     """Return which boxes SanitizeBoundingBoxes keeps, (N,) bool; NotImplemented if torchvision has to compare them."""
-    is_known = boxes.dtype is torch.float32 and format is tv_tensors.BoundingBoxFormat.XYXY
-    if not is_known or tv_tensors._torch_function_helpers._must_return_subclass():
+    if boxes.dtype is not torch.float32 or not _is_known(boxes, format):
         return NotImplemented
     values = boxes.as_subclass(torch.Tensor).numpy()
     sides, limits = values[:, 2:] - values[:, :2], np.array(2 * canvas_size[::-1], np.float32)
@@ -39,12 +38,17 @@ def find_valid(_: Any, boxes: Any, format: Any, canvas_size: Any, min_size: floa
 
 def flip(_: Any, boxes: Any, format: Any, canvas_size: Any) -> Any:
     """Return boxes of a mirrored image; NotImplemented if torchvision has to compute them."""
-    if boxes.dtype not in BOX_DTYPES or boxes.ndim != 2 or format is not tv_tensors.BoundingBoxFormat.XYXY:
+    if boxes.dtype not in BOX_DTYPES or not _is_known(boxes, format) or type(canvas_size[1]) is not int:
         return NotImplemented
     values = boxes.numpy()
     flipped = values.copy("K")
     flipped[:, ::2] = -(values[:, 2::-2] - canvas_size[1])
     return torch.from_numpy(flipped)
+
+
+def _is_known(boxes: Any, format: Any) -> bool:
+    is_xyxy = format is tv_tensors.BoundingBoxFormat.XYXY and boxes.ndim == 2 and boxes.shape[1] == 4
+    return is_xyxy and not tv_tensors._torch_function_helpers._must_return_subclass()
 
 
 _FUNCTIONAL = "torchvision.transforms.v2.functional."

@@ -4,7 +4,7 @@ Each transform flattens its inputs with torch's pytree, which also knows other c
 the leaves which of them to transform. For an image with boxes and labels, this saves 70 us in five transforms.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch.utils._pytree as pytree
@@ -17,51 +17,71 @@ MAX_KINDS = 1000
 def sample_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each of v2's functions that take samples apart."""
     for module in (v2._transform, v2._misc):
-        for name, ours in (("tree_flatten", flatten), ("tree_unflatten", unflatten)):
-            if getattr(module, name, None) is getattr(pytree, name):
-                yield module, name, ours
+        if getattr(module, "tree_flatten", None) is pytree.tree_flatten:
+            yield module, "tree_flatten", flatten
     if (theirs := vars(v2.Transform).get("_needs_transform_list")) is not None:
         yield v2.Transform, "_needs_transform_list", _choose_by_types(theirs)
 
 
-def flatten(sample: Any) -> tuple[list[Any], Any]:
-    """Return the leaves of a sample, and the sample itself as their structure, or torch's structure."""
+class Structure(pytree.TreeSpec):
+    """The tuples, lists and dicts of a sample, with None in place of the leaves."""
+
+    def __init__(self, containers: Any) -> None:
+        vars(self)["_containers"] = containers  # the base class is frozen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(pytree.tree_structure(vars(self)["_containers"]), name)
+
+    def unflatten(self, leaves: Iterable[Any]) -> Any:
+        return _fill(self._containers, iter(leaves))
+
+
+def flatten(sample: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """Return what torch returns, faster."""
     leaves: list[Any] = []
-    return (leaves, sample) if _add_leaves(sample, leaves) else pytree.tree_flatten(sample)
+    try:
+        return leaves, Structure(_take_leaves(sample, leaves))
+    except LookupError:
+        return pytree.tree_flatten(sample)
 
 
-def _add_leaves(sample: Any, leaves: list[Any]) -> bool:
-    """Append the leaves of a sample. Return whether it consists of tuples, lists and dicts only."""
-    kind = type(sample)
-    if kind is dict or kind is tuple or kind is list:
-        return all(_add_leaves(each, leaves) for each in (sample.values() if kind is dict else sample))
-    leaves.append(sample)
-    return kind not in pytree.SUPPORTED_NODES and not hasattr(kind, "_fields")  # of a namedtuple
-
-
-def unflatten(leaves: Any, structure: Any) -> Any:
-    is_torchs = isinstance(structure, pytree.TreeSpec)
-    return pytree.tree_unflatten(leaves, structure) if is_torchs else _rebuild(structure, iter(leaves))
-
-
-def _rebuild(sample: Any, leaves: Iterator[Any]) -> Any:
+def _take_leaves(sample: Any, leaves: list[Any]) -> Any:
+    """Append the leaves of a sample. Return its containers. LookupError: one of another class."""
     kind = type(sample)
     if kind is dict:
-        return {key: _rebuild(each, leaves) for key, each in sample.items()}
-    return kind([_rebuild(each, leaves) for each in sample]) if kind is tuple or kind is list else next(leaves)
+        return {key: _take_leaves(each, leaves) for key, each in sample.items()}
+    if kind is tuple or kind is list:
+        return kind([_take_leaves(each, leaves) for each in sample])
+    if kind in pytree.SUPPORTED_NODES or hasattr(kind, "_fields"):  # of a namedtuple
+        raise LookupError
+    return leaves.append(sample)
+
+
+def _fill(containers: Any, leaves: Iterator[Any]) -> Any:
+    kind = type(containers)
+    if kind is dict:
+        return {key: _fill(each, leaves) for key, each in containers.items()}
+    return next(leaves) if containers is None else kind([_fill(each, leaves) for each in containers])
 
 
 def _choose_by_types(theirs: Callable[..., list[bool]]) -> Callable[..., list[bool]]:
     known: dict[Any, list[bool]] = {}
 
     def choose(transform: Any, leaves: list[Any]) -> list[bool]:
-        if (chosen := known.get(key := (transform._transformed_types, *map(type, leaves)))) is None:
-            chosen = theirs(transform, leaves)
-            # Other functions may look at more than the type.
-            if len(known) < MAX_KINDS and all(
-                isinstance(each, type) or each is v2._utils.is_pure_tensor for each in key[0]
-            ):
-                known[key] = chosen
-        return [*chosen]
+        try:
+            if (chosen := known.get(key := (transform._transformed_types, *map(type, leaves)))) is not None:
+                return [*chosen]
+        except TypeError:  # not hashable
+            return theirs(transform, leaves)
+        chosen = theirs(transform, leaves)
+        if len(known) < MAX_KINDS and all(map(_looks_at_type, transform._transformed_types)):
+            known[key] = [*chosen]
+        return chosen
 
     return choose
+
+
+def _looks_at_type(check: Any) -> bool:
+    """Return whether a check of v2 depends on the type of a leaf only, unlike other functions, and nn.Parameter."""
+    is_class = getattr(type(check), "__instancecheck__", None) is type.__instancecheck__
+    return is_class or check is v2._utils.is_pure_tensor

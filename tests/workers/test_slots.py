@@ -198,16 +198,13 @@ def test_files_are_read_elsewhere_if_it_is_full_or_inactive_and_in_other_threads
     assert all(image.data == path.read_bytes() for image in images) and isinstance(images[-1].buffer, bytes)
 
 
-def with_comment(data: bytes, size: int) -> bytes:
-    """A JPEG with a comment that makes it longer by ``size`` bytes."""
-    return data[:2] + b"\xff\xfe" + (size - 2).to_bytes(2, "big") + bytes(size - 4) + data[2:]
-
-
 @pytest.mark.parametrize("kind", ["several sizes", "one size", "read five times"])
 def test_a_batch_arrives_unchanged_and_takes_little_space(photos: Path, tmp_path: Path, kind: str) -> None:
     files = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:8]]
     if kind == "one size":
-        files = [with_comment(data, 8 + max(map(len, files)) - len(data)) for data in files]
+        sizes = [8 + max(map(len, files)) - len(data) for data in files]  # of comments in the files
+        comments = [b"\xff\xfe" + (size - 2).to_bytes(2, "big") + bytes(size - 4) for size in sizes]
+        files = [data[:2] + comment + data[2:] for data, comment in zip(files, comments)]
     arena = Arena(2)
     (tmp_path / "0").mkdir()
     for number, data in enumerate(files):
