@@ -116,7 +116,8 @@ def read_jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
                 return None
             ids = bytes(data[pos + 10 : segment_end : 3])
             matches = marker in _SUPPORTED_FRAMES and bits == 8 and components in (1, 3) and ids != b"RGB"
-            matches &= components != 1 or data[pos + 11] == _NO_SAMPLING  # meaningless, but GPU decoders apply it
+            # The sampling factors of a single component are meaningless, but GPU decoders apply them.
+            matches &= components != 1 or data[pos + 11] == _NO_SAMPLING
             frame = height, width, matches, ids, marker == 0xC2
             skeleton += bytes(data[pos : pos + 5]), _SKELETON_SIZE, bytes(data[pos + 9 : segment_end])
         elif marker not in _BEFORE_SCANS:
