@@ -18,6 +18,7 @@ from PIL import Image
 from .._random_state import get_rng_states, preserve_rng, set_rng_states
 from ..transforms.chain import START, START_AS_GREY, Chain
 from ..transforms.plan import Branch, ParamRow, Plan, Size, Untranslatable
+from ..transforms.random_numbers import in_thread
 from .deferral import materializing
 from .encoded_image import EncodedImage
 from .placeholders import ProxyInputs
@@ -147,10 +148,14 @@ class TransformedImage(ProxyInputs):
 
         Untranslatable: the image is too small, for example. No numbers have been drawn.
         """
-        row, size = self.row.copy(), self.size
-        states = get_rng_states(chain.last.draws == "any") if chain.last.draws else None
+        row, size, states = self.row.copy(), self.size, None
         try:
-            if chain.last.sample is not None:
+            if chain.last.sample is not None and chain.last.draws == "numbers":
+                with in_thread.fastest as state:
+                    states = (state,)
+                    size = chain.last.sample(size, row)
+            elif chain.last.sample is not None:
+                states = get_rng_states(chain.last.draws == "any") if chain.last.draws else None
                 size = chain.last.sample(size, row)
         except Untranslatable:
             if states is not None:

@@ -11,7 +11,7 @@ from torchvision.transforms import v2
 
 from .geometry import as_fill
 from .plan import ImageState, ParamRow, Size, Step, Translation, Untranslatable
-from .random_numbers import meta_image
+from .random_numbers import in_thread, meta_image
 from .registry import at_random, rule, version_of
 
 
@@ -31,10 +31,10 @@ def gaussian_blur(transform: Any, state: ImageState) -> Translation:
     def sample(size: Size, row: ParamRow) -> Size:
         if size[0] <= height // 2 or size[1] <= width // 2:
             raise Untranslatable
-        row.append(v1.GaussianBlur.get_params(*sigmas))  # v2 draws the same number
+        row.append(in_thread.numbers.uniform(*sigmas))  # like GaussianBlur.get_params of v1 and v2
         return size
 
-    return Translation((Blur((height, width)),), sample, "torch")
+    return Translation((Blur((height, width)),), sample, "numbers")
 
 
 @dataclass(frozen=True)

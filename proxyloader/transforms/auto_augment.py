@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import math
 import threading
 import types
@@ -19,9 +20,10 @@ import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
 
+from .._random_state import preserve_rng
 from . import color
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, count_params
-from .random_numbers import meta_image
+from .random_numbers import in_thread, meta_image, rounded
 from .registry import rule, version_of
 from .warp import Affine, affine, make_warp, rotation
 
@@ -77,6 +79,51 @@ class _NoMixing:
 _RECORDED = object()  # stands for the result of an operation
 
 
+class _Drawn(float):
+    """A random number as torch returns it: a float32 tensor, which it compares in float32."""
+
+    def item(self) -> float:
+        return self
+
+    def __le__(self, probability: float) -> bool:
+        return float(self) <= rounded(probability)
+
+
+class _DrawnInteger(int):
+    def item(self) -> int:
+        return self
+
+
+class _Parameters(list[float]):
+    """Parameters of a distribution, which ``forward`` expands for a batch of one image."""
+
+    def expand(self, *_: int) -> _Parameters:
+        return self
+
+
+@functools.lru_cache(maxsize=64)
+def _as_tensor(values: tuple[float, ...]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float32, device="cpu")
+
+
+class _Torch:
+    """Stand-in for torch in the code of transforms, which draws from ``in_thread.numbers``, without new tensors."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+    def tensor(self, values: list[float], **_: Any) -> _Parameters:
+        return _Parameters(values)
+
+    def rand(self, size: tuple[int, ...]) -> Any:
+        drawn = [_Drawn(in_thread.numbers.fraction()) for _ in range(math.prod(size))]
+        return drawn[0] if len(drawn) == 1 else drawn
+
+    def randint(self, high: int, size: tuple[int, ...], low: int = 0, dtype: Any = None) -> Any:
+        drawn = [_DrawnInteger(low + in_thread.numbers.integer(high - low)) for _ in range(math.prod(size))]
+        return drawn[0] if len(drawn) == 1 else drawn
+
+
 class _Recorder(threading.local):
     """Samples what a transform would do to an image of a given size, one call at a time. Each thread has its own."""
 
@@ -85,16 +132,19 @@ class _Recorder(threading.local):
         self.weights: list[torch.Tensor] = []  # for mixing the chains, (n,) float32 each
         transform = copy.copy(transform)
         if hasattr(transform, "_sample_dirichlet"):
-            transform._sample_dirichlet = functools.partial(self._sample_dirichlet, transform.alpha)
+            transform._sample_dirichlet = self._sample_dirichlet
         if isinstance(transform, v2.Transform):
             transform._apply_image_or_video_transform = self._record
-            self._forward: Callable[[Any], Any] = transform.forward
         else:
-            # v1 applies operations with a module-level function, so run the same code with that function replaced.
             transform._augmentation_space = functools.lru_cache(maxsize=8)(transform._augmentation_space)
-            code = type(transform).forward
-            names = {**code.__globals__, "_apply_op": self._record}
-            self._forward = types.FunctionType(code.__code__, names).__get__(transform)
+        # The same code, with other globals: v1 applies operations with a module-level function.
+        for name in ("forward", "get_params", "_get_random_item"):
+            if (method := inspect.getattr_static(transform, name, None)) is not None:
+                code = getattr(method, "__func__", method)
+                names = {**code.__globals__, "_apply_op": self._record, "torch": _Torch()}
+                function = types.FunctionType(code.__code__, names, name, code.__defaults__, code.__closure__)
+                setattr(transform, name, function if isinstance(method, staticmethod) else function.__get__(transform))
+        self._forward: Callable[[Any], Any] = transform.forward
 
     def _record(self, image: Any, name: str, magnitude: float, *_: Any, **__: Any) -> Any:
         if image is not _RECORDED:
@@ -102,9 +152,10 @@ class _Recorder(threading.local):
         self.chains[-1].append((name, magnitude))
         return _RECORDED
 
-    def _sample_dirichlet(self, alpha: float, parameters: torch.Tensor) -> _NoMixing:
-        # Without data, the parameters have no values. All parameters of AugMix are alpha.
-        self.weights.append(torch._sample_dirichlet(torch.full(parameters.shape, alpha))[0])
+    def _sample_dirichlet(self, parameters: _Parameters) -> _NoMixing:
+        in_thread.numbers.write()
+        self.weights.append(torch._sample_dirichlet(_as_tensor(tuple(parameters))))
+        in_thread.numbers.read()
         return _NoMixing()
 
     def __call__(self, size: Size) -> None:
@@ -134,6 +185,8 @@ def _operations(transform: Any, state: ImageState, kind: Kind) -> tuple[OneOf, D
         recorder(size)
         return [[params(*each, size) for each in chain] for chain in recorder.chains], recorder.weights
 
+    with preserve_rng():
+        draw((64, 64))  # TypeError: a newer torchvision calls other functions of torch
     return choice, draw
 
 
@@ -152,7 +205,7 @@ def automatic(transform: Any, state: ImageState) -> Translation:
         put_chain(choice, chains[0] if chains else [], layers, row)
         return size
 
-    return Translation((choice,) * layers, sample, "torch")
+    return Translation((choice,) * layers, sample, "numbers")
 
 
 @dataclass(frozen=True)
@@ -190,11 +243,12 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
     depth = int(transform.chain_depth) if transform.chain_depth > 0 else 3
 
     def sample(size: Size, row: ParamRow) -> Size:
-        chains, ((own, others), shares) = draw(size)
-        row.extend([float(own), *(shares * others).tolist()])
+        chains, (beta, shares) = draw(size)
+        own, others = beta.tolist()
+        row.extend([own, *(shares * others).tolist()])
         for chain in chains:
             put_chain(choice, chain, depth, row)
         return size
 
     mixture = Mixture(((choice,) * depth,) * int(transform.mixture_width))
-    return Translation((mixture,), sample, "torch")
+    return Translation((mixture,), sample, "numbers")

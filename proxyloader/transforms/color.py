@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -112,6 +111,21 @@ def rgb(transform: Any, state: ImageState) -> Translation:
     return Translation(() if state.channels == 3 else (Grayscale(3, state.kind),))
 
 
+@rule(v1.RandomSolarize, v2.RandomSolarize)
+def random_solarize(transform: Any, state: ImageState) -> Translation:
+    if state.kind != "pil" or not math.isfinite(transform.threshold):
+        raise Untranslatable
+    threshold = solarize_threshold(transform.threshold, "pil")
+
+    def sample(size: Size, row: ParamRow) -> Size:
+        row.append(threshold)
+        return size
+
+    # v1 compares the random number with ``p`` in double precision.
+    is_closed = version_of(transform) == "v1" and float(np.float32(transform.p)) < transform.p
+    return at_random(transform, Translation((Adjustment("solarize"),), sample), closed=is_closed)
+
+
 @rule(v1.ColorJitter, v2.ColorJitter)
 def color_jitter(transform: Any, state: ImageState) -> Translation:
     names, version = ("brightness", "contrast", "saturation", "hue"), version_of(transform)
@@ -123,15 +137,15 @@ def color_jitter(transform: Any, state: ImageState) -> Translation:
 
     def sample(size: Size, row: ParamRow) -> Size:
         # Like ColorJitter.get_params of v1 and v2, without new tensors.
-        order, draw = torch.randperm(4).tolist(), in_thread.numbers.uniform
-        factors = [None if each is None else draw(*each) for each in ranges]
+        order = in_thread.numbers.permutation(4)
+        factors = [None if each is None else in_thread.numbers.uniform(*each) for each in ranges]
         for which in order:
             if (factor := factors[which]) is not None:
                 number = hue_shift(factor, state.kind) if which == 3 else factor
                 choice.put(which, row, *[number] if choice.branches[which] else [])
         return size
 
-    return Translation((choice,) * sum(each is not None for each in ranges), sample, "torch")
+    return Translation((choice,) * sum(each is not None for each in ranges), sample, "numbers")
 
 
 @rule(v2.RandomPhotometricDistort)
@@ -154,7 +168,7 @@ def photometric_distort(transform: Any, state: ImageState) -> Translation:
             else:
                 choice.put(1 + which, row, hue_shift(factor, state.kind) if which == 3 else factor)
         chosen = bernoulli(p)
-        order.put(int(chosen), row, *(torch.randperm(3).tolist() if chosen else ()))
+        order.put(int(chosen), row, *(in_thread.numbers.permutation(3) if chosen else ()))
         return size
 
-    return Translation((choice,) * 4 + (order,), sample, "torch")
+    return Translation((choice,) * 4 + (order,), sample, "numbers")

@@ -149,7 +149,7 @@ def random_flip(transform: Any, state: ImageState) -> Translation:
         row.append(float(bernoulli(p)))
         return size
 
-    return Translation((Flip("vertical" if is_vertical else "horizontal"),), sample, "ahead")
+    return Translation((Flip("vertical" if is_vertical else "horizontal"),), sample, "numbers")
 
 
 @dataclass(frozen=True)

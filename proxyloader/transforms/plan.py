@@ -106,9 +106,9 @@ Sample = Callable[[Size, ParamRow], Size]
 """Function that appends the columns of steps to the row of an image, given its size, and returns the output size. It
 raises Untranslatable if there are none, for example because the image is too small."""
 
-Draws = Literal["", "ahead", "torch", "any"]
-"""Which random numbers a ``Sample`` draws. "": none; "ahead": of torch's generator, also in advance, see NOTE [ Numbers
-drawn in advance ] in ``random_numbers.py``; "torch": of torch's generator; "any": also of Python's and NumPy's."""
+Draws = Literal["", "numbers", "torch", "any"]
+"""Which random numbers a ``Sample`` draws. "": none; "numbers": from ``in_thread.numbers`` of ``random_numbers.py``;
+"torch": directly from torch's generator, like the first; "any": also from Python's and NumPy's."""
 
 
 class Translation(NamedTuple):

@@ -1,26 +1,26 @@
-"""Random numbers from torch's generator, drawn one by one or for many images at once. Runs in the worker.
+"""Random numbers from torch's generator. Runs where the dataset runs.
 
-NOTE [ Numbers drawn in advance ]
-Drawing a hundred numbers at once takes torch hardly longer than drawing one, and its generator advances by one step per
-number, whether float or integer. So the numbers of many images are drawn from one state, once as floats and once as
-integers, and each draw takes the next element of the list of its type. Afterwards, the generator is advanced as if each
-number had been drawn individually.
+NOTE [ Numbers from the generator's state ]
+A call into torch takes several microseconds if the CPU caches hold other code, as after reading a file, and augmenting
+an image takes ten to twenty numbers. So workers compute them in Python: they read the state of torch's generator, a
+Mersenne Twister (Matsumoto and Nishimura, 1998), and afterwards advance it as if torch had drawn each number.
 
-Nothing else may draw from the generator in the meantime. So this is done only in workers, and only for transforms that
-all draw with ``uniform`` and ``integer``.
+Nothing else may draw from the generator in the meantime. So only the main thread of a worker does this, and only for
+transforms that draw all their numbers from ``in_thread.numbers``.
 
 NOTE [ Fast parameter sampling ]
 RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
-worker's time per JPEG. The code below draws the same numbers in the same order from torch's generator, into reused
-tensors. Before first use, boxes drawn one by one and in advance, and the resulting generator states, are compared with
-those of the installed torchvision, for several ranges. If they differ, torchvision samples the boxes.
+worker's time per JPEG. The code below draws the same numbers in the same order, without new tensors. Before first use,
+boxes, drawn by torch and from its state, permutations and the resulting states are compared with those of the installed
+torch and torchvision, for several ranges. If they differ, torchvision samples the boxes, and torch draws all numbers.
 """
 
 import contextlib
+import ctypes
 import functools
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -28,102 +28,147 @@ from torchvision.transforms import transforms as v1
 
 from .._random_state import preserve_rng
 
-BLOCK = 512  # number of random numbers drawn at once
-
 BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
 """Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
 
 Range = tuple[float, float]
 
 TRIES = 10
+MARGIN = 1e-6  # of a side before it is rounded. torch's ``exp_`` of a float32 is much closer to the exact value
 SIZES = ((375, 500), (333, 50), (8, 900), (1, 1))  # in narrow images, all tries may fail
 RANGES = (((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.35), (0.2, 3.0)), ((1.0, 1.0), (1.0, 1.0)))  # of scale and ratio
 
-_rounded = functools.lru_cache(lambda p: float(np.float32(p)))
+rounded = functools.lru_cache(lambda p: float(np.float32(p)))
 _log = functools.lru_cache(lambda ratio: torch.log(torch.tensor(ratio)).tolist())
 
 
-class OneByOne:
-    """Draws each number on request, into reused tensors. Creating a tensor takes as long as drawing a number."""
+class Numbers:
+    """Draws each number by a call into torch, into reused tensors. Creating a tensor takes as long as drawing one.
+
+    A context for the draws of a transform, during which ``in_thread.numbers`` is this source.
+    """
 
     def __init__(self) -> None:
         with torch.inference_mode(False):  # inference tensors cannot be written outside of it
-            self._float, self._integer = torch.empty(1, dtype=torch.float32), torch.empty(1, dtype=torch.int64)
+            self._float = torch.empty(1, dtype=torch.float32, device="cpu")
+            self._integer = torch.empty(1, dtype=torch.int64, device="cpu")
 
-    def uniform(self, low: float, high: float, exp: bool = False) -> float:
-        drawn = self._float.uniform_(low, high)
-        return (drawn.exp_() if exp else drawn).item()
+    def uniform(self, low: float, high: float) -> float:
+        """Return the number that ``uniform_(low, high)`` draws into a float32 tensor."""
+        return self._float.uniform_(low, high).item()
+
+    def fraction(self) -> float:
+        """Return the same as ``uniform(0.0, 1.0)``."""
+        return self._float.uniform_(0.0, 1.0).item()
 
     def integer(self, end: int) -> int:
+        """Return the number that ``random_(0, end)`` draws into an int64 tensor, for ``end`` <= 2**27."""
         return int(self._integer.random_(0, end).item())
 
+    def permutation(self, count: int) -> list[int]:
+        return torch.randperm(count, device="cpu").tolist()
 
-class NumbersAhead:
-    """The next numbers of a generator, as if drawn into float32 and int64 tensors of one element."""
+    def read(self) -> torch.Tensor:
+        """Return the state of torch's generator, from which the next numbers are drawn."""
+        return torch.default_generator.get_state()
 
-    def __init__(self, generator: torch.Generator) -> None:
-        self._generator = generator
-        self._begin()
+    def write(self) -> None:
+        """Advance torch's generator by the numbers drawn since ``read``, before anything else may draw from it."""
 
-    def _begin(self) -> None:
-        self._state, self._at = self._generator.get_state(), 0
-        self._floats: dict[tuple[float, float, bool], list[float]] = {}
-        self._words: list[int] | None = None
+    def __enter__(self) -> torch.Tensor:
+        in_thread.numbers = self
+        return self.read()
 
-    def uniform(self, low: float, high: float, exp: bool = False) -> float:
-        """Return the number that ``uniform_(low, high)`` would draw, or if ``exp`` its ``exp_()``."""
-        at, kind = self._next(), (low, high, exp)
-        if kind not in self._floats:
-            drawn = self._drawn(BLOCK, low, high)
-            self._floats[kind] = (drawn.exp_() if exp else drawn).tolist()
-        return self._floats[kind][at]
+    def __exit__(self, *_: object) -> None:
+        in_thread.numbers = in_thread.by_torch
+        self.write()
+
+
+class NumbersFromState(Numbers):
+    """Computes the numbers from the state of torch's generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._value = self._float.numpy()
+        self._at = self._end = FIRST  # in the state: where the next word is, and the end of the words
+
+    def uniform(self, low: float, high: float) -> float:
+        first, span = _span(low, high)
+        self._value[0] = self.fraction() * span + first
+        return self._value.item()  # type: ignore[no-any-return]
+
+    def fraction(self) -> float:
+        return (self._next() & 0xFFFFFF) / 2**24
 
     def integer(self, end: int) -> int:
-        """Return the number that ``random_(0, end)`` would draw, for ``end`` <= 2**27. Above, torch draws twice."""
-        at = self._next()
-        if self._words is None:
-            self._generator.set_state(self._state)
-            pairs = torch.empty(BLOCK // 2, dtype=torch.int64, device="cpu")
-            pairs.random_(-(2**63), None, generator=self._generator)
-            halves = pairs.numpy().view(np.uint64)[:, None] >> np.array([32, 0], np.uint64) & 0xFFFFFFFF
-            self._words = halves.ravel().tolist()
-        return self._words[at] % end
+        return self._next() % end
+
+    def permutation(self, count: int) -> list[int]:
+        order = list(range(count))
+        for at in range(count - 1):
+            other = at + self.integer(count - at)
+            order[at], order[other] = order[other], order[at]
+        return order
 
     def _next(self) -> int:
-        if self._at == BLOCK:
-            self.end()
-            self._begin()
-        self._at += 1
-        return self._at - 1
+        """Return the next 32 bits of the generator."""
+        at = self._at
+        if at == self._end:  # torch computes the next words, and draws one of them
+            self.write()
+            self._float.uniform_()
+            self.read()
+            at = FIRST
+        self._at = at + 1
+        word: int = self._words[at]
+        word ^= word >> 11
+        word ^= word << 7 & 0x9D2C5680
+        word ^= word << 15 & 0xEFC60000
+        return word ^ word >> 18
 
-    def end(self) -> None:
-        """Advance the generator as if each number had been drawn individually."""
-        self._drawn(self._at, 0.0, 1.0)
+    def read(self) -> torch.Tensor:
+        self._state = torch.default_generator.get_state()
+        self._words = _WORDS.from_address(self._state.data_ptr())  # NumPy takes several times as long
+        self._at = FIRST + self._words[2]
+        self._end = FIRST + COUNT if self._words[1] & 0xFFFFFFFF > 1 else self._at
+        return self._state
 
-    def _drawn(self, count: int, low: float, high: float) -> torch.Tensor:
-        self._generator.set_state(self._state)
-        return torch.empty(count, dtype=torch.float32, device="cpu").uniform_(low, high, generator=self._generator)
+    def write(self) -> None:
+        words, next_word = self._words, self._at - FIRST
+        before = words[1], words[2]
+        words[1] += (1 if self._at == self._end else COUNT + 1 - next_word) - (words[1] & 0xFFFFFFFF)
+        words[2] = next_word
+        torch.default_generator.set_state(self._state)
+        words[1], words[2] = before  # for who keeps the state
+
+
+FIRST, COUNT = 3, 624
+"""The words of a Mersenne Twister in the state of torch's generator, which are 64-bit integers. The two before are the
+number of words that are left, plus one, in the lower half, and the index of the next one."""
+
+_WORDS = ctypes.c_uint64 * (FIRST + COUNT)
+
+
+@functools.lru_cache(maxsize=256)
+def _span(low: float, high: float) -> Range:
+    """Return the arguments of ``uniform_`` as torch computes with them. Raise torch's error if they are no range."""
+    torch.empty(1, device="cpu").uniform_(low, high, generator=torch.Generator())
+    return float(np.float32(low)), float(np.float32(high) - np.float32(low))
 
 
 class _InThread(threading.local):
-    """Source of the random numbers of this thread."""
+    """Sources of the random numbers of this thread: the current one, and those of transforms by how they draw."""
 
     def __init__(self) -> None:
-        self.numbers: NumbersAhead | OneByOne = OneByOne()
+        self.numbers = self.by_torch = self.fastest = Numbers()
 
 
 in_thread = _InThread()
 
 
-@contextlib.contextmanager
-def drawing_ahead() -> Iterator[None]:
-    """Context manager that draws this thread's numbers for many images at once."""
-    before, in_thread.numbers = in_thread.numbers, (ahead := NumbersAhead(torch.default_generator))
-    try:
-        yield
-    finally:
-        in_thread.numbers = before
-        ahead.end()
+def draw_from_state() -> None:
+    """Let this thread, the main thread of a worker, compute its numbers from the state of torch's generator."""
+    if draws_alike():
+        in_thread.fastest = NumbersFromState()
 
 
 @functools.lru_cache(maxsize=256)
@@ -134,37 +179,36 @@ def meta_image(height: int, width: int) -> torch.Tensor:
 
 def bernoulli(p: float, closed: bool = False) -> bool:
     """Return ``torch.rand(1) < p``, or if ``closed`` <=, compared in float32 as in torch, without a new tensor."""
-    drawn, p = in_thread.numbers.uniform(0.0, 1.0), _rounded(p)
+    drawn, p = in_thread.numbers.fraction(), rounded(p)
     return drawn <= p if closed else drawn < p
 
 
 def resized_crop_box(scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
-    """Return a function that samples a box like RandomResizedCrop of v1 or v2, and whether it may draw ahead."""
+    """Return a function that samples a box like RandomResizedCrop of v1 or v2, and whether it uses ``in_thread``."""
     is_ours = draws_alike()
     return functools.partial(_fast_box if is_ours else _torchvision_box, scale, ratio), is_ours
 
 
 @functools.cache
 def draws_alike() -> bool:
-    """Return whether boxes drawn here, one by one and ahead, are those of the installed torch and torchvision."""
-    before = in_thread.numbers
-    try:
-        with preserve_rng(), torch.device("cpu"):  # regardless of torch's default device
-            in_thread.numbers = OneByOne()
-            pairs = [[functools.partial(box, *ranges) for box in (_torchvision_box, _fast_box)] for ranges in RANGES]
-            return all(
-                _sample_boxes(theirs, seed) == _sample_boxes(ours, seed) == _sample_boxes(ours, seed, is_ahead=True)
-                for seed, (theirs, ours) in enumerate(pairs)
-            )
-    finally:
-        in_thread.numbers = before
+    """Return whether boxes and permutations drawn here are those of the installed torch and torchvision."""
+    # Regardless of torch's default device. A later version may have another kind of state.
+    with contextlib.suppress(Exception), preserve_rng(), torch.device("cpu"):
+        pairs = [[functools.partial(box, *ranges) for box in (_torchvision_box, _fast_box)] for ranges in RANGES]
+        return all(
+            _sample(theirs, seed, in_thread.by_torch)
+            == _sample(ours, seed, in_thread.by_torch)
+            == _sample(ours, seed, NumbersFromState())
+            for seed, (theirs, ours) in enumerate(pairs)
+        )
+    return False
 
 
-def _sample_boxes(sample_box: BoxSampler, seed: int, is_ahead: bool = False) -> list[float]:
-    """Return boxes in images of several sizes, from more than a block of numbers, and the number after them."""
+def _sample(sample_box: BoxSampler, seed: int, numbers: Numbers) -> list[float]:
+    """Return boxes in images of several sizes, and permutations, from several blocks of words, and the next number."""
     torch.default_generator.manual_seed(seed)
-    with drawing_ahead() if is_ahead else contextlib.nullcontext():
-        boxes = [number for size in SIZES * 14 for number in sample_box(*size)]
+    with numbers:
+        boxes = [number for size in SIZES * 56 for number in (*sample_box(*size), *numbers.permutation(4))]
     return [*boxes, torch.rand(1).item()]
 
 
@@ -172,8 +216,10 @@ def _fast_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int,
     numbers, (low, high) = in_thread.numbers, _log(ratio)
     for _ in range(TRIES):
         area = height * width * numbers.uniform(*scale)
-        aspect_ratio = numbers.uniform(low, high, exp=True)
-        w, h = round(math.sqrt(area * aspect_ratio)), round(math.sqrt(area / aspect_ratio))
+        w, h = _sides(area, math.exp(logarithm := numbers.uniform(low, high)))
+        if abs(w % 1 - 0.5) < MARGIN * w or abs(h % 1 - 0.5) < MARGIN * h:
+            w, h = _sides(area, torch.tensor([logarithm], dtype=torch.float32, device="cpu").exp_().item())
+        w, h = round(w), round(h)
         if 0 < w <= width and 0 < h <= height:
             top = numbers.integer(height - h + 1)
             left = numbers.integer(width - w + 1)
@@ -184,6 +230,10 @@ def _fast_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int,
     elif width / height > max(ratio):
         w = round(height * max(ratio))
     return (height - h) // 2, (width - w) // 2, h, w
+
+
+def _sides(area: float, aspect_ratio: float) -> tuple[float, float]:
+    return math.sqrt(area * aspect_ratio), math.sqrt(area / aspect_ratio)
 
 
 def _torchvision_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:

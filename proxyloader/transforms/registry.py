@@ -82,7 +82,7 @@ def at_random(transform: Any, inner: Translation, closed: bool = False) -> Trans
         is_applied = bernoulli(p, closed)
         return choice.take(is_applied, inner.sample if is_applied else None, size, row)
 
-    return Translation((choice,), sample, inner.draws or "ahead")
+    return Translation((choice,), sample, inner.draws or "numbers")
 
 
 @rule(v1.RandomApply, v2.RandomApply)

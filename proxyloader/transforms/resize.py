@@ -115,7 +115,7 @@ def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     step = resize_step(transform.interpolation, transform.antialias, state, version_of(transform))
     box, is_ours = resized_crop_box((low, high), (narrow, wide))
     resized = resizing(Target(as_pair(transform.size)), step, is_crop=True)
-    return in_sequence([cropping(box, inside=True, draws="ahead" if is_ours else "torch"), resized])
+    return in_sequence([cropping(box, inside=True, draws="numbers" if is_ours else "torch"), resized])
 
 
 def parse_size(size: Any, max_size: int | None = None) -> Target:

@@ -33,12 +33,11 @@ from ..data.placeholders import ProxySample
 from ..data.transformed import TransformedImage
 from ..errors import ImageError, InputError, ProxyLoaderError
 from ..transforms.chain import START
-from ..transforms.random_numbers import drawing_ahead, draws_alike
+from ..transforms.random_numbers import in_thread
 from .arena import Arena
 from .request_sampler import BatchRequest
 
 MAX_ATTEMPTS = 100  # number of samples tried as a replacement
-MIN_ADVANCE_IMAGES = 8  # number of images from which drawing their numbers in advance is faster
 
 _NOT_BATCHED = object()  # stands for samples that must be fetched one by one; a dataset may return None for a batch
 
@@ -107,10 +106,6 @@ class Fetcher:
     fills_batches: bool = False
     deferral: Deferral | None = None  # None: the images of the dataset are not deferred
     plans: Collection[str] = ()  # known to the loader, if only torch's default ``collate_fn`` receives the samples
-
-    def __post_init__(self) -> None:
-        # Without workers, other threads may draw from the generators.
-        self._can_draw_ahead = self.has_workers and self.seed is None and bool(self.plans) and draws_alike()
 
     def __call__(self, request: BatchRequest) -> tuple[Any, list[Any], tuple[UnreadableSample, ...]]:
         """Return the samples of a request, or the result of ``__getitems__``, their indices, and unreadable samples.
@@ -199,14 +194,14 @@ class Fetcher:
         chain = START.through(folder.transform) if _is_stock_folder(folder) else None
         if chain is None or chain.state.kind != "tensor" or chain.plan.key not in self.plans:
             return _NOT_BATCHED
-        draws_ahead = self._can_draw_ahead and chain.last.draws in ("", "ahead") and len(indices) >= MIN_ADVANCE_IMAGES
+        is_drawn_together = chain.last.draws in ("", "numbers") and self.seed is None
         states = get_rng_states(include_numpy_and_python=True)
         with contextlib.suppress(Exception):
             files = [folder.samples[position] for position in _resolve_subsets(self.dataset, indices)[1]]
             with checking(self.passed, indices):
                 images = [EncodedImage.open(path) for path, _ in files]
             samples, sizes = [], set()
-            with drawing_ahead() if draws_ahead else contextlib.nullcontext():
+            with in_thread.fastest if is_drawn_together else contextlib.nullcontext():
                 for index, image, (_, target) in zip(indices, images, files):
                     self._seed_sample(index, request.epoch)
                     call = TransformedImage.sample(image, chain)

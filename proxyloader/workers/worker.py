@@ -18,6 +18,7 @@ from ..data.bad_samples import UnreadableSample
 from ..data.batch_memory import batch_memory
 from ..data.deferral import Deferral, defer_in_process
 from ..errors import ImageError
+from ..transforms.random_numbers import draw_from_state
 from .arena import Arena
 from .fetch import Fetcher
 from .loader_state import StatefulStream, WorkerStates, load_state, save_state
@@ -103,6 +104,7 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
         user_dataset = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset
         object.__setattr__(info, "dataset", user_dataset)
         keep_freed_memory()
+    draw_from_state()
     if deferral is not None:
         defer_in_process(deferral)
         if deferral.is_active:

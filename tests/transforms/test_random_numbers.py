@@ -1,4 +1,4 @@
-"""Draws of our own: torchvision's numbers, one by one and ahead, and torch's generator is left where it would be."""
+"""Draws of our own: torchvision's numbers, by torch and from its state, and the generator is left where it would be."""
 
 from __future__ import annotations
 
@@ -10,87 +10,104 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torchvision.transforms import transforms as v1
+from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader.transforms.plan import Version
-from proxyloader.transforms.random_numbers import BLOCK, NumbersAhead, drawing_ahead, draws_alike, resized_crop_box
+from proxyloader.transforms.random_numbers import Numbers, NumbersFromState, draws_alike, in_thread, resized_crop_box
 
 from ..compare import drawn_alike
 from ..plans import draw, translation_of
 
-KINDS: list[tuple[Callable[[NumbersAhead], float], Callable[[], float]]] = [
-    (lambda ahead: ahead.uniform(0.08, 1.0), lambda: torch.empty(1).uniform_(0.08, 1.0).item()),
-    (lambda ahead: ahead.uniform(0.0, 1.0), lambda: torch.rand(1).item()),
-    (lambda ahead: ahead.uniform(-0.29, 0.29, exp=True), lambda: torch.empty(1).uniform_(-0.29, 0.29).exp_().item()),
-    (lambda ahead: ahead.integer(1), lambda: torch.randint(0, 1, (1,)).item()),
-    (lambda ahead: ahead.integer(376), lambda: torch.randint(0, 376, (1,)).item()),
-    (lambda ahead: ahead.integer(2**27), lambda: torch.randint(0, 2**27, (1,)).item()),
+KINDS: list[tuple[Callable[[Numbers], Any], Callable[[], Any]]] = [
+    (lambda numbers: numbers.uniform(0.08, 1.0), lambda: torch.empty(1).uniform_(0.08, 1.0).item()),
+    (lambda numbers: numbers.uniform(-3, 1e6), lambda: torch.empty(1).uniform_(-3, 1e6).item()),
+    (lambda numbers: numbers.uniform(0.5, 0.5), lambda: torch.empty(1).uniform_(0.5, 0.5).item()),
+    (lambda numbers: numbers.fraction(), lambda: torch.rand(1).item()),
+    (lambda numbers: numbers.integer(1), lambda: torch.randint(0, 1, (1,)).item()),
+    (lambda numbers: numbers.integer(376), lambda: torch.randint(0, 376, (1,)).item()),
+    (lambda numbers: numbers.integer(2**27), lambda: torch.randint(0, 2**27, (1,)).item()),
+    (lambda numbers: numbers.permutation(4), lambda: torch.randperm(4).tolist()),
 ]
-"""The same draw, ahead and by torch."""
+"""The same draw, from a source and by torch."""
 
 
-def assert_alike_ahead(kinds: Sequence[int], seed: int, skipped: int = 0) -> None:
+def assert_alike(kinds: Sequence[int], seed: int, skipped: int = 0) -> None:
     torch.manual_seed(seed)
     torch.rand(skipped)
     before = torch.get_rng_state()
     wanted = [KINDS[kind][1]() for kind in kinds]
     after = torch.get_rng_state()
-    torch.set_rng_state(before)
-    ahead = NumbersAhead(torch.default_generator)
-    assert [KINDS[kind][0](ahead) for kind in kinds] == wanted
-    ahead.end()
-    assert torch.equal(torch.get_rng_state(), after)
+    for source in (Numbers(), NumbersFromState()):
+        torch.set_rng_state(before)
+        with source as state:
+            assert torch.equal(state, before)
+            assert [KINDS[kind][0](source) for kind in kinds] == wanted
+        assert torch.equal(torch.get_rng_state(), after) and torch.equal(state, before)
 
 
 @given(kinds=st.lists(st.sampled_from(range(len(KINDS))), max_size=40), seed=st.integers(0, 2**32))
 def test_any_order_of_draws_gives_torchs_numbers_and_leaves_its_state(kinds: list[int], seed: int) -> None:
-    assert_alike_ahead(kinds, seed)
+    assert_alike(kinds, seed)
 
 
 @pytest.mark.parametrize(
     ("count", "skipped"),
     [
-        *((count, 0) for count in (0, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5)),
-        *((640, skipped) for skipped in range(0, 700, 97)),  # the generator makes 624 at a time
+        *((count, 0) for count in (0, 1, 3000)),
+        *((640, skipped) for skipped in (*range(0, 700, 97), 623, 624, 625)),  # the generator makes 624 at a time
     ],
 )
 def test_there_are_as_many_as_one_draws_from_anywhere_in_the_generators_block(count: int, skipped: int) -> None:
-    assert_alike_ahead([k % len(KINDS) for k in range(count)], 8, skipped)
+    assert_alike([k % len(KINDS) for k in range(count)], 8, skipped)
 
 
-def test_numbers_are_drawn_ahead_on_any_default_device() -> None:
+def test_normal_numbers_go_on_after_the_draws() -> None:
+    torch.manual_seed(3)
+    wanted = torch.randn(1).item(), torch.rand(1).item(), torch.randn(1).item()
+    torch.manual_seed(3)
+    first = torch.randn(1).item()
+    with NumbersFromState() as _:
+        second = in_thread.numbers.fraction()
+    assert (first, second, torch.randn(1).item()) == wanted
+
+
+@pytest.mark.parametrize("source", [Numbers, NumbersFromState])
+def test_what_is_no_range_is_torchs_error(source: type[Numbers]) -> None:
+    before = torch.get_rng_state()
+    with pytest.raises(RuntimeError, match="range"), source():
+        in_thread.numbers.uniform(1.0, 0.5)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_numbers_come_from_the_state_on_any_default_device() -> None:
     draws_alike.cache_clear()
     with torch.device("meta"):
-        assert draws_alike(), "numbers are drawn one by one, and nothing is gained"
-        ahead = NumbersAhead(torch.default_generator)
-        assert 0 <= ahead.uniform(0.0, 1.0) <= 1 and 0 <= ahead.integer(9) < 9
-        ahead.end()
+        assert draws_alike(), "torch draws one by one, and nothing is gained"
+        with NumbersFromState() as _:
+            assert 0 <= in_thread.numbers.uniform(0.0, 1.0) <= 1 and 0 <= in_thread.numbers.integer(9) < 9
 
 
 @pytest.mark.parametrize("version", [v1, v2])
 @pytest.mark.parametrize("size", [(375, 500), (8, 900), (1, 1)])
-def test_transforms_draw_the_same_ahead(version: Any, size: tuple[int, int]) -> None:
+def test_transforms_draw_the_same_from_the_state(version: Any, size: tuple[int, int]) -> None:
     flips = version.RandomHorizontalFlip(), version.RandomApply([version.RandomVerticalFlip(0.3)])
-    parts = [version.RandomResizedCrop(32), *flips, version.CenterCrop(30), v2.ToImage()]
-    translation = translation_of(version.Compose(parts))
-    assert translation.draws == "ahead"
+    colors = version.ColorJitter(0.4, 0.3, 0.2, 0.1), version.RandomGrayscale(0.2), version.RandomSolarize(128, 0.7)
+    drawn = version.RandAugment(), version.AutoAugment(), version.TrivialAugmentWide(), version.AugMix()
+    parts = [version.RandomResizedCrop(32), *flips, *colors, *drawn, v2.RandomPhotometricDistort()]
+    translation = translation_of(version.Compose([*parts, version.GaussianBlur(3), v2.ToImage()]))
+    assert translation.draws == "numbers"
     torch.manual_seed(5)
-    wanted = [draw(translation, *size) for _ in range(300)]
+    wanted = [draw(translation, *size) for _ in range(100)]
     after = torch.get_rng_state()
     torch.manual_seed(5)
-    with drawing_ahead():
-        assert [draw(translation, *size) for _ in range(300)] == wanted
+    with NumbersFromState() as _:
+        assert [draw(translation, *size) for _ in range(100)] == wanted
     assert torch.equal(torch.get_rng_state(), after)
 
 
-JITTER = v1.ColorJitter(0.4)
-
-
-@pytest.mark.parametrize(
-    "part", [v1.RandomCrop(20), JITTER, v2.RandAugment(), v1.RandomApply([JITTER]), v1.GaussianBlur(3)]
-)
-def test_what_draws_by_itself_is_not_drawn_ahead(part: torch.nn.Module) -> None:
+@pytest.mark.parametrize("part", [v1.RandomCrop(20), v1.RandomApply([v1.RandomCrop(20)])])
+def test_what_draws_by_itself_is_known(part: torch.nn.Module) -> None:
     assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), part, v1.ToTensor()])).draws == "torch"
     assert translation_of(v1.Compose([v1.RandomHorizontalFlip(), v1.ToTensor(), v1.RandomErasing()])).draws == "torch"
 
@@ -128,8 +145,8 @@ def of_torchvision(version: Version, scale: Any, ratio: Any, height: int, width:
 )
 def test_the_boxes_are_torchvisions(version: Version, scale: Any, ratio: Any, forgotten: None) -> None:
     state = torch.get_rng_state()
-    box_of, ahead = resized_crop_box(scale, ratio)
-    assert ahead, "torchvision draws, and nothing is gained"
+    box_of, is_ours = resized_crop_box(scale, ratio)
+    assert is_ours, "torchvision draws, and nothing is gained"
     assert torch.equal(torch.get_rng_state(), state), "the comparison left the generator in another state"
     for height, width in SIZES:
         stock = functools.partial(of_torchvision, version, scale, ratio, height, width)
