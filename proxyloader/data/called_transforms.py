@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
+from torchvision import tv_tensors
 from torchvision.transforms import transforms as v1
 from torchvision.transforms import v2
 
@@ -21,11 +22,12 @@ from ..transforms import boxes
 from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
 from ..transforms.random_numbers import in_thread, resized_crop_box
-from ..transforms.registry import COMPOSES, RULES, is_changed, load_timm_rules
-from ..transforms.samples import sample_patches
+from ..transforms.registry import COMPOSES, CONVERSIONS, RULES, is_changed, load_timm_rules
+from ..transforms.samples import flatten, sample_patches
 from .deferral import Deferral, active
 from .encoded_image import EncodedImage
 from .lazy_image import create_lazy_image, get_transformed, is_lazy
+from .lazy_mask import LazyMask
 from .lazy_tensor import (
     LazyTensor,
     create_lazy_output,
@@ -70,7 +72,7 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
     def hooked(self: Any, *inputs: Any, **named: Any) -> Any:
         if (deferral := active()) is None:
             return call(self, *inputs, **named)
-        is_known = type(self) is cls and not named and _is_image(*inputs)
+        is_known = type(self) is cls and not named and _starts_with_image(inputs)
         if is_compose:
             result = _compose_undecoded(deferral, self, *inputs) if is_known else None
             return call(self, *inputs, **named) if result is None else result
@@ -94,9 +96,21 @@ def wrap_result(image: Any, result: Any) -> Any:
     return wrap_values(result) if isinstance(image, (Image.Image, np.ndarray)) else result
 
 
-def _is_image(image: Any = None, *others: Any) -> bool:
-    """Return whether the inputs of a transform are an image, and values that v2 returns unchanged, such as a label."""
-    return isinstance(image, (Image.Image, LazyTensor)) and _LABELS.issuperset(map(type, others))
+def _starts_with_image(inputs: tuple[Any, ...]) -> bool:
+    return bool(inputs) and isinstance(inputs[0], (Image.Image, LazyTensor))
+
+
+def _beside_image(transform: Any, others: tuple[Any, ...], compose: Any = None) -> Any:
+    """Return the inputs besides an image as a transform, or those of a Compose that follow it, return them.
+
+    None if they may be changed, or are not accepted.
+    """
+    if not others or _LABELS.issuperset(map(type, others)):
+        return others if not others or _is_v2(compose or transform) else None
+    if type(transform) not in CONVERSIONS:
+        return None
+    leaves, structure = flatten(others)
+    return structure.unflatten(leaves) if _LEAVES.issuperset(map(type, leaves)) else None
 
 
 def _compose_undecoded(deferral: Deferral, compose: Any, *inputs: Any) -> Any:
@@ -106,7 +120,7 @@ def _compose_undecoded(deferral: Deferral, compose: Any, *inputs: Any) -> Any:
     if type(parts) not in (list, tuple) or not is_accepted or is_changed(compose, inside=False):
         return None
     while done < len(parts):
-        is_known = isinstance(inputs, tuple) and (len(inputs) > 1) == unpacks and _is_image(*inputs)
+        is_known = isinstance(inputs, tuple) and (len(inputs) > 1) == unpacks and _starts_with_image(inputs)
         if is_known and (found := _apply_along(deferral, compose, done, *inputs)) is not None:
             outputs, done = found
         elif done or _find_undecoded(inputs[0]) is not None:
@@ -134,9 +148,10 @@ def _apply_along(deferral: Deferral, compose: Any, begin: int, image: Any, *othe
     sends_pixels = not begin and isinstance(image, Image.Image) and (deferral.on_gpu or pixel_uses.why is None)
     if transformed is None and not (sends_pixels and image.mode == "RGB"):
         return None
-    if (others and not _is_v2(compose)) or _has_other_dtype():
+    after = _beside_image(compose.transforms[begin], others, compose)
+    if after is None or _has_other_dtype():
         return None
-    found = (START if transformed is None else transformed.chain).along(compose, begin)
+    found = (START if transformed is None else transformed.chain).along(compose, begin, after is not others)
     if found is None or deferral.find_obstacle(found[0].partial_plan):  # the parts are intercepted one by one
         return None
     chain, end = found
@@ -147,14 +162,15 @@ def _apply_along(deferral: Deferral, compose: Any, begin: int, image: Any, *othe
             transformed = TransformedImage.start(EncodedImage.from_pil(image, str(getattr(image, "filename", ""))))
         except ImageError:  # too many pixels
             return None
-    result = _apply(transformed, chain, image, *others)
+    result = _apply(transformed, chain, image, *after)
     return None if result is None else (result, end)
 
 
 def apply_undecoded(deferral: Deferral, transform: Any, image: Any, *others: Any) -> Any:
-    """Apply a transform to an undecoded image, and others of types in ``_LABELS``. Return None if it needs pixels."""
+    """Apply a transform to an undecoded image. Return None if it needs pixels, or may change the others."""
     transformed = _find_undecoded(image)
-    if transformed is None or (others and not _is_v2(transform)) or _has_other_dtype():
+    after = _beside_image(transform, others)
+    if transformed is None or after is None or _has_other_dtype():
         return None
     if (chain := transformed.chain.then(transform)) is None:
         if isinstance(image, LazyTensor) and not deferral.on_gpu:
@@ -168,7 +184,7 @@ def apply_undecoded(deferral: Deferral, transform: Any, image: Any, *others: Any
         # Decode now, so that the transforms it calls are not intercepted either.
         _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)
         return None
-    return _apply(transformed, chain, image, *others)
+    return _apply(transformed, chain, image, *after)
 
 
 def _has_other_dtype() -> bool:
@@ -199,4 +215,7 @@ def _is_v2(transform: Any) -> bool:
 
 
 _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
-"""Types of inputs, such as labels, that v2 returns unchanged. The targets of most joint transforms have others."""
+"""Types of inputs, such as labels, that v2 returns unchanged."""
+
+_LEAVES = _LABELS | {tv_tensors.BoundingBoxes, tv_tensors.Mask, LazyMask}
+"""Types of the leaves of targets that transforms in ``CONVERSIONS`` return unchanged beside an image."""

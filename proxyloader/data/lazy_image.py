@@ -124,8 +124,8 @@ def hook_pillow() -> None:
             return transformed.image.data
         if name == "info" and _INFO in vars(self):
             transformed, before = vars(self)[_INFO]
-            info = before.info.copy() if transformed.keeps_info(before.mode, before.size) else {}
-            return vars(self).setdefault("info", info)
+            is_kept = not before.info or transformed.keeps_info(before.mode, before.size)
+            return vars(self).setdefault("info", before.info.copy() if is_kept else {})
         header = None if name.startswith("__") else vars(self).pop(_HEADER, None)
         if header is None:
             return object.__getattribute__(self, name)  # raises the proper error, also for properties
