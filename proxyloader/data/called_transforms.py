@@ -22,7 +22,7 @@ from ..transforms import boxes
 from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
 from ..transforms.random_numbers import in_thread, resized_crop_box
-from ..transforms.registry import COMPOSES, CONVERSIONS, RULES, is_changed, load_timm_rules
+from ..transforms.registry import COMPOSES, IMAGE_CONVERSIONS, RULES, is_changed, load_timm_rules
 from ..transforms.samples import flatten, sample_patches
 from .deferral import Deferral, active
 from .encoded_image import EncodedImage
@@ -107,7 +107,7 @@ def _beside_image(transform: Any, others: tuple[Any, ...], compose: Any = None) 
     """
     if not others or _LABELS.issuperset(map(type, others)):
         return others if not others or _is_v2(compose or transform) else None
-    if type(transform) not in CONVERSIONS:
+    if type(transform) not in IMAGE_CONVERSIONS:
         return None
     leaves, structure = flatten(others)
     return structure.unflatten(leaves) if _LEAVES.issuperset(map(type, leaves)) else None
@@ -218,4 +218,4 @@ _LABELS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor})
 """Types of inputs, such as labels, that v2 returns unchanged."""
 
 _LEAVES = _LABELS | {tv_tensors.BoundingBoxes, tv_tensors.Mask, LazyMask}
-"""Types of the leaves of targets that transforms in ``CONVERSIONS`` return unchanged beside an image."""
+"""Types of the leaves of targets that transforms in ``IMAGE_CONVERSIONS`` return unchanged beside an image."""

@@ -16,7 +16,7 @@ from .plan import Branch, ImageState, Plan, Translation, in_sequence, output_sta
 from .registry import (
     COMPOSES,
     CONTAINERS,
-    CONVERSIONS,
+    IMAGE_CONVERSIONS,
     RULES,
     has_global_hooks,
     is_changed,
@@ -86,7 +86,7 @@ class Chain:
     def along(self, compose: Any, begin: int = 0, only_conversions: bool = False) -> tuple[Chain, int] | None:
         """Return the continuation with transforms of a Compose from index ``begin`` on, and the index where it ends.
 
-        It ends before a transform that is not translated, or if ``only_conversions``, not in ``CONVERSIONS``. None if
+        It ends before a transform that is not translated, or if ``only_conversions``, not in ``IMAGE_CONVERSIONS``. None if
         that is the first one, or if the Compose has a hook.
         """
         key = self, id(compose), begin, only_conversions
@@ -98,7 +98,7 @@ class Chain:
         added: list[Chain] = []
         end = begin
         for part in compose.transforms[begin:]:
-            is_known = not only_conversions or type(part) in CONVERSIONS
+            is_known = not only_conversions or type(part) in IMAGE_CONVERSIONS
             if not is_known or (more := (added[-1] if added else self)._extensions(part)) is None:
                 break
             added, end = added + more, end + 1

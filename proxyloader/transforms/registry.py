@@ -23,7 +23,7 @@ COMPOSES = (v1.Compose, v2.Compose)
 CONTAINERS = frozenset({*COMPOSES, v1.RandomApply, v2.RandomApply})
 """Classes with inner transforms in ``.transforms``."""
 
-CONVERSIONS = frozenset({v2.ToImage, v2.ToDtype, v2.Normalize})
+IMAGE_CONVERSIONS = frozenset({v2.ToImage, v2.ToDtype, v2.Normalize})
 """Classes of v2 with rules that leave boxes, masks, and tensors beside an image as they are."""
 
 _METHODS = frozenset({"forward", "get_params", "make_params", "_get_params", "transform", "_transform"})
