@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import RandAugment, RandomResizedCrop, functional
+from torchvision.transforms import RandAugment, RandomGrayscale, RandomResizedCrop, functional
 from torchvision.transforms.v2 import RandomIoUCrop, SanitizeBoundingBoxes
 from torchvision.tv_tensors import BoundingBoxes
 from tqdm import tqdm
@@ -43,6 +43,7 @@ from proxyloader.kernels.operations import find_obstacle
 from proxyloader.tools.bench.cases import OwnDataset
 from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, make_transform
 from proxyloader.transforms import boxes as numpy_boxes
+from proxyloader.transforms.random_numbers import in_thread
 from proxyloader.workers.arena import Arena
 from proxyloader.workers.fetch import Fetcher, PassedSamples
 from proxyloader.workers.messages import PackedBatch
@@ -60,6 +61,10 @@ ROUNDS = 9
 
 ALONE, TOGETHER = "worker: ImageFolder, sample by sample", "worker: ImageFolder, all files read first"
 COMPOSE, BY_HAND = "worker: own dataset, Compose", "worker: own dataset, functionals by hand"
+BY_TORCH, FROM_STATE = (
+    "worker: own dataset, colors, drawn by torch",
+    "worker: own dataset, colors, drawn from its state",
+)
 AT_ONCE, BY_CALL = "worker: own dataset, RandAugment", "worker: own dataset, RandAugment recorded call by call"
 THEIR_BOXES, OUR_BOXES = "worker: SanitizeBoundingBoxes by torchvision", "worker: SanitizeBoundingBoxes in NumPy"
 THEIR_CROPS, OUR_CROPS = "worker: RandomIoUCrop's draws by torchvision", "worker: RandomIoUCrop's draws in NumPy"
@@ -67,6 +72,7 @@ GAINS = {
     "all files read first, drawn together": (ALONE, TOGETHER),
     "crop, flip, conversions drawn at once": (BY_HAND, COMPOSE),
     "RandAugment drawn at once": (BY_CALL, AT_ONCE),
+    "numbers from the generator's state": (BY_TORCH, FROM_STATE),
     "boxes checked in NumPy": (THEIR_BOXES, OUR_BOXES),
     "RandomIoUCrop drawn in NumPy": (THEIR_CROPS, OUR_CROPS),
 }
@@ -118,6 +124,8 @@ class OwnRandAugment(RandAugment):
 
 def worker(root: str) -> Costs:
     """A worker's whole batch of several datasets, from the request to the packed batch."""
+    colors = make_transform("ColorJitter")
+    colors.transforms.insert(3, RandomGrayscale(0.2))
     by_call = make_transform("RandAugment")
     by_call.transforms[2] = OwnRandAugment()
     datasets = {
@@ -127,10 +135,18 @@ def worker(root: str) -> Costs:
         BY_HAND: OwnDataset(root, by_hand),
         AT_ONCE: OwnDataset(root, make_transform("RandAugment")),
         BY_CALL: OwnDataset(root, by_call),
+        BY_TORCH: OwnDataset(root, colors),
+        FROM_STATE: OwnDataset(root, colors),
     }
     deferral = start_deferring(on_gpu=True)
     workers = {name: Worker(dataset, deferral, name == TOGETHER) for name, dataset in datasets.items()}
-    return measure({name: each.pack for name, each in workers.items()}, len(datasets[ALONE]))
+    from_state = in_thread.fastest
+
+    def pack(name: str) -> None:
+        in_thread.fastest = in_thread.by_torch if name == BY_TORCH else from_state
+        workers[name].pack()
+
+    return measure({name: functools.partial(pack, name) for name in workers}, len(datasets[ALONE]))
 
 
 def make_boxes() -> Any:

@@ -86,8 +86,8 @@ class Chain:
     def along(self, compose: Any, begin: int = 0, only_conversions: bool = False) -> tuple[Chain, int] | None:
         """Return the continuation with transforms of a Compose from index ``begin`` on, and the index where it ends.
 
-        It ends before a transform that is not translated, or if ``only_conversions``, not in ``IMAGE_CONVERSIONS``. None if
-        that is the first one, or if the Compose has a hook.
+        It ends before a transform that is not translated, or if ``only_conversions`` is not in ``IMAGE_CONVERSIONS``.
+        None if that is the first one, or if the Compose has a hook.
         """
         key = self, id(compose), begin, only_conversions
         found = _along.get(key)
