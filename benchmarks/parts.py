@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from _common import append_record, make_parser, make_photographs
@@ -140,11 +141,13 @@ def worker(root: str) -> Costs:
     }
     deferral = start_deferring(on_gpu=True)
     workers = {name: Worker(dataset, deferral, name == TOGETHER) for name, dataset in datasets.items()}
-    from_state = in_thread.fastest
 
     def pack(name: str) -> None:
-        in_thread.fastest = in_thread.by_torch if name == BY_TORCH else from_state
-        workers[name].pack()
+        if name == BY_TORCH:
+            with patch.object(in_thread, "_from_state", None):
+                workers[name].pack()
+        else:
+            workers[name].pack()
 
     return measure({name: functools.partial(pack, name) for name in workers}, len(datasets[ALONE]))
 

@@ -20,7 +20,7 @@ from proxyloader.data.lazy_image import create_lazy_image, find_undecoded
 from proxyloader.data.lazy_tensor import LazyTensor
 from proxyloader.data.placeholders import ProxyBatch, ProxySample
 from proxyloader.kernels.operations import find_obstacle
-from proxyloader.transforms.random_numbers import draw_from_state, in_thread
+from proxyloader.transforms.random_numbers import in_thread
 
 
 @contextlib.contextmanager
@@ -28,13 +28,12 @@ def opened_late(on_gpu: bool = True) -> Iterator[None]:
     """Let images stay undecoded in this thread, with all transforms for DALI, or those that are for it on a CPU."""
     deferral = Deferral(on_gpu, functools.partial(find_obstacle, has_kernels=on_gpu))
     hooks.hold(deferral)
-    before = in_thread.fastest
-    draw_from_state()
+    in_thread.draw_from_state()
     try:
         with deferring(deferral):
             yield
     finally:
-        in_thread.fastest = before
+        in_thread._from_state = None
         hooks.release(deferral)
 
 

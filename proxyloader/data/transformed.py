@@ -148,14 +148,13 @@ class TransformedImage(ProxyInputs):
 
         Untranslatable: the image is too small, for example. No numbers have been drawn.
         """
-        row, size, states = self.row.copy(), self.size, None
+        row, size, states, draws = self.row.copy(), self.size, None, chain.last.draws
         try:
-            if chain.last.sample is not None and chain.last.draws == "numbers":
-                with in_thread.fastest as state:
-                    states = (state,)
-                    size = chain.last.sample(size, row)
+            if draws:
+                with in_thread.fastest if draws == "numbers" else in_thread.by_torch as state:
+                    states = get_rng_states(include_numpy_and_python=True) if draws == "any" else (state,)
+                    size = chain.last.sample(size, row)  # type: ignore[misc]
             elif chain.last.sample is not None:
-                states = get_rng_states(chain.last.draws == "any") if chain.last.draws else None
                 size = chain.last.sample(size, row)
         except Untranslatable:
             if states is not None:

@@ -80,7 +80,7 @@ _RECORDED = object()  # stands for the result of an operation
 
 
 class _Drawn(float):
-    """A random number as torch returns it: a float32 tensor, which it compares in float32."""
+    """Stands for a float32 tensor of one random number: compares in float32."""
 
     def item(self) -> float:
         return self
@@ -90,6 +90,8 @@ class _Drawn(float):
 
 
 class _DrawnInteger(int):
+    """Stands for an int64 tensor of one random number."""
+
     def item(self) -> int:
         return self
 
@@ -116,12 +118,15 @@ class _Torch:
         return _Parameters(values)
 
     def rand(self, size: tuple[int, ...]) -> Any:
-        drawn = [_Drawn(in_thread.numbers.fraction()) for _ in range(math.prod(size))]
-        return drawn[0] if len(drawn) == 1 else drawn
+        return _unless_one([_Drawn(in_thread.numbers.fraction()) for _ in range(math.prod(size))])
 
     def randint(self, high: int, size: tuple[int, ...], low: int = 0, dtype: Any = None) -> Any:
-        drawn = [_DrawnInteger(low + in_thread.numbers.integer(high - low)) for _ in range(math.prod(size))]
-        return drawn[0] if len(drawn) == 1 else drawn
+        draw = in_thread.numbers.integer
+        return _unless_one([_DrawnInteger(low + draw(high - low)) for _ in range(math.prod(size))])
+
+
+def _unless_one(drawn: list[Any]) -> Any:
+    return drawn[0] if len(drawn) == 1 else drawn
 
 
 class _Recorder(threading.local):
@@ -141,6 +146,8 @@ class _Recorder(threading.local):
         for name in ("forward", "get_params", "_get_random_item"):
             if (method := inspect.getattr_static(transform, name, None)) is not None:
                 code = getattr(method, "__func__", method)
+                if not getattr(code, "__globals__", {}).get("__name__", "").startswith("torchvision."):
+                    raise Untranslatable  # other code wraps it, which may call torch itself
                 names = {**code.__globals__, "_apply_op": self._record, "torch": _Torch()}
                 function = types.FunctionType(code.__code__, names, name, code.__defaults__, code.__closure__)
                 setattr(transform, name, function if isinstance(method, staticmethod) else function.__get__(transform))
@@ -185,8 +192,13 @@ def _operations(transform: Any, state: ImageState, kind: Kind) -> tuple[OneOf, D
         recorder(size)
         return [[params(*each, size) for each in chain] for chain in recorder.chains], recorder.weights
 
-    with preserve_rng():
-        draw((64, 64))  # TypeError: a newer torchvision calls other functions of torch
+    try:
+        with preserve_rng():
+            torch.default_generator.manual_seed(0)
+            for _ in range(20):
+                draw((64, 64))
+    except Exception as error:  # wrong arguments, or a later torchvision that calls other functions of torch
+        raise Untranslatable from error
     return choice, draw
 
 
@@ -198,7 +210,8 @@ def automatic(transform: Any, state: ImageState) -> Translation:
     if getattr(transform, "num_magnitude_bins", 2) < 2:
         raise Untranslatable
     choice, draw = _operations(transform, state, state.kind)
-    layers = int(getattr(transform, "num_ops", 2 if hasattr(transform, "policy") else 1))
+    policies = getattr(transform, "policies", getattr(transform, "_policies", ((None,),)))
+    layers = int(getattr(transform, "num_ops", max(map(len, policies))))
 
     def sample(size: Size, row: ParamRow) -> Size:
         chains, _ = draw(size)
@@ -239,6 +252,8 @@ class Blend(Step):
 @rule(v1.AugMix, v2.AugMix)
 def aug_mix(transform: Any, state: ImageState) -> Translation:
     """Translate AugMix, which applies the operations to tensors, even if the input is a PIL image."""
+    if not isinstance(transform.alpha, float):  # torch raises an error for integers
+        raise Untranslatable
     choice, draw = _operations(transform, state, "tensor")
     depth = int(transform.chain_depth) if transform.chain_depth > 0 else 3
 

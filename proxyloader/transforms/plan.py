@@ -107,8 +107,8 @@ Sample = Callable[[Size, ParamRow], Size]
 raises Untranslatable if there are none, for example because the image is too small."""
 
 Draws = Literal["", "numbers", "torch", "any"]
-"""Which random numbers a ``Sample`` draws. "": none; "numbers": from ``in_thread.numbers`` of ``random_numbers.py``;
-"torch": directly from torch's generator, like the first; "any": also from Python's and NumPy's."""
+"""Which random numbers a ``Sample`` draws. "": none; "numbers": only those of ``in_thread`` in ``random_numbers.py``;
+"torch": also from torch's generator directly; "any": also from Python's and NumPy's."""
 
 
 class Translation(NamedTuple):

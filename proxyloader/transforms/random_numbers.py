@@ -5,14 +5,14 @@ A call into torch takes several microseconds if the CPU caches hold other code, 
 an image takes ten to twenty numbers. So workers compute them in Python: they read the state of torch's generator, a
 Mersenne Twister (Matsumoto and Nishimura, 1998), and afterwards advance it as if torch had drawn each number.
 
-Nothing else may draw from the generator in the meantime. So only the main thread of a worker does this, and only for
-transforms that draw all their numbers from ``in_thread.numbers``.
+Nothing else may draw from the generator in the meantime. So only the main thread of a worker does this, while the
+dataset has no other threads, and only for transforms that draw all their numbers from ``in_thread.numbers``.
 
 NOTE [ Fast parameter sampling ]
 RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
 worker's time per JPEG. The code below draws the same numbers in the same order, without new tensors. Before first use,
-boxes, drawn by torch and from its state, permutations and the resulting states are compared with those of the installed
-torch and torchvision, for several ranges. If they differ, torchvision samples the boxes, and torch draws all numbers.
+boxes and the resulting states are compared with those of the installed torchvision, for several ranges, and numbers
+from the generator's state with those that torch draws. If they differ, torchvision samples the boxes, and torch draws.
 """
 
 import contextlib
@@ -32,6 +32,15 @@ BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
 """Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
 
 Range = tuple[float, float]
+
+FIRST, COUNT = 3, 624
+"""The words of a Mersenne Twister in the state of torch's generator, which are 64-bit integers. The two before are the
+number of words that are left, plus one, in the lower half, and the index of the next one."""
+
+_WORDS = ctypes.c_uint64 * (FIRST + COUNT)
+
+OWN_THREADS = frozenset({"MainThread", "proxyloader-watch", "QueueFeederThread"})
+"""Threads of a worker without those of the dataset. They draw no numbers."""
 
 TRIES = 10
 MARGIN = 1e-6  # of a side before it is rounded. torch's ``exp_`` of a float32 is much closer to the exact value
@@ -76,8 +85,9 @@ class Numbers:
         """Advance torch's generator by the numbers drawn since ``read``, before anything else may draw from it."""
 
     def __enter__(self) -> torch.Tensor:
+        state = self.read()
         in_thread.numbers = self
-        return self.read()
+        return state
 
     def __exit__(self, *_: object) -> None:
         in_thread.numbers = in_thread.by_torch
@@ -85,16 +95,25 @@ class Numbers:
 
 
 class NumbersFromState(Numbers):
-    """Computes the numbers from the state of torch's generator."""
+    """Computes the numbers from the state of torch's generator.
 
-    def __init__(self) -> None:
+    Args:
+        is_fused: whether torch rounds only once, which depends on the instructions of the CPU.
+    """
+
+    def __init__(self, is_fused: bool) -> None:
         super().__init__()
+        self._is_fused = is_fused
         self._value = self._float.numpy()
         self._at = self._end = FIRST  # in the state: where the next word is, and the end of the words
 
     def uniform(self, low: float, high: float) -> float:
         first, span = _span(low, high)
-        self._value[0] = self.fraction() * span + first
+        scaled = self.fraction() * span
+        if not self._is_fused:
+            self._value[0] = scaled
+            scaled = self._value.item()
+        self._value[0] = scaled + first
         return self._value.item()  # type: ignore[no-any-return]
 
     def fraction(self) -> float:
@@ -138,37 +157,42 @@ class NumbersFromState(Numbers):
         words[1] += (1 if self._at == self._end else COUNT + 1 - next_word) - (words[1] & 0xFFFFFFFF)
         words[2] = next_word
         torch.default_generator.set_state(self._state)
-        words[1], words[2] = before  # for who keeps the state
-
-
-FIRST, COUNT = 3, 624
-"""The words of a Mersenne Twister in the state of torch's generator, which are 64-bit integers. The two before are the
-number of words that are left, plus one, in the lower half, and the index of the next one."""
-
-_WORDS = ctypes.c_uint64 * (FIRST + COUNT)
+        words[1], words[2] = before  # callers keep this tensor
 
 
 @functools.lru_cache(maxsize=256)
 def _span(low: float, high: float) -> Range:
-    """Return the arguments of ``uniform_`` as torch computes with them. Raise torch's error if they are no range."""
+    """Return ``low`` and the width of the range, in float32. RuntimeError of torch: it is not a valid range."""
     torch.empty(1, device="cpu").uniform_(low, high, generator=torch.Generator())
     return float(np.float32(low)), float(np.float32(high) - np.float32(low))
 
 
 class _InThread(threading.local):
-    """Sources of the random numbers of this thread: the current one, and those of transforms by how they draw."""
+    """Sources of the random numbers of this thread."""
 
     def __init__(self) -> None:
-        self.numbers = self.by_torch = self.fastest = Numbers()
+        self.numbers = self.by_torch = Numbers()  # the current one, and the one that is always allowed
+        self._from_state: NumbersFromState | None = None
+        self._num_threads = 0  # when there were none of the dataset
+
+    @property
+    def fastest(self) -> Numbers:
+        """The source for transforms that draw only from ``numbers``."""
+        if self._from_state is None:
+            return self.by_torch
+        if (count := threading.active_count()) != self._num_threads:
+            if not OWN_THREADS.issuperset(each.name for each in threading.enumerate()):
+                return self.by_torch  # others may draw at the same time
+            self._num_threads = count
+        return self._from_state
+
+    def draw_from_state(self) -> None:
+        """Let this thread, the main thread of a worker, compute its numbers from the state of torch's generator."""
+        is_fused = computes_fused()
+        self._from_state = None if is_fused is None else NumbersFromState(is_fused)
 
 
 in_thread = _InThread()
-
-
-def draw_from_state() -> None:
-    """Let this thread, the main thread of a worker, compute its numbers from the state of torch's generator."""
-    if draws_alike():
-        in_thread.fastest = NumbersFromState()
 
 
 @functools.lru_cache(maxsize=256)
@@ -184,32 +208,39 @@ def bernoulli(p: float, closed: bool = False) -> bool:
 
 
 def resized_crop_box(scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
-    """Return a function that samples a box like RandomResizedCrop of v1 or v2, and whether it uses ``in_thread``."""
+    """Return a function that samples a box like RandomResizedCrop, and whether it draws from ``in_thread.numbers``."""
     is_ours = draws_alike()
     return functools.partial(_fast_box if is_ours else _torchvision_box, scale, ratio), is_ours
 
 
 @functools.cache
 def draws_alike() -> bool:
-    """Return whether boxes and permutations drawn here are those of the installed torch and torchvision."""
-    # Regardless of torch's default device. A later version may have another kind of state.
-    with contextlib.suppress(Exception), preserve_rng(), torch.device("cpu"):
-        pairs = [[functools.partial(box, *ranges) for box in (_torchvision_box, _fast_box)] for ranges in RANGES]
+    """Return whether boxes drawn here are those of the installed torchvision."""
+    with preserve_rng(), torch.device("cpu"):  # regardless of torch's default device
         return all(
-            _sample(theirs, seed, in_thread.by_torch)
-            == _sample(ours, seed, in_thread.by_torch)
-            == _sample(ours, seed, NumbersFromState())
-            for seed, (theirs, ours) in enumerate(pairs)
+            _sample(functools.partial(_torchvision_box, *ranges), in_thread.by_torch, seed)
+            == _sample(functools.partial(_fast_box, *ranges), in_thread.by_torch, seed)
+            for seed, ranges in enumerate(RANGES)
         )
-    return False
 
 
-def _sample(sample_box: BoxSampler, seed: int, numbers: Numbers) -> list[float]:
-    """Return boxes in images of several sizes, and permutations, from several blocks of words, and the next number."""
+@functools.cache
+def computes_fused() -> bool | None:
+    """Return whether to compute numbers with fused operations; None if the installed torch draws others."""
+    box = functools.partial(_fast_box, *RANGES[0])
+    with contextlib.suppress(Exception), preserve_rng(), torch.device("cpu"):  # a later torch may have other states
+        drawn = _sample(box, in_thread.by_torch, 0)
+        return next(each for each in (True, False) if _sample(box, NumbersFromState(each), 0) == drawn)
+    return None
+
+
+def _sample(sample_box: BoxSampler, numbers: Numbers, seed: int) -> list[float]:
+    """Return boxes in images of several sizes, other numbers, from several blocks of words, and the next one."""
     torch.default_generator.manual_seed(seed)
     with numbers:
-        boxes = [number for size in SIZES * 56 for number in (*sample_box(*size), *numbers.permutation(4))]
-    return [*boxes, torch.rand(1).item()]
+        drawn = [numbers.uniform(0.6, 1.4) for _ in range(600)]
+        drawn += [number for size in SIZES * 14 for number in (*sample_box(*size), *numbers.permutation(4))]
+    return [*drawn, torch.rand(1).item()]
 
 
 def _fast_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:

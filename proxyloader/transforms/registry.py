@@ -26,9 +26,6 @@ CONTAINERS = frozenset({*COMPOSES, v1.RandomApply, v2.RandomApply})
 IMAGE_CONVERSIONS = frozenset({v2.ToImage, v2.ToDtype, v2.Normalize})
 """Classes of v2 with rules that leave boxes, masks, and tensors beside an image as they are."""
 
-_METHODS = frozenset({"forward", "get_params", "make_params", "_get_params", "transform", "_transform"})
-"""Methods of torchvision's classes that a transform may have of its own."""
-
 RULES: dict[type, Rule] = {}
 """Rules by exact class, because subclasses may behave differently."""
 
@@ -95,14 +92,21 @@ def random_apply(transform: Any, state: ImageState) -> Translation:
 
 
 def is_changed(transform: Any, inside: bool = True) -> bool:
-    """Return whether torch calls more than the methods of the class: hooks, or methods set on the instance.
+    """Return whether torch uses more than the class has: hooks, or methods and constants set on the instance.
 
     ``inside``: or more than those of the transforms that it contains.
     """
     own = getattr(transform, "__dict__", {})
-    if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or has_global_hooks() or not _METHODS.isdisjoint(own):
+    if own.get("_forward_hooks") or own.get("_forward_pre_hooks") or has_global_hooks():
+        return True
+    if not _names_of(type(transform)).isdisjoint(own):  # type: ignore[arg-type]
         return True
     return inside and type(transform) in CONTAINERS and any(map(is_changed, transform.transforms))
+
+
+@functools.cache
+def _names_of(cls: Any) -> frozenset[str]:
+    return frozenset(dir(cls))
 
 
 def has_global_hooks() -> bool:

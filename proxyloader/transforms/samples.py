@@ -72,16 +72,17 @@ def _fill(containers: Any, leaves: Iterator[Any]) -> Any:
 
 
 def _apply_at_random(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that draws without new tensors, and leaves the sample together if it is not transformed."""
+    """Return a method that draws without new tensors, and does not take apart a sample that it leaves unchanged."""
 
     @functools.wraps(theirs)
     def forward(transform: Any, *inputs: Any) -> Any:
-        if (
-            type(transform).check_inputs is not v2.Transform.check_inputs
-            or torch.get_default_dtype() is not torch.float32
-        ):
+        p = vars(transform).get("p")
+        # A tensor may change, and a property may draw numbers.
+        is_known = inputs and type(p) in (float, int) and 0 <= p <= 1
+        checks = type(transform).check_inputs is not v2.Transform.check_inputs
+        if not is_known or checks or torch.get_default_dtype() is not torch.float32:
             return theirs(transform, *inputs)
-        if bernoulli(transform.p):
+        if bernoulli(p):
             return v2.Transform.forward(transform, *inputs)
         return inputs if len(inputs) > 1 else inputs[0]
 

@@ -33,7 +33,7 @@ from ..data.placeholders import ProxySample
 from ..data.transformed import TransformedImage
 from ..errors import ImageError, InputError, ProxyLoaderError
 from ..transforms.chain import START
-from ..transforms.random_numbers import in_thread
+from ..transforms.random_numbers import computes_fused, in_thread
 from .arena import Arena
 from .request_sampler import BatchRequest
 
@@ -106,6 +106,10 @@ class Fetcher:
     fills_batches: bool = False
     deferral: Deferral | None = None  # None: the images of the dataset are not deferred
     plans: Collection[str] = ()  # known to the loader, if only torch's default ``collate_fn`` receives the samples
+
+    def __post_init__(self) -> None:
+        if self.has_workers and self.deferral is not None:
+            computes_fused()  # once, before workers are forked
 
     def __call__(self, request: BatchRequest) -> tuple[Any, list[Any], tuple[UnreadableSample, ...]]:
         """Return the samples of a request, or the result of ``__getitems__``, their indices, and unreadable samples.

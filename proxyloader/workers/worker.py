@@ -18,7 +18,7 @@ from ..data.bad_samples import UnreadableSample
 from ..data.batch_memory import batch_memory
 from ..data.deferral import Deferral, defer_in_process
 from ..errors import ImageError
-from ..transforms.random_numbers import draw_from_state
+from ..transforms.random_numbers import in_thread
 from .arena import Arena
 from .fetch import Fetcher
 from .loader_state import StatefulStream, WorkerStates, load_state, save_state
@@ -104,11 +104,11 @@ def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferr
         user_dataset = dataset.dataset if isinstance(dataset, StatefulStream) else dataset.fetcher.dataset
         object.__setattr__(info, "dataset", user_dataset)
         keep_freed_memory()
-    draw_from_state()
     if deferral is not None:
         defer_in_process(deferral)
         if deferral.is_active:
             hooks.hold(deferral)
+            in_thread.draw_from_state()
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True, name="proxyloader-watch").start()
     if worker_init_fn is not None:
         worker_init_fn(worker_id)

@@ -14,7 +14,14 @@ from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 from proxyloader.transforms.plan import Version
-from proxyloader.transforms.random_numbers import Numbers, NumbersFromState, draws_alike, in_thread, resized_crop_box
+from proxyloader.transforms.random_numbers import (
+    Numbers,
+    NumbersFromState,
+    computes_fused,
+    draws_alike,
+    in_thread,
+    resized_crop_box,
+)
 
 from ..compare import drawn_alike
 from ..plans import draw, translation_of
@@ -38,7 +45,7 @@ def assert_alike(kinds: Sequence[int], seed: int, skipped: int = 0) -> None:
     before = torch.get_rng_state()
     wanted = [KINDS[kind][1]() for kind in kinds]
     after = torch.get_rng_state()
-    for source in (Numbers(), NumbersFromState()):
+    for source in (Numbers(), NumbersFromState(bool(computes_fused()))):
         torch.set_rng_state(before)
         with source as state:
             assert torch.equal(state, before)
@@ -67,24 +74,24 @@ def test_normal_numbers_go_on_after_the_draws() -> None:
     wanted = torch.randn(1).item(), torch.rand(1).item(), torch.randn(1).item()
     torch.manual_seed(3)
     first = torch.randn(1).item()
-    with NumbersFromState() as _:
+    with NumbersFromState(bool(computes_fused())) as _:
         second = in_thread.numbers.fraction()
     assert (first, second, torch.randn(1).item()) == wanted
 
 
-@pytest.mark.parametrize("source", [Numbers, NumbersFromState])
-def test_what_is_no_range_is_torchs_error(source: type[Numbers]) -> None:
+@pytest.mark.parametrize("source", [Numbers(), NumbersFromState(True)], ids=["torch", "state"])
+def test_what_is_no_range_is_torchs_error(source: Numbers) -> None:
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="range"), source():
+    with pytest.raises(RuntimeError, match="range"), source:
         in_thread.numbers.uniform(1.0, 0.5)
     assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_numbers_come_from_the_state_on_any_default_device() -> None:
-    draws_alike.cache_clear()
+    computes_fused.cache_clear()
     with torch.device("meta"):
-        assert draws_alike(), "torch draws one by one, and nothing is gained"
-        with NumbersFromState() as _:
+        assert computes_fused() is not None, "torch draws one by one, and nothing is gained"
+        with NumbersFromState(bool(computes_fused())) as _:
             assert 0 <= in_thread.numbers.uniform(0.0, 1.0) <= 1 and 0 <= in_thread.numbers.integer(9) < 9
 
 
@@ -101,7 +108,7 @@ def test_transforms_draw_the_same_from_the_state(version: Any, size: tuple[int, 
     wanted = [draw(translation, *size) for _ in range(100)]
     after = torch.get_rng_state()
     torch.manual_seed(5)
-    with NumbersFromState() as _:
+    with NumbersFromState(bool(computes_fused())) as _:
         assert [draw(translation, *size) for _ in range(100)] == wanted
     assert torch.equal(torch.get_rng_state(), after)
 
