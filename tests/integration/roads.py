@@ -25,7 +25,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
@@ -87,6 +87,19 @@ class Stream(IterableDataset[Any]):
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         for number in range(first, len(self.paths), step):
             yield self.transform(self.read(self.paths[number])), number
+
+
+class Mapped(Dataset[Any]):
+    """What a function makes of each item."""
+
+    def __init__(self, make: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        self.make, self.items = make, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(self.items[index])
 
 
 class Streamed(IterableDataset[Any]):
