@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import time
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from torchvision.datasets.folder import default_loader
 
 from proxyloader import DataLoader
 
-from ..limits import WAIT_S
+from ..faults import await_true
 from ..numbered import read_numbers, spell_dataset
 
 if TYPE_CHECKING:
@@ -243,6 +243,12 @@ def spelled_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", PICTURES)
 
 
+@pytest.fixture
+def root(spelled_root: Path, tmp_path: Path) -> Path:
+    """A copy of the pictures, which may be hurt."""
+    return Path(shutil.copytree(spelled_root, tmp_path / "set"))
+
+
 @pytest.fixture(params=ROADS)
 def road(request: pytest.FixtureRequest, spelled_root: Path, device: str) -> Iterator[Road]:
     """Runs the test on each road, on the CPU and, where there is one, on a GPU."""
@@ -341,10 +347,7 @@ class Gated(ImageFolder):
 
 def wait_until_read(log: Path, pictures: int) -> None:
     """Wait until the workers of a ``Counted`` have read so many."""
-    deadline = time.monotonic() + WAIT_S
-    while not log.exists() or log.stat().st_size < pictures:
-        assert time.monotonic() < deadline, f"the workers read no more; {pictures} pictures were asked for"
-        time.sleep(0.005)
+    await_true(lambda: log.exists() and log.stat().st_size >= pictures)
 
 
 def runs_under_way(road: Road, loader: Any) -> int:

@@ -24,7 +24,7 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import ImageError, InputError, PipelineError
 
-from ..faults import in_thread, without_torchs_signal
+from ..faults import await_true, in_thread, without_torchs_signal
 from ..limits import WAIT_S
 from ..outcomes import outcomes, raises, without_frames
 from ..side_by_side import Failed, assert_as_torch, one_epoch
@@ -80,12 +80,6 @@ FAULTS: dict[str, dict[int, Any]] = {
 
 
 OTHER_EXECUTORS = (", old executor", ", in the calling thread")
-
-
-@pytest.fixture
-def root(spelled_root: Path, tmp_path: Path) -> Path:
-    """Pictures that may be hurt."""
-    return Path(shutil.copytree(spelled_root, tmp_path / "set"))
 
 
 def hurt(dataset: ImageFolder, *numbers: int, how: Callable[[bytes], bytes] = DAMAGES[0]) -> None:
@@ -299,9 +293,7 @@ class Ballast(ImageFolder):
         if index == 3 * BATCH:
             self.ahead.set()
         if index == len(self) - 1:
-            end_s = time.monotonic() + WAIT_S
-            while not self.may_end.exists() and time.monotonic() < end_s:
-                time.sleep(0.01)
+            await_true(self.may_end.exists)
         return *super().__getitem__(index), bytes(self.ballast_bytes)
 
 
