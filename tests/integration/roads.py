@@ -356,16 +356,7 @@ def runs_under_way(road: Road, loader: Any) -> int:
     return sum(queue.num_runs for queue in queues)
 
 
-class Batches:
+class Batches(list[list[int]]):
     """A batch sampler of any batches that says that they are of the pipeline's size."""
 
     batch_size = BATCH
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
