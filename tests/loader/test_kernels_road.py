@@ -16,6 +16,7 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, ImageError
 
 from ..integration.roads import Mapped
+from ..kernels.test_operations import compose
 from ..undecoded import unchecked
 from .scenes import Blur
 from .test_joint_pipelines import assert_late, assert_same_batches
@@ -38,10 +39,6 @@ PRESETS: dict[str, Any] = {
     "five crops": [v2.FiveCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
     "photometric": [v2.RandomResizedCrop(48), v2.RandomPhotometricDistort(), v2.ToImage(), v2.ToPureTensor()],
 }
-
-
-def compose(parts: list[Any]) -> Any:
-    return v2.Compose(parts) if isinstance(parts[0], v2.Transform) else v1.Compose(parts)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
