@@ -26,7 +26,6 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from ..outcomes import raises
 from ..plans import plan_for
 
-DECODED = plan_for(PILToTensor())
 on_gpu: Any = pipeline_def(batch_size=1, num_threads=1, device_id=0)
 
 
@@ -147,7 +146,7 @@ def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
 
 
 def test_a_pipeline_on_a_cpu_uses_none_and_stays_as_it_is() -> None:
-    pipeline = build_pipeline(DECODED, PipelineOptions(1))
+    pipeline = build_pipeline(plan_for(PILToTensor()), PipelineOptions(1))
     executor = pipeline._pipe
     assert not jpeg_engines.must_rebuild(pipeline)
     assert _executor.disable_engines(pipeline) and pipeline._pipe is executor is not None

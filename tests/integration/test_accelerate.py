@@ -221,11 +221,8 @@ def given_and_prepared(photos: Path, case: Case, kind: str = "ours") -> tuple[An
     return given, case.accelerator().prepare(given)
 
 
-BY_DEFAULT = ("dispatched", "seedable", "own batches", "skipping", "stream")
-
-
 @torchdata_warns
-@pytest.mark.parametrize("case", by_default(CASES, *BY_DEFAULT))
+@pytest.mark.parametrize("case", by_default(CASES, "dispatched", "seedable", "own batches", "skipping", "stream"))
 def test_a_prepared_loader_gives_what_torchs_gives(photos: Path, case: Case) -> None:
     theirs, ours = (shown(kind, case, str(photos)) for kind in ("torch", "ours"))
     assert_same(ours, theirs)

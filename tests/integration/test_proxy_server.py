@@ -173,9 +173,8 @@ def of_five(place: Any) -> Any:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_number_that_the_pipeline_fails_on_is_left_out_alone(workers: int) -> None:
     with ProxyServer(pipeline_of(["place"], of_five, 4)) as server:
-        places = made(
-            server.proxy, lambda proxy, index: (proxy(np.int32(index)), index), 6
-        )  # the last is behind its end
+        # The last is behind the end.
+        places = made(server.proxy, lambda proxy, index: (proxy(np.int32(index)), index), 6)
         loader = DataLoader(places, 4, num_workers=workers, server=server, on_error="skip")
         assert [(found.tolist(), places.tolist()) for found, places in loader] == [
             ([[10], [11], [12], [13]], [0, 1, 2, 3]),
