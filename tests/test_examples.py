@@ -280,7 +280,7 @@ def test_a_plugin_is_compiled_and_loaded_as_the_docstring_says(data: Path, folde
     ):
         assert said in command
         command = command.replace(said, here)
-    subprocess.run(["bash", "-c", command], cwd=folder_of_runs, check=True, timeout=100)
+    subprocess.run(["bash", "-c", command], cwd=folder_of_runs, check=True, timeout=2 * WAIT_S)
     done = run(OPERATOR, "--workers 1 --plugin ./libstretch_levels.so", data, folder_of_runs / "plugin")
     assert_all_stretched(done, "plugin")
 

@@ -190,7 +190,7 @@ def main() -> None:
     """As a script it compares both in the processes of one group, and prints one line of JSON for each of them."""
     meet, root, names = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
     ranks = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
-    distributed.init_process_group("gloo", f"file://{meet}", timeout=timedelta(seconds=60), **ranks)
+    distributed.init_process_group("gloo", f"file://{meet}", timeout=timedelta(seconds=2 * WAIT_S), **ranks)
     told: dict[str, Any] = {"rank": distributed.get_rank(), "cases": {}, "refused": refused(root)}
     for name in names:
         theirs, ours = (shown(kind, CASES[name], root) for kind in KINDS)

@@ -21,6 +21,7 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader
 
 from ..hostile_jpegs import HUFFMAN, with_bytes
+from ..limits import PATIENCE
 from ..outcomes import outcomes
 from ..undecoded import unchecked
 
@@ -62,7 +63,7 @@ def after_start(loader: Any) -> Any:
     """Return an iterator whose workers have read all that they may."""
     batches = iter(loader)
     first = next(batches)
-    time.sleep(0.5)
+    time.sleep(0.5 * PATIENCE)
     return itertools.chain([first], batches)
 
 
