@@ -3,13 +3,10 @@ both are, in levels of 255."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import io
 import itertools
-import os
 import random
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -202,14 +199,11 @@ def run(
     files = images() if files is None else files
     pictures = [opened(data) for data in files.values()]
     seed_all(seed)
-    with _one_thread():
-        stock = [transform(picture) for _ in range(times) for picture in pictures]
+    stock = [transform(picture) for _ in range(times) for picture in pictures]
     states = generator_states()
     ours, plans = run_ours(transform, device, files, seed=seed, times=times)
-    with _one_thread():
-        differ = [
-            name for name, a, b in zip(files, stock, run_late(transform, files, seed=seed)) if not torch.equal(a, b)
-        ]
+    late = run_late(transform, files, seed=seed)
+    differ = [name for name, a, b in zip(files, stock, late) if not torch.equal(a, b)]
     assert not differ, f"who asks for the values of {', '.join(differ)} gets others"
     assert generator_states() == states, "a generator was left in another state"
     for name, a, b in zip(itertools.cycle(files), stock, ours):
@@ -245,17 +239,6 @@ def _level(plan: Plan, *_: Plan) -> torch.Tensor:
     return level.reshape(-1, 1, 1)
 
 
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """On images this small, torch's threads wait for each other longer than they work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def run_ours(
     transform: Any, device: str, files: Images, *, seed: int = 0, times: int = 1
 ) -> tuple[list[torch.Tensor], list[Plan]]:
@@ -281,8 +264,7 @@ def run_calls(calls: Sequence[Any], device: str) -> list[torch.Tensor]:
         schedule = build_schedule(planned, None, False)
         (output,) = gpu.collect(gpu.submit([[call.file for call in calls]], schedule))
         return list(output)
-    if not shutil.which("g++") and "CI" not in os.environ:
-        pytest.skip("no g++")
+    emulation.skip_without_compiler()
     images = [np.asarray(opened(call.image.data)) for call in calls]
     return emulation.run(images, build_programs(planned), "CHW", getattr(torch, calls[0].plan.output.dtype))
 

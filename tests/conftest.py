@@ -9,9 +9,7 @@ import multiprocessing
 import os
 import pkgutil
 import random
-import shutil
 import signal
-import subprocess
 import threading
 import time
 import weakref
@@ -154,13 +152,6 @@ def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders take their images to be on a GPU, with kernels."""
     monkeypatch.setattr(LoaderOptions, "on_gpu", True)
     monkeypatch.setattr(LoaderOptions, "has_kernels", True)
-
-
-@pytest.fixture(scope="session")
-def may_mount() -> None:
-    command = scripts.in_own_namespace("mount -t tmpfs -o size=1m tmpfs /dev/shm")
-    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
-        pytest.skip("this machine lets nobody mount; the tests beside this one need no mount")
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,9 @@ import os
 
 PATIENCE = float(os.environ.get("PROXYLOADER_PATIENCE", "1"))
 
+GIVEN_UP_S = 2.0 * PATIENCE
+"""After which what waits for ever is given up; it must have begun by then."""
+
 STOP_S = 4.0 * PATIENCE
 """For what stops at once: promised is under a second."""
 

@@ -11,16 +11,7 @@ from typing import Any
 import pytest
 
 import proxyloader
-from proxyloader import (
-    ForeignImageError,
-    ImageError,
-    InputError,
-    LargeImageError,
-    MissingDaliError,
-    MissingImageError,
-    PipelineError,
-    ProxyLoaderError,
-)
+from proxyloader import ImageError, InputError, MissingImageError, ProxyLoaderError
 
 from .imports import PACKAGE
 
@@ -31,11 +22,11 @@ ERRORS: dict[str, ProxyLoaderError] = {
     "base": ProxyLoaderError("why"),
     "image": ImageError("why", code="machine", index=3, path="a.jpg", reason="r", errno=EMFILE),
     "missing image": MissingImageError("why", code="unreadable", index=3, path="a.jpg", reason="r", errno=ENOENT),
-    "unidentified": ForeignImageError("why", index=4, path="b.jpg"),
-    "large": LargeImageError("why", code="too-large", index=(1, 2), path="c.jpg"),
+    "unidentified": proxyloader.ForeignImageError("why", index=4, path="b.jpg"),
+    "large": proxyloader.LargeImageError("why", code="too-large", index=(1, 2), path="c.jpg"),
     "input": InputError("why", code="wrong-mode", index=5),
-    "pipeline": PipelineError("why", code="taken", indices=[4, 5]),
-    "missing DALI": MissingDaliError("why"),
+    "pipeline": proxyloader.PipelineError("why", code="taken", indices=[4, 5]),
+    "missing DALI": proxyloader.MissingDaliError("why"),
 }
 
 

@@ -108,13 +108,16 @@ def folder_of_runs() -> Iterator[Path]:
         yield Path(folder)
 
 
+def make_parts(root: Path, *images: int, **how: Any) -> Path:
+    """So many photographs in train/ and in val/."""
+    for seed, (part, count) in enumerate(zip(("train", "val"), images)):
+        make_dataset(root / part, images=count, seed=seed, processes=1, progress=False, **how)
+    return root
+
+
 @pytest.fixture(scope="module")
 def data(folder_of_runs: Path) -> Path:
-    """64 and 24 small photographs of 4 classes, in train/ and val/."""
-    for part, images, seed in (("train", 64, 0), ("val", 24, 1)):
-        how: dict[str, Any] = {"size": (96, 72), "classes": 4, "processes": 1, "progress": False}
-        make_dataset(folder_of_runs / "data" / part, images=images, seed=seed, **how)
-    return folder_of_runs / "data"
+    return make_parts(folder_of_runs / "data", 64, 24, size=(96, 72), classes=4)
 
 
 @pytest.fixture(scope="module")
@@ -277,7 +280,7 @@ def test_a_plugin_is_compiled_and_loaded_as_the_docstring_says(data: Path, folde
     ):
         assert said in command
         command = command.replace(said, here)
-    subprocess.run(["bash", "-c", command], cwd=folder_of_runs, check=True, timeout=100)
+    subprocess.run(["bash", "-c", command], cwd=folder_of_runs, check=True, timeout=2 * WAIT_S)
     done = run(OPERATOR, "--workers 1 --plugin ./libstretch_levels.so", data, folder_of_runs / "plugin")
     assert_all_stretched(done, "plugin")
 

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from proxyloader.make_dataset import make_dataset
-
 from . import scripts
 from .limits import WAIT_S
-from .test_examples import ending
+from .test_examples import ending, make_parts
 from .tiers import by_default
 
 TRAINED_S = 5.6 * WAIT_S
@@ -57,18 +55,12 @@ def trained(data: Path, out: Path, *options: Any, **how: Any) -> Log:
 
 @pytest.fixture(scope="module")
 def learnable(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("learnable")
-    make_dataset(root / "train", images=IMAGES, size=(96, 72), progress=False)
-    make_dataset(root / "val", images=VAL_IMAGES, size=(96, 72), seed=1, progress=False)
-    return root
+    return make_parts(tmp_path_factory.mktemp("learnable"), IMAGES, VAL_IMAGES, size=(96, 72))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("small")
-    make_dataset(root / "train", images=96, size=(64, 48), processes=1, progress=False)
-    make_dataset(root / "val", images=23, size=(64, 48), seed=1, processes=1, progress=False)
-    return root
+    return make_parts(tmp_path_factory.mktemp("small"), 96, 23, size=(64, 48))
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from proxyloader.dali.build import PipelineOptions, build_pipeline
 from ..outcomes import raises
 from ..plans import plan_for
 
-DECODED = plan_for(PILToTensor())
 on_gpu: Any = pipeline_def(batch_size=1, num_threads=1, device_id=0)
 
 
@@ -146,16 +146,10 @@ def test_equal_decoders_that_were_told_may_still_be_made_one() -> None:
 
 
 def test_a_pipeline_on_a_cpu_uses_none_and_stays_as_it_is() -> None:
-    pipeline = build_pipeline(DECODED, PipelineOptions(1))
+    pipeline = build_pipeline(plan_for(PILToTensor()), PipelineOptions(1))
     executor = pipeline._pipe
     assert not jpeg_engines.must_rebuild(pipeline)
     assert _executor.disable_engines(pipeline) and pipeline._pipe is executor is not None
-
-
-class Executor:
-    """As much of one as a pipeline needs to be let go."""
-
-    def Shutdown(self) -> None: ...
 
 
 class Gpu:
@@ -184,7 +178,9 @@ class Gpu:
             return
         if not pipeline._py_graph_built:
             pipeline._build_graph()
-        pipeline._pipe, pipeline._built, pipeline._device_id = Executor(), True, 0
+        # As much of an executor as a pipeline needs to be let go.
+        pipeline._pipe = SimpleNamespace(Shutdown=lambda: None)
+        pipeline._built, pipeline._device_id = True, 0
         self.built.append(bool(_executor.get_engine_paddings(pipeline)))
 
     def levels_off(self, device_id: int, padding: Any) -> float:

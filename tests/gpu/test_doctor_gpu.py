@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from ..installations import environment
-from ..tools.test_doctor import ALL_FORMATS, ENGINES, ON_CPU, failing, report
+from ..tools.test_doctor import ALL_FORMATS, CUDA, ENGINES, ON_CPU, failing, report
 
 pytestmark = pytest.mark.slow
-
-CUDA = "decoding by CUDA of GPU 0"
 
 
 def test_a_sound_gpu_decodes_all_formats_by_its_engines_and_by_cuda() -> None:

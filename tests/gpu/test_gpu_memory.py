@@ -28,9 +28,7 @@ LARGE = transforms.Compose([transforms.Resize((512, 512)), transforms.ToTensor()
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Spelled:
     """512 pictures that spell their index; a batch of 32 is 100 MB on the GPU."""
-    spelled = Spelled(str(spell_dataset(tmp_path_factory.mktemp("spelled") / "set", IMAGES)))
-    spelled.transform = LARGE
-    return spelled
+    return Spelled(spell_dataset(tmp_path_factory.mktemp("spelled") / "set", IMAGES), transform=LARGE)
 
 
 def right(batch: Any) -> int:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxyloader.make_dataset import make_dataset
-
 from ..scripts import command_line
+from ..test_examples import make_parts
 from ..test_imagenet_example import BACKENDS, EPOCHS, IMAGES, SCRIPT, VAL_IMAGES, trained
 from ..tiers import by_default
 
@@ -18,9 +17,7 @@ from ..tiers import by_default
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("backend", by_default(dict(zip(BACKENDS, BACKENDS)), "proxy", "dali"))
 def test_every_gpu_trains(tmp_path: Path, backend: str) -> None:
-    data = tmp_path / "data"
-    make_dataset(data / "train", images=IMAGES, size=(96, 72), progress=False)
-    make_dataset(data / "val", images=VAL_IMAGES, size=(96, 72), seed=1, progress=False)
+    data = make_parts(tmp_path / "data", IMAGES, VAL_IMAGES, size=(96, 72))
     ranks = torch.cuda.device_count()
     options = ["--amp", "float16", "--channels-last", "--batch-size", 32 // ranks, "--epochs", EPOCHS]
     log = trained(data, tmp_path / "out", "--data-backend", backend, *options, ranks=ranks, device="cuda")

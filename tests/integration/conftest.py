@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from .roads import road as road
+from .roads import root as root
 from .roads import start_method as start_method
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import time
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,14 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader
 
 from proxyloader import DataLoader
 
-from ..limits import WAIT_S
+from ..faults import await_true
 from ..numbered import read_numbers, spell_dataset
 
 if TYPE_CHECKING:
@@ -87,6 +87,19 @@ class Stream(IterableDataset[Any]):
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
         for number in range(first, len(self.paths), step):
             yield self.transform(self.read(self.paths[number])), number
+
+
+class Mapped(Dataset[Any]):
+    """What a function makes of each item."""
+
+    def __init__(self, make: Callable[[Any], Any], items: Sequence[Any]) -> None:
+        self.make, self.items = make, items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(self.items[index])
 
 
 class Streamed(IterableDataset[Any]):
@@ -230,6 +243,12 @@ def spelled_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return spell_dataset(tmp_path_factory.mktemp("spelled") / "set", PICTURES)
 
 
+@pytest.fixture
+def root(spelled_root: Path, tmp_path: Path) -> Path:
+    """A copy of the pictures, which may be hurt."""
+    return Path(shutil.copytree(spelled_root, tmp_path / "set"))
+
+
 @pytest.fixture(params=ROADS)
 def road(request: pytest.FixtureRequest, spelled_root: Path, device: str) -> Iterator[Road]:
     """Runs the test on each road, on the CPU and, where there is one, on a GPU."""
@@ -328,10 +347,7 @@ class Gated(ImageFolder):
 
 def wait_until_read(log: Path, pictures: int) -> None:
     """Wait until the workers of a ``Counted`` have read so many."""
-    deadline = time.monotonic() + WAIT_S
-    while not log.exists() or log.stat().st_size < pictures:
-        assert time.monotonic() < deadline, f"the workers read no more; {pictures} pictures were asked for"
-        time.sleep(0.005)
+    await_true(lambda: log.exists() and log.stat().st_size >= pictures)
 
 
 def runs_under_way(road: Road, loader: Any) -> int:
@@ -340,16 +356,7 @@ def runs_under_way(road: Road, loader: Any) -> int:
     return sum(queue.num_runs for queue in queues)
 
 
-class Batches:
+class Batches(list[list[int]]):
     """A batch sampler of any batches that says that they are of the pipeline's size."""
 
     batch_size = BATCH
-
-    def __init__(self, batches: list[list[int]]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)

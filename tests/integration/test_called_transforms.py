@@ -74,13 +74,19 @@ def among_functions(image: Any) -> Any:
     return AMONG_FUNCTIONS(image)
 
 
-class LabelsAmongFunctions(Paths):
-    compose = v2.Compose(
-        [v2.RandomCrop(32), mirrored, v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32)]
-    )
+class WithLabels(Paths):
+    """Transforms both."""
+
+    compose: Any
 
     def __getitem__(self, index: int) -> Any:
         return self.compose(self.opened(index), self.samples[index][1])
+
+
+class LabelsAmongFunctions(WithLabels):
+    compose = v2.Compose(
+        [v2.RandomCrop(32), mirrored, v2.RandomHorizontalFlip(), v2.ToImage(), v2.ToDtype(torch.float32)]
+    )
 
 
 class ShortensItsCompose(Paths):
@@ -274,15 +280,6 @@ def test_a_hook_of_all_modules_that_is_removed_leaves_images_undecoded(photos: P
     assert load().images_by_workers == 0
 
 
-class LabelsThroughV1(Paths):
-    """As v2 gives its parts both, and those of v1 take an image alone, it is an error."""
-
-    compose: Any
-
-    def __getitem__(self, index: int) -> Any:
-        return self.compose(self.opened(index), self.samples[index][1])
-
-
 @pytest.mark.parametrize(
     "compose",
     [
@@ -295,7 +292,8 @@ class LabelsThroughV1(Paths):
     ids=["parts of v1", "a Compose of v1 inside", "a part of v1 inside", "a Compose of v1", "dropped by a part"],
 )
 def test_a_label_that_torchvision_does_not_take_is_its_error(photos: Path, compose: Any) -> None:
-    assert_as_torch(loader_over(type("Dataset", (LabelsThroughV1,), {"compose": compose}), photos, 0))
+    """As v2 gives its parts both, and those of v1 take an image alone."""
+    assert_as_torch(loader_over(type("Dataset", (WithLabels,), {"compose": compose}), photos, 0))
 
 
 class Iterated(list[Any]):

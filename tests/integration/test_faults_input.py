@@ -24,8 +24,8 @@ from torchvision.datasets import ImageFolder
 
 from proxyloader import ImageError, InputError, PipelineError
 
-from ..faults import in_thread, without_torchs_signal
-from ..limits import WAIT_S
+from ..faults import await_true, in_thread, without_torchs_signal
+from ..limits import GIVEN_UP_S, WAIT_S
 from ..outcomes import outcomes, raises, without_frames
 from ..side_by_side import Failed, assert_as_torch, one_epoch
 from .roads import (
@@ -80,12 +80,6 @@ FAULTS: dict[str, dict[int, Any]] = {
 
 
 OTHER_EXECUTORS = (", old executor", ", in the calling thread")
-
-
-@pytest.fixture
-def root(spelled_root: Path, tmp_path: Path) -> Path:
-    """Pictures that may be hurt."""
-    return Path(shutil.copytree(spelled_root, tmp_path / "set"))
 
 
 def hurt(dataset: ImageFolder, *numbers: int, how: Callable[[bytes], bytes] = DAMAGES[0]) -> None:
@@ -255,14 +249,14 @@ def test_a_timeout_ends_the_wait_for_a_worker(road: Road, start_method: str, tmp
     gate = tmp_path / "gate"
     os.mkfifo(gate)
     dataset = road.dataset(Gated, gate=str(gate))
-    loader = road.loader(dataset, num_workers=1, timeout=2, multiprocessing_context=start_method)
+    loader = road.loader(dataset, num_workers=1, timeout=GIVEN_UP_S, multiprocessing_context=start_method)
     for consumed in (directly,) if road.name == "produced" else (directly, in_thread):  # torch's own wait takes long
         batches = iter(loader)
         start_s = time.perf_counter()
         found = consumed(functools.partial(outcomes, itertools.islice(batches, 5)))
-        assert 2 <= time.perf_counter() - start_s < WAIT_S
+        assert GIVEN_UP_S <= time.perf_counter() - start_s < WAIT_S
         error = found.pop()
-        assert type(error) is RuntimeError and str(error) == "DataLoader timed out after 2 seconds"
+        assert type(error) is RuntimeError and str(error) == f"DataLoader timed out after {GIVEN_UP_S} seconds"
         assert_batches_match(found, range(16))
         del batches
     gate.unlink()
@@ -299,9 +293,7 @@ class Ballast(ImageFolder):
         if index == 3 * BATCH:
             self.ahead.set()
         if index == len(self) - 1:
-            end_s = time.monotonic() + WAIT_S
-            while not self.may_end.exists() and time.monotonic() < end_s:
-                time.sleep(0.01)
+            await_true(self.may_end.exists)
         return *super().__getitem__(index), bytes(self.ballast_bytes)
 
 

@@ -199,7 +199,9 @@ def leave_as_garbage(road: Road, workers: int) -> None:
 def test_garbage_that_is_collected_in_a_forked_worker_does_no_harm(road: Road, no_collector: None) -> None:
     for workers in (0, 0 if road.name == "produced" else 1, 0):  # a stock loader's would be waited for in the worker
         leave_as_garbage(road.another(), workers)
-        loader = road.loader(num_workers=2, worker_init_fn=collect_garbage, multiprocessing_context="fork", timeout=15)
+        loader = road.loader(
+            num_workers=2, worker_init_fn=collect_garbage, multiprocessing_context="fork", timeout=WAIT_S
+        )
         assert_batches_match(loader)
     gc.collect()
     assert_batches_match(loader)

@@ -24,6 +24,7 @@ from torchvision.datasets.folder import pil_loader
 
 from proxyloader import DataLoader, InputError, ProxyServer
 
+from ..limits import WAIT_S
 from ..outcomes import outcomes
 from .roads import (
     BATCH,
@@ -158,13 +159,15 @@ def assert_held(at: int, way: str, batch: Any, pairs_in: Callable[[Any], Pairs],
 
 
 def test_pictures_are_found_in_samples_of_any_structure(road: Road, start_method: str) -> None:
-    loader = road.loader(road.dataset(Shaped), num_workers=1, multiprocessing_context=start_method, timeout=30)
+    loader = road.loader(road.dataset(Shaped), num_workers=1, multiprocessing_context=start_method, timeout=WAIT_S)
     for at, (batch, (way, (_, pairs_in))) in enumerate(zip(outcomes(loader), SAMPLES.items(), strict=True)):
         assert_held(at, way, batch, pairs_in)
 
 
 def test_pictures_are_found_in_what_any_collate_fn_makes_of_samples(road: Road, start_method: str) -> None:
-    loader = road.loader(collate_fn=collate_in_turn, num_workers=1, multiprocessing_context=start_method, timeout=30)
+    loader = road.loader(
+        collate_fn=collate_in_turn, num_workers=1, multiprocessing_context=start_method, timeout=WAIT_S
+    )
     for at, (batch, (way, (_, pairs_in, kept))) in enumerate(zip(outcomes(loader), COLLATES.items(), strict=True)):
         if (way, road.name) == ("torch.stack", "produced"):
             # A stock loader collates in its workers, where no picture is decoded yet: an error of that batch.
@@ -174,7 +177,7 @@ def test_pictures_are_found_in_what_any_collate_fn_makes_of_samples(road: Road, 
 
 
 def test_without_batches_every_picture_comes_by_itself(road: Road, start_method: str) -> None:
-    loader = road.loader(batch_size=None, num_workers=1, multiprocessing_context=start_method, timeout=30)
+    loader = road.loader(batch_size=None, num_workers=1, multiprocessing_context=start_method, timeout=WAIT_S)
     assert_batches_match((image[None], torch.tensor([number])) for image, number in loader)
 
 

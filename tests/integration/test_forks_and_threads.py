@@ -181,7 +181,7 @@ def test_threads_that_start_workers_fork_in_turn(spelled_root: Path) -> None:
         [thread.join({WAIT_S}) for thread in threads]
         print(len(done), len(forks), len(refused))
     """
-    done = run_alone(script, timeout_s=90)
+    done = run_alone(script, timeout_s=2 * WAIT_S)
     assert done.stdout == "5 8 0\n", done.stderr
 
 

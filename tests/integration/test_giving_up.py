@@ -150,13 +150,9 @@ def test_without_photographs_the_iterator_is_torchs_from_the_second_epoch_on(
     assert loader.backend.startswith("torch: ")
     assert loader._pool is not None and loader._pool.worker_dataset is None
     assert not [record for record in caplog.records if record.levelno > logging.INFO]
-    stats = loader.stats()
-    assert (
-        stats.images
-        == stats.images_by_workers
-        == sum(len(batch[0]) if len(batch) < 3 else len(batch) for batch in loaded(loader))
-    )
-    assert stats.batches == len(loaded(loader))
+    stats, again = loader.stats(), loaded(loader)
+    samples = sum(len(batch[0]) if len(batch) < 3 else len(batch) for batch in again)
+    assert stats.images == stats.images_by_workers == samples and stats.batches == len(again)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

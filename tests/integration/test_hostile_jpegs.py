@@ -16,7 +16,6 @@ import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import PILToTensor
@@ -44,6 +43,7 @@ from ..odd_formats import ODD_FORMATS, encoded
 from ..outcomes import outcomes
 from ..tiers import by_default
 from ..undecoded import get_encoded
+from .roads import Mapped
 
 FILES = {file.name: file for file in (Path(__file__).parents[1] / "files").iterdir() if file.suffix != ".md"}
 
@@ -364,28 +364,21 @@ def mutations(data: bytes, rng: random.Random, share: float) -> Iterator[tuple[s
         yield "scan shorter", data[:at] + data[min(at + 9, len(data) - 2) :]
 
 
-class Catching(Dataset[Any]):
-    def __init__(self, files: list[bytes]) -> None:
-        self.files, self.late = files, [False] * len(files)
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> Any:
-        try:
-            image = Image.open(io.BytesIO(self.files[index])).convert("RGB")
-            self.late[index] = get_encoded(image) is not None
-            return "", PILToTensor()(image), float(torch.rand(1))
-        except Exception as error:
-            return type(error).__name__, None, float(torch.rand(1))
-
-
 def compare(source: str, share: float) -> tuple[Counter[str], list[str]]:
     """Return how many files have each outcome, and what differs from the stock loader."""
     data, rng = SOURCES[source](), random.Random(source)
     kinds, files = zip(("whole", data), *mutations(data, rng, share))
-    dataset = Catching(list(files))
-    found = []
+    late = [False] * len(files)
+
+    def caught(index: int) -> Any:
+        try:
+            image = Image.open(io.BytesIO(files[index])).convert("RGB")
+            late[index] = get_encoded(image) is not None
+            return "", PILToTensor()(image), float(torch.rand(1))
+        except Exception as error:
+            return type(error).__name__, None, float(torch.rand(1))
+
+    dataset, found = Mapped(caught, range(len(files))), []
     loader = DataLoader(dataset, 128, collate_fn=list, device="cpu")
     for each in (StockLoader(dataset, 128, collate_fn=list), loader):
         torch.manual_seed(0)
@@ -393,16 +386,14 @@ def compare(source: str, share: float) -> tuple[Counter[str], list[str]]:
     stock, ours = found
     assert len(ours) == len(stock)
     by_dali = loader.stats().images_by_dali  # torchvision is as fast for one image of a batch
-    assert sum(dataset.late) - len(loader) <= by_dali <= sum(dataset.late)
+    assert sum(late) - len(loader) <= by_dali <= sum(late)
     counts, wrong = Counter[str](), []
     for number, ((error, pixels, drawn), (their_error, their_pixels, theirs)) in enumerate(zip(ours, stock)):
-        late = dataset.late[number]
-        counts[error or ("decoded late" if late else "decoded by Pillow")] += 1
+        counts[error or ("decoded late" if late[number] else "decoded by Pillow")] += 1
         same = error == their_error and drawn == theirs
         if not same or (not error and not torch.equal(pixels, their_pixels)):
-            wrong.append(
-                f"{source}, {number}, {kinds[number]}: {error or 'works'}, stock {their_error or 'works'}, {late=}"
-            )
+            both = f"{error or 'works'}, stock {their_error or 'works'}"
+            wrong.append(f"{source}, {number}, {kinds[number]}: {both}, late={late[number]}")
     return counts, wrong
 
 

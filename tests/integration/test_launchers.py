@@ -69,7 +69,7 @@ def test_each_process_loads_its_share_on_its_own_device(photos: Path, device: st
             env={**os.environ, **hidden},
             stdout=out,
             check=True,
-            timeout=100,
+            timeout=2 * WAIT_S,
         )
         out.seek(0)
         told = sorted((json.loads(line) for line in out if line.startswith("{")), key=lambda each: each["rank"])

@@ -267,10 +267,8 @@ def test_a_dataset_may_keep_what_it_opened(kind: type[Pictures], spelled_root: P
             count += len(numbers)
     assert count == 3 * PICTURES - BATCH * len(failed)
     if kind is KeepsSamples:
-        assert (
-            all(torch.equal(image, pictures[0][number]) for number, image in pictures[2].items())
-            and len(pictures[2]) == PICTURES
-        )
+        assert len(pictures[2]) == PICTURES
+        assert all(torch.equal(image, pictures[0][number]) for number, image in pictures[2].items())
 
 
 # --- a loader in a dataset -------------------------------------------------------------------------------------------

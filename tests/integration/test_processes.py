@@ -45,7 +45,7 @@ from ..faults import (
     training,
     without_torchs_signal,
 )
-from ..limits import ERROR_S, LOST_S, STOP_S, WAIT_S
+from ..limits import ERROR_S, GIVEN_UP_S, LOST_S, STOP_S, WAIT_S
 from ..outcomes import outcomes
 from ..tiers import by_default
 from .roads import PERSISTENT, assert_batches_match, picture_folder, picture_pipeline, read_bytes
@@ -126,6 +126,7 @@ def kill(worker: psutil.Process) -> None:
     with contextlib.suppress(RuntimeError):  # by which torch tells the main thread, wherever that is
         worker.kill()
         os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)  # psutil, if interrupted, would leave a file open
+        time.sleep(0.05)  # the signal may have come to another thread, which hands it on
 
 
 @pytest.mark.parametrize("consumed", by_default(PLACES, "main thread"))
@@ -209,7 +210,7 @@ def test_an_error_that_cannot_be_pickled_is_raised_at_its_batch(spelled_root: Pa
             raise error()
 
     loader = loader_of(spelled_root, misstep)
-    in_thread(lambda: consumed(lambda: assert_only_the_fourth_fails(loader, Exception, "mine")), 10)
+    in_thread(lambda: consumed(lambda: assert_only_the_fourth_fails(loader, Exception, "mine")))
 
 
 @pytest.mark.parametrize("pictures", [True, False], ids=["pictures", "numbers"])
@@ -223,7 +224,7 @@ def test_a_collate_fn_makes_what_cannot_be_pickled_without_workers_and_fails_wit
     batches = iter(DataLoader(dataset, BATCH, num_workers=1, **how))
     for _ in range(2):
         with pytest.raises((AttributeError, TypeError, RuntimeError), match="pickle"):
-            in_thread(lambda: next(batches), 10)
+            in_thread(lambda: next(batches))
 
 
 # --- trainers that end -----------------------------------------------------------------------------------------------
@@ -289,7 +290,7 @@ def after_errors(root: Path, notes: Path, **arguments: Any) -> Any:
 
 
 def after_a_timeout(root: Path, notes: Path, **arguments: Any) -> Any:
-    batches = iter(loader_of(root, Misstep(5, hang, notes), timeout=1, **arguments))
+    batches = iter(loader_of(root, Misstep(5, hang, notes), timeout=GIVEN_UP_S, **arguments))
     first, error = outcomes(itertools.islice(batches, 2))
     assert numbers_of(first) == [0, 1, 2, 3] and "timed out" in str(error)
     return batches
@@ -371,7 +372,7 @@ def test_a_new_epoch_begins_at_once_where_a_worker_hangs_in_the_last(spelled_roo
 
 def test_timeout_ends_the_wait_for_a_worker_that_hung_in_the_epoch_before(spelled_root: Path, tmp_path: Path) -> None:
     misstep = Misstep(13, hang, tmp_path)
-    loader = loader_of(spelled_root, misstep, persistent_workers=True, timeout=2)
+    loader = loader_of(spelled_root, misstep, persistent_workers=True, timeout=GIVEN_UP_S)
     for _ in loader:
         misstep.await_s()
         break

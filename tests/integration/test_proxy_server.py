@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import pickle
 from collections.abc import Callable, Iterable
@@ -14,7 +15,7 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, pipelines
@@ -23,7 +24,7 @@ from proxyloader.dali import jpeg_engines
 from ..compare import jpeg_of
 from ..faults import in_fork
 from ..outcomes import outcomes, raises
-from .roads import Produced, Road, assert_batches_match, on_roads, on_servers, picture_pipeline, read_bytes
+from .roads import Mapped, Produced, Road, assert_batches_match, on_roads, on_servers, picture_pipeline, read_bytes
 from .test_torch_contract_samples import Frozen, Pair
 
 BATCH = 8
@@ -56,15 +57,8 @@ def shifted(device: str) -> Any:
     return pipeline_of("ab", compute, BATCH, device, seed=3)
 
 
-class Made(Dataset[Any]):
-    def __init__(self, proxy: Any, make: Callable[[Any, int], Any], size: int) -> None:
-        self.proxy, self.make, self.size = proxy, make, size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> Any:
-        return self.make(self.proxy, index)
+def made(proxy: Any, make: Callable[[Any, int], Any], size: int) -> Mapped:
+    return Mapped(functools.partial(make, proxy), range(size))
 
 
 def loader_of(server: ProxyServer, stock: bool, *arguments: Any, **options: Any) -> Any:
@@ -130,7 +124,7 @@ def one_more() -> Any:
 def as_upstream_gives_them() -> list[Any]:
     """Upstream's server takes five seconds to end, so it is asked once."""
     with upstream.DALIServer(one_more()) as server:  # which takes nothing but arrays on a CPU
-        return list(upstream.DataLoader(server, Made(server.proxy, as_arrays, 6), batch_size=4, num_workers=1))
+        return list(upstream.DataLoader(server, made(server.proxy, as_arrays, 6), batch_size=4, num_workers=1))
 
 
 @either_loader
@@ -142,7 +136,7 @@ def test_numbers_get_no_dimension_of_their_own_as_with_upstreams_server(
     assert [tuple(output.shape) for output in expected[0]] == [(4,)] * 5 + [(4, 1), (4, 3, 2)]
     arguments: dict[str, Any] = dict(num_workers=int(bool(method)), multiprocessing_context=method)
     with ProxyServer(one_more()) as server:
-        found = list(loader_of(server, stock, Made(server.proxy, in_all_forms, 6), 4, **arguments))
+        found = list(loader_of(server, stock, made(server.proxy, in_all_forms, 6), 4, **arguments))
     assert len(found) == len(expected) == 2
     for ours, theirs in zip(found, expected):
         for name, output, other in zip(NUMBERS, ours, theirs):
@@ -161,7 +155,7 @@ def twice(proxy: Any, index: int) -> Any:
 def test_a_second_input_that_is_refused_does_not_shift_the_first(stock: bool) -> None:
     pipeline = pipeline_of(["first", "second"], lambda *both: fn.cat(*both), 4, exec_dynamic=True)
     with ProxyServer(pipeline) as server:
-        loader = loader_of(server, stock, Made(server.proxy, twice, 48), 4, num_workers=1)
+        loader = loader_of(server, stock, made(server.proxy, twice, 48), 4, num_workers=1)
         for at, batch in enumerate(outcomes(loader)):
             if at in (1, 3):
                 assert isinstance(batch, InputError), f"batch {at} is {batch!r}"
@@ -179,9 +173,8 @@ def of_five(place: Any) -> Any:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_number_that_the_pipeline_fails_on_is_left_out_alone(workers: int) -> None:
     with ProxyServer(pipeline_of(["place"], of_five, 4)) as server:
-        places = Made(
-            server.proxy, lambda proxy, index: (proxy(np.int32(index)), index), 6
-        )  # the last is behind its end
+        # The last is behind the end.
+        places = made(server.proxy, lambda proxy, index: (proxy(np.int32(index)), index), 6)
         loader = DataLoader(places, 4, num_workers=workers, server=server, on_error="skip")
         assert [(found.tolist(), places.tolist()) for found, places in loader] == [
             ([[10], [11], [12], [13]], [0, 1, 2, 3]),
@@ -200,7 +193,7 @@ def test_a_deterministic_servers_draws_follow_from_the_batches_that_loops_had(st
     found = []
     for workers in (0, 1, 3):
         with ProxyServer(shifted(device), deterministic=True) as server:
-            dataset = Made(server.proxy, with_its_shift, 24)
+            dataset = made(server.proxy, with_its_shift, 24)
             loader = loader_of(server, stock, dataset, 2, num_workers=workers)
             batches = [batch for _ in range(3) for batch in itertools.islice(loader, 3)]
         for batch in batches:
@@ -245,7 +238,7 @@ def test_in_a_forked_child_a_server_and_its_pipeline_say_whose_they_are() -> Non
         batch = default_collate([server.proxy(float(number)) for number in range(2)])
         uses: list[Callable[[], Any]] = [
             lambda: server.produce_data(batch),
-            lambda: next(iter(DataLoader(Made(server.proxy, good, 2), 2, server=server))),
+            lambda: next(iter(DataLoader(made(server.proxy, good, 2), 2, server=server))),
             lambda: ProxyServer(server.pipeline),
         ]
 
@@ -278,7 +271,7 @@ def test_images_in_the_place_of_bytes_are_refused(folder: ImageFolder) -> None:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_stock_loaders_batch_says_what_was_forgotten(use: Any, workers: int) -> None:
     with ProxyServer(doubled()) as server:
-        for batch in StockLoader(Made(server.proxy, good, 2), 2, num_workers=workers):
+        for batch in StockLoader(made(server.proxy, good, 2), 2, num_workers=workers):
             with pytest.raises((AttributeError, TypeError), match=r"server\.produce_data\(batch\).*server=server"):
                 use(batch)
             assert server.produce_data(batch).tolist() == [[0, 2], [2, 4]]
@@ -287,7 +280,7 @@ def test_a_stock_loaders_batch_says_what_was_forgotten(use: Any, workers: int) -
 @pytest.mark.parametrize("gone", [0, 1], ids=["the first", "the second"])
 def test_a_batch_of_which_some_went_through_the_proxy(gone: int) -> None:
     with ProxyServer(doubled()) as server:
-        dataset = Made(server.proxy, lambda proxy, index: proxy(GOOD[0]) if index == gone else GOOD[1], 2)
+        dataset = made(server.proxy, lambda proxy, index: proxy(GOOD[0]) if index == gone else GOOD[1], 2)
         with pytest.raises((InputError, TypeError), match="all samples.* or .*none"):
             list(DataLoader(dataset, 2, server=server))
 

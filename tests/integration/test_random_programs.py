@@ -12,11 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import default_collate
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
 import proxyloader
+
+from .roads import Mapped
 
 SIDE = 24
 MEAN_LEVELS = 1.0
@@ -73,26 +75,19 @@ ON_BATCHES["permuted"] = lambda images: images[torch.randperm(len(images))]
 ON_BATCHES["mixed"] = lambda images: images.lerp(images.roll(1, 0), torch.rand(()).item())
 
 
-class Program(Dataset[Any]):
-    def __init__(self, paths: Sequence[Path], on_images: list[str], to_tensor: str, on_tensors: list[str]) -> None:
-        self.paths = paths
-        self.on_images, self.on_tensors = ([ON_IMAGES[name] for name in on_images], [ON_TENSORS[n] for n in on_tensors])
-        last = [v1.Resize((SIDE, SIDE)), v1.ToTensor()]
-        if to_tensor == "v2":
-            last = [v2.Resize((SIDE, SIDE)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
-        self.last = v1.Compose(last)
+def program(paths: Sequence[Path], on_images: list[str], to_tensor: str, on_tensors: list[str]) -> Mapped:
+    last = [v1.Resize((SIDE, SIDE)), v1.ToTensor()]
+    if to_tensor == "v2":
+        last = [v2.Resize((SIDE, SIDE)), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)]
+    operations = [*map(ON_IMAGES.__getitem__, on_images), v1.Compose(last), *map(ON_TENSORS.__getitem__, on_tensors)]
 
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        image: Any = Image.open(self.paths[index])
-        for operation in self.on_images:
-            image = operation(image)
-        image = self.last(image)
-        for operation in self.on_tensors:
+    def sample(index: int) -> Any:
+        image: Any = Image.open(paths[index])
+        for operation in operations:
             image = operation(image)
         return image, index
+
+    return Mapped(sample, range(len(paths)))
 
 
 def collated(names: list[str]) -> Callable[[Any], Any]:
@@ -123,7 +118,7 @@ def test_any_program_gives_what_it_gives_with_the_stock_loader(
     photos: Path, device: str, on_images: list[str], to_tensor: str, on_tensors: list[str], on_batches: list[str]
 ) -> None:
     paths = sorted(photos.glob("*/*.jpg"))[:8]
-    dataset, collate = Program(paths, on_images, to_tensor, on_tensors), collated(on_batches)
+    dataset, collate = program(paths, on_images, to_tensor, on_tensors), collated(on_batches)
     stock, stock_state = seen(StockLoader, dataset, collate_fn=collate)
     ours, our_state = seen(proxyloader.DataLoader, dataset, collate_fn=collate, device=device)
     assert torch.equal(our_state, stock_state)

@@ -32,7 +32,7 @@ from torchvision.transforms import v2
 from proxyloader import DataLoader, ProxyServer, pipelines
 
 from ..compare import generator_states, seed_all
-from .roads import Stream, read_bytes
+from .roads import Mapped, Stream, read_bytes
 
 TRAIN = transforms.Compose(
     [transforms.RandomResizedCrop((24, 32)), transforms.RandomHorizontalFlip(), transforms.ToTensor()]
@@ -140,12 +140,8 @@ def test_a_collate_fn_that_draws_follows_the_seed_too(noisy: Noisy, transform: A
     assert same(*found)
 
 
-class Drawing(Dataset[Any]):
-    def __len__(self) -> int:
-        return 25
-
-    def __getitem__(self, index: int) -> float:
-        return float(torch.rand(()))
+def drawing() -> Mapped:
+    return Mapped(lambda index: float(torch.rand(())), range(25))
 
 
 def stream_of(dataset: ImageFolder) -> Stream:
@@ -154,12 +150,12 @@ def stream_of(dataset: ImageFolder) -> Stream:
 
 @pytest.mark.parametrize(
     ("kind", "workers", "after"),
-    [(Drawing, 2, 1), (Drawing, 0, 2), (Stream, 0, 0), (Stream, 2, 2)],
+    [(drawing, 2, 1), (drawing, 0, 2), (Stream, 0, 0), (Stream, 2, 2)],
     ids=["no images", "no images, no workers", "stream", "stream, workers"],
 )
 def test_other_datasets_resume_too(noisy: Noisy, kind: Any, workers: int, after: int) -> None:
-    dataset = Drawing() if kind is Drawing else stream_of(noisy)
-    how = {"shuffle": kind is Drawing}
+    dataset = drawing() if kind is drawing else stream_of(noisy)
+    how = {"shuffle": kind is drawing}
     whole = cpu(loader_of(dataset, workers, **how))
     assert kind is Stream or same(cpu(loader_of(dataset, after, **how)), whole)
     begun, resumed = loader_of(dataset, workers, **how), loader_of(dataset, after, **how)
@@ -448,7 +444,7 @@ def test_between_epochs_a_state_brings_back_the_next_epochs_order(
 def test_between_epochs_a_state_brings_back_what_new_workers_draw(with_generator: bool) -> None:
     def made(seed: int) -> Any:
         generator = torch.Generator().manual_seed(seed) if with_generator else None
-        return DataLoader(Drawing(), 4, num_workers=2, generator=generator, device="cpu")
+        return DataLoader(drawing(), 4, num_workers=2, generator=generator, device="cpu")
 
     torch.manual_seed(2)
     loader = made(3)

@@ -12,7 +12,7 @@ import shutil
 import socket
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,8 @@ from ..hostile_jpegs import HUFFMAN, declaring, with_bytes
 from ..numbered import read_numbers, spell_dataset
 from ..outcomes import outcomes, raises
 from ..undecoded import unchecked
-from .roads import Stream, picture_pipeline, read_bytes
+from .roads import TRANSFORM, Stream, picture_pipeline, read_bytes
 
-TRANSFORM = transforms.Compose([transforms.Resize((32, 32)), transforms.ToTensor()])
 SIZE, BATCH, BAD = 24, 4, 9  # the bad sample is in the third batch
 
 
@@ -500,20 +499,14 @@ def test_a_sample_with_two_images_goes_when_one_of_them_is_lost(spelled: Numbere
     assert read_numbers(first, white=1.0) == [6, 7] and read_numbers(second, white=1.0) == [7, 8]
 
 
-@pytest.fixture
-def one_of_two_ranks() -> Iterator[None]:
-    """As where another process trains with this one. There is none, so nothing can be sent."""
-    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    yield
-    torch.distributed.destroy_process_group()
-
-
-@pytest.mark.usefixtures("one_of_two_ranks")
 @pytest.mark.parametrize("batch_size", [BATCH, None])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_which_has_no_next_sample_does_without_what_dali_cannot_decode(
-    spelled: Numbered, workers: int, batch_size: int | None
+    spelled: Numbered, workers: int, batch_size: int | None, request: pytest.FixtureRequest
 ) -> None:
+    # As where another process trains with this one. There is none, so nothing can be sent.
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    request.addfinalizer(torch.distributed.destroy_process_group)
     damage(spelled, FOUND_BY_DALI, 5, 8, 9, 10, 11)
     loader = DataLoader(stream_of(spelled), batch_size, num_workers=workers, on_error="skip", device="cpu")
     found: list[int] = []

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from .emulation import where
+from .emulation import skip_without_compiler, where
 
 
 @pytest.fixture(autouse=True)
 def _kernels_run_on(device: str) -> Iterator[None]:
-    """Skip the emulation where there is no g++, except in CI."""
-    if device == "cpu" and not shutil.which("g++") and "CI" not in os.environ:
-        pytest.skip("no g++")
+    if device == "cpu":
+        skip_without_compiler()
     where["device"] = device
     yield
     where["device"] = "cpu"

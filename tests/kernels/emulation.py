@@ -70,6 +70,12 @@ class Memory:
         assert (self.bytes[self.begin + self.size :] == UNTOUCHED).all(), f"written behind {self.size} bytes"
 
 
+def skip_without_compiler() -> None:
+    """Except in CI."""
+    if not shutil.which("g++") and "CI" not in os.environ:
+        pytest.skip("no g++")
+
+
 where = {"device": "cpu"}
 """Where ``run`` runs. A fixture sets it."""
 
@@ -133,8 +139,6 @@ class EmulatedLauncher(Launcher):
 @pytest.fixture
 def emulated_gpu(with_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loaders run kernels on the CPU, of images that DALI decodes there, as Pillow does."""
-    if not shutil.which("g++") and "CI" not in os.environ:
-        pytest.skip("no g++")
-
+    skip_without_compiler()
     for module in (launcher, plan_server):
         monkeypatch.setattr(module, "get_launcher", lambda device_id: EmulatedLauncher())

@@ -15,26 +15,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
+from torch.utils.data import ConcatDataset, Subset, default_collate
 from torchvision import transforms
 from torchvision.datasets import CIFAR10, ImageFolder
 
 import proxyloader
 
+from ..integration.roads import Mapped
 from ..limits import WAIT_S
 
 TRAIN = transforms.Compose([transforms.RandomResizedCrop(32), transforms.ToTensor()])
 
 
-class Files(Dataset[Any]):
-    def __init__(self, root: Path, look: Callable[[Any], Any]) -> None:
-        self.paths, self.look = sorted(root.rglob("*.jpg")), look
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.look(Image.open(self.paths[index])), index
+def files(root: Path, look: Callable[[Any], Any]) -> Mapped:
+    paths = sorted(root.rglob("*.jpg"))
+    return Mapped(lambda index: (look(Image.open(paths[index])), index), range(len(paths)))
 
 
 class Brighter:
@@ -98,7 +93,7 @@ def told(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_line_that_used_pixels_is_named(
     look: Any, num_workers: int, photos: Path, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = loaded(Files(photos, look), num_workers, device)
+    loader = loaded(files(photos, look), num_workers, device)
     line = line_of(*LINES[look])
     assert f"The first image processed in a worker: pixels are used at {line}" in caplog.text
     assert loader.stats().images_by_workers <= 48 and loader.backend.endswith(f", the first: pixels are used at {line}")
@@ -110,7 +105,7 @@ def test_no_line_is_named_where_no_pixels_are_used_nor_that_of_another_loader(
 ) -> None:
     for look in (with_its_maximum, unused):
         caplog.clear()
-        loader = loaded(Files(photos, look), num_workers, device)
+        loader = loaded(files(photos, look), num_workers, device)
     assert "first epoch" in caplog.text and "pixels are used at" not in caplog.text
     assert loader.backend.endswith("JPEGs are sent encoded")
 
@@ -134,7 +129,7 @@ def test_another_reason_is_named_and_no_line_of_the_users(
     transform = transforms.Compose([*first, TRAIN])
     try:
         torch.set_default_dtype(dtype)
-        loader = loaded(Files(photos, lambda image: transform(image.convert(mode))), num_workers)
+        loader = loaded(files(photos, lambda image: transform(image.convert(mode))), num_workers)
     finally:
         torch.set_default_dtype(torch.float32)
     assert loader.backend == f"torch: the workers have produced all images loaded so far, the first: {why}"
@@ -147,17 +142,17 @@ def test_what_a_failed_batch_of_another_loader_used_is_not_counted(
     def failing(image: Any) -> Any:
         raise KeyError(np.asarray(image).sum())
 
-    clean = proxyloader.DataLoader(Files(photos, unused), 12, device="cpu")
+    clean = proxyloader.DataLoader(files(photos, unused), 12, device="cpu")
     iterator = iter(clean)
     next(iterator)
     with pytest.raises(KeyError):
-        loaded(Files(photos, failing))
+        loaded(files(photos, failing))
     list(iterator)
     assert clean.backend.endswith("JPEGs are sent encoded") and "processed in the workers: 0" in caplog.text
 
 
 def test_an_epoch_left_early_is_not_counted_in_the_first(photos: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader = proxyloader.DataLoader(Files(photos, unused), 12, device="cpu")
+    loader = proxyloader.DataLoader(files(photos, unused), 12, device="cpu")
     next(iter(loader))
     with caplog.at_level(logging.INFO):
         assert len(list(loader)) == 4
@@ -171,7 +166,7 @@ def with_means(samples: Any) -> Any:
 
 @workers
 def test_the_line_of_a_collate_fn_is_named(num_workers: int, photos: Path, device: str) -> None:
-    loader = loaded(Files(photos, unused), num_workers, device, collate_fn=with_means)
+    loader = loaded(files(photos, unused), num_workers, device, collate_fn=with_means)
     assert loader.backend.endswith(line_of("images.mean()", with_means))
 
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 from nvidia.dali import Pipeline
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader
 
+from ..integration.roads import Mapped
 from ..limits import WAIT_S
 
 TRANSFORM = transforms.Compose([transforms.Resize((24, 32)), transforms.ToTensor()])
@@ -144,21 +144,6 @@ def test_persistent_workers_keep_the_transform_they_started_with_as_torchs_do(da
     assert {tuple(images.shape[2:]) for images, _ in loader} == {(24, 32)}
 
 
-class ChangesByEpoch(Dataset[Any]):
-    """Calls a transform that is another one in each epoch."""
-
-    def __init__(self, root: str) -> None:
-        self.inner, self.epoch = ImageFolder(root), torch.zeros(1, dtype=torch.int64).share_memory_()
-
-    def __len__(self) -> int:
-        return len(self.inner)
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = self.inner[index]
-        transform = transforms.Compose([transforms.RandomCrop(20 + int(self.epoch)), transforms.ToTensor()])
-        return transform(image), label
-
-
 def in_memory(kind: type) -> int:
     return sum(isinstance(each, kind) for each in gc.get_objects())
 
@@ -168,10 +153,17 @@ def in_memory(kind: type) -> int:
 def test_pipelines_of_transforms_that_do_not_come_back_are_dropped(
     folder: ImageFolder, workers: int, persistent: bool
 ) -> None:
-    dataset, before = ChangesByEpoch(folder.root), in_memory(Pipeline)
+    current, before = torch.zeros(1, dtype=torch.int64).share_memory_(), in_memory(Pipeline)
+
+    def sample(index: int) -> Any:
+        image, label = folder[index]
+        transform = transforms.Compose([transforms.RandomCrop(20 + int(current)), transforms.ToTensor()])
+        return transform(image), label
+
+    dataset = Mapped(sample, range(len(folder)))
     loader = DataLoader(dataset, 16, num_workers=workers, persistent_workers=persistent, device="cpu")
     for epoch in (*range(6), 0):
-        dataset.epoch.fill_(epoch)
+        current.fill_(epoch)
         assert {images.shape[2] for images, _ in loader} == {20 + epoch}
         assert 1 <= in_memory(Pipeline) - before <= 2  # those of this epoch, and of the last one
     assert not loader._recorder.images[2]

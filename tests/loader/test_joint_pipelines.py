@@ -17,7 +17,6 @@ from PIL import Image, ImageOps, ImageStat
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
 from torchvision import tv_tensors
 from torchvision.transforms import functional as TF
 from torchvision.transforms import v2
@@ -26,6 +25,7 @@ from torchvision.transforms.functional import to_tensor
 from proxyloader import DataLoader
 
 from ..compare import seed_all
+from ..integration.roads import Mapped
 from .scenes import DECODERS, PIPELINES, Scene, by_other_decoders
 
 NEAREST, LANCZOS = v2.InterpolationMode.NEAREST, v2.InterpolationMode.LANCZOS
@@ -42,15 +42,9 @@ def scenes(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Scene
     return [Scene(Path(path), folder, k).save_label_map() for k, path in enumerate(paths)]
 
 
-class Scenes(Dataset[Any]):
-    def __init__(self, scenes: list[Scene], change: Callable[[Scene], Any]) -> None:
-        self.scenes, self.change = scenes, change
-
-    def __len__(self) -> int:
-        return len(self.scenes)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.change(self.scenes[index]), torch.rand(1).item(), random.random(), np.random.rand()
+def changed(scenes: list[Scene], change: Callable[[Scene], Any]) -> Mapped:
+    """Each scene, and a number from each generator behind it."""
+    return Mapped(lambda scene: (change(scene), torch.rand(1).item(), random.random(), np.random.rand()), scenes)
 
 
 def together(batch: Any) -> Any:
@@ -102,7 +96,7 @@ def assert_late(loader: Any, images: int) -> None:
 def test_pipeline(scenes: list[Scene], name: str, workers: int) -> None:
     # The kernel sums a blur in another order than torch's convolution, so a few levels differ by 1.
     bound = 1e-5 * (name == "blurred label map")
-    loader = assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=bound, num_workers=workers)
+    loader = assert_same_batches(changed(scenes, PIPELINES[name]), bound=bound, num_workers=workers)
     assert_late(loader, len(scenes) * IMAGES.get(name, 1))
 
 
@@ -110,7 +104,7 @@ def test_pipeline(scenes: list[Scene], name: str, workers: int) -> None:
     "name", [pytest.param(name, marks=[pytest.mark.exhaustive] * (k % 4)) for k, name in enumerate(PIPELINES)]
 )
 def test_pipeline_without_a_gpu(scenes: list[Scene], name: str) -> None:
-    assert_same_batches(Scenes(scenes, PIPELINES[name]), bound=0.02)
+    assert_same_batches(changed(scenes, PIPELINES[name]), bound=0.02)
 
 
 @for_gpu
@@ -118,7 +112,7 @@ def test_pipeline_without_a_gpu(scenes: list[Scene], name: str) -> None:
 def test_other_decoders(scenes: list[Scene], workers: int) -> None:
     for name in DECODERS:
         pytest.importorskip(name)
-    assert_late(assert_same_batches(Scenes(scenes, by_other_decoders), num_workers=workers), len(scenes))
+    assert_late(assert_same_batches(changed(scenes, by_other_decoders), num_workers=workers), len(scenes))
 
 
 # --- any collate_fn ---------------------------------------------------------------------------------------------------
@@ -226,7 +220,7 @@ WITH_VALUES: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", [*COLLATES, *WITH_VALUES])
 def test_collate_function(scenes: list[Scene], name: str) -> None:
     collate_fn = (COLLATES | WITH_VALUES)[name]
-    loader = assert_same_batches(Scenes(scenes, PIPELINES["shortest size"]), collate_fn)
+    loader = assert_same_batches(changed(scenes, PIPELINES["shortest size"]), collate_fn)
     if name in COLLATES:
         assert_late(loader, len(scenes))
 
@@ -270,20 +264,12 @@ PIXEL_USES: list[Callable[[Any], Any]] = [
 """Each kind of use. ``tests/kernels`` and ``tests/data`` have all calls of Pillow, of torchvision and of torch."""
 
 
-class Uses(Dataset[Any]):
-    def __init__(self, path: Path, changes: list[Callable[[Any], Any]]) -> None:
-        self.path, self.changes = path, changes
-
-    def __len__(self) -> int:
-        return len(self.changes)
-
-    def __getitem__(self, index: int) -> Any:
-        return index, self.changes[index](Image.open(self.path)), torch.rand(1).item(), random.random()
-
-
 @for_gpu
 @pytest.mark.parametrize("uses", [LATE_USES, PIXEL_USES], ids=["late", "of pixels"])
 def test_calls_by_hand(scenes: list[Scene], uses: Any) -> None:
-    loader = assert_same_batches(Uses(scenes[0].path, uses), list, batch_size=1)
+    def used(number: int) -> Any:
+        return number, uses[number](Image.open(scenes[0].path)), torch.rand(1).item(), random.random()
+
+    loader = assert_same_batches(Mapped(used, range(len(uses))), list, batch_size=1)
     if uses is LATE_USES:
         assert not loader.stats().images_by_workers, loader.backend

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import Dataset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from proxyloader import DataLoader, ImageError
 
+from ..integration.roads import Mapped
+from ..kernels.test_operations import compose
 from ..undecoded import unchecked
 from .scenes import Blur
 from .test_joint_pipelines import assert_late, assert_same_batches
@@ -40,10 +41,6 @@ PRESETS: dict[str, Any] = {
 }
 
 
-def compose(parts: list[Any]) -> Any:
-    return v2.Compose(parts) if isinstance(parts[0], v2.Transform) else v1.Compose(parts)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_batches_of_a_preset_are_the_stock_loaders(folder: ImageFolder, preset: str, workers: int) -> None:
@@ -58,25 +55,21 @@ def test_what_a_crop_of_resized_floats_removed_does_not_reappear(folder: ImageFo
     assert_same_batches(folder, None, 1e-6, batch_size=16)
 
 
-class Mixed(Dataset[Any]):
+def mixed(folder: ImageFolder) -> Mapped:
     """Gives each image another transform, with other arguments each."""
 
-    def __init__(self, folder: ImageFolder) -> None:
-        self.folder, self.used = folder, 0
-
-    def __len__(self) -> int:
-        return len(self.folder)
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = self.folder[index]
+    def sample(index: int) -> Any:
+        image, label = folder[index]
         middle = [[], [v1.RandAugment(1 + index % 3)], [v1.ColorJitter(0.1 + index / 99)], [v1.RandomRotation(index)]]
         return v1.Compose([CROP, *middle[index % 4], *END])(image), label
+
+    return Mapped(sample, range(len(folder)))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_transform_for_each_image_costs_one_run_a_batch(folder: ImageFolder, workers: int) -> None:
-    assert_late(assert_same_batches(Mixed(folder), None, batch_size=16, num_workers=workers), len(folder))
-    loader = DataLoader(Mixed(folder), 16, num_workers=workers)
+    assert_late(assert_same_batches(mixed(folder), None, batch_size=16, num_workers=workers), len(folder))
+    loader = DataLoader(mixed(folder), 16, num_workers=workers)
     for _ in loader:
         assert len(loader._servers.queues) == 1
 
@@ -95,41 +88,32 @@ def test_persistent_workers_follow_a_change_of_format(folder: ImageFolder) -> No
 def test_floats_are_not_stored_as_uint8_behind_many_transforms(folder: ImageFolder) -> None:
     """The loader learns of the first eight transforms alone."""
 
-    class Alike(Mixed):
-        def __getitem__(self, index: int) -> Any:
-            image, label = self.folder[index]
-            end = v1.ToTensor() if index == 40 else v1.PILToTensor()
-            steps = [v1.RandomPosterize(1 + index % 7), v1.RandomSolarize(index), v1.CenterCrop(40 + index // 16), end]
-            return v1.Compose(steps)(image), label
+    def alike(index: int) -> Any:
+        image, label = folder[index]
+        end = v1.ToTensor() if index == 40 else v1.PILToTensor()
+        steps = [v1.RandomPosterize(1 + index % 7), v1.RandomSolarize(index), v1.CenterCrop(40 + index // 16), end]
+        return v1.Compose(steps)(image), label
 
-    loader = DataLoader(Alike(folder), 1, num_workers=1, dtype=torch.uint8)
+    loader = DataLoader(Mapped(alike, range(len(folder))), 1, num_workers=1, dtype=torch.uint8)
     with pytest.raises(ValueError, match=r"dtype=torch\.uint8, but"):
         list(loader)
 
 
-class Clips(Dataset[Any]):
+def clips(images: list[Any]) -> Mapped:
     """The first sample has crops of two images, the second one a crop of the first of them."""
-
-    def __init__(self, images: list[Any]) -> None:
-        self.images = images
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> Any:
-        return [compose([CROP, *END])(image) for image in self.images[: 2 - index]]
+    return Mapped(lambda count: [compose([CROP, *END])(image) for image in images[:count]], [2, 1])
 
 
 def test_no_other_sample_is_named_for_an_image_that_does_not_decode(folder: ImageFolder) -> None:
     (good, _), (bad, _) = folder.samples[:2]
     images = [unchecked(good), unchecked(bad, lambda data: data[:900])]
     with pytest.raises(ImageError, match=r"dataset indices \[0, 1\]") as raised:
-        list(DataLoader(Clips(images), 2, collate_fn=list, check_scans=False))
+        list(DataLoader(clips(images), 2, collate_fn=list, check_scans=False))
     assert (raised.value.index, raised.value.path) == (None, bad)
     del raised  # it is in a cycle with this frame, and holds the hooks through those of its traceback
 
 
 def test_samples_that_share_an_image_do_not_count_as_the_workers(folder: ImageFolder) -> None:
-    loader = DataLoader(Clips([unchecked(folder.samples[0][0])] * 2), 2, collate_fn=list)
+    loader = DataLoader(clips([unchecked(folder.samples[0][0])] * 2), 2, collate_fn=list)
     assert len(list(loader)) == 1
     assert (loader.stats().images_by_dali, loader.stats().images_by_workers) == (1, 0)

@@ -23,15 +23,12 @@ from torchvision.transforms import functional as F
 
 from proxyloader import DataLoader
 
+from ..integration.test_torch_contract import seeded
 from ..integration.test_unreadable import broken_tables
 from ..undecoded import unchecked
 
 BINARY = [torch.bool, torch.uint8, torch.int64]
 ON_CPU = "boxes", "score", "id"
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 class Segmented(Dataset[Any]):

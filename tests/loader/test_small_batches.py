@@ -21,6 +21,7 @@ from torchvision.datasets import ImageFolder
 from proxyloader import DataLoader
 
 from ..hostile_jpegs import HUFFMAN, with_bytes
+from ..limits import PATIENCE
 from ..outcomes import outcomes
 from ..undecoded import unchecked
 
@@ -62,7 +63,7 @@ def after_start(loader: Any) -> Any:
     """Return an iterator whose workers have read all that they may."""
     batches = iter(loader)
     first = next(batches)
-    time.sleep(0.5)
+    time.sleep(0.5 * PATIENCE)
     return itertools.chain([first], batches)
 
 
@@ -73,12 +74,11 @@ def assert_same(theirs: Any, ours: Any, device: str) -> None:
         assert (expected - image).abs().mean().item() <= CLOSE[device]
 
 
-def make(dataset: Any, device: str, **options: Any) -> tuple[Any, Any]:
+def make(dataset: Any, device: str, **options: Any) -> list[Any]:
+    """torch's loader and ours, which shuffle alike."""
     options = {"batch_size": EACH, "shuffle": True, **options}
-    both = []
-    for kind, own in ((StockLoader, {}), (DataLoader, {"device": device})):
-        both.append(kind(dataset, generator=torch.Generator().manual_seed(3), **options, **own))
-    return both[0], both[1]
+    kinds = StockLoader, functools.partial(DataLoader, device=device)
+    return [kind(dataset, generator=torch.Generator().manual_seed(3), **options) for kind in kinds]
 
 
 def epochs_are_the_same(stock: Any, ours: Any, device: str, walk: Callable[[Any], Any] = iter) -> None:
@@ -168,31 +168,25 @@ class Failing:
         return result if self.is_after else self.function(pipeline, *args, **kwargs)
 
 
-@pytest.mark.parametrize("where", ["outputs", "feed_input"])
-def test_an_error_of_a_run_or_of_its_submission_is_that_of_one_batch(
-    folder: ImageFolder, device: str, where: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "failure",
+    [("outputs", KeyError), ("feed_input", KeyError), ("outputs", MemoryError)],
+    ids=["of a run", "of its submission", "without memory"],
+)
+def test_an_error_is_that_of_one_batch_and_without_memory_for_a_run_its_batches_are_repeated_alone(
+    folder: ImageFolder, device: str, failure: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = KeyError("of a signal handler")
+    where, kind = failure
+    error = kind("of a signal handler, or of DALI")
     get_size = (lambda *outputs: len(outputs[0])) if where == "outputs" else lambda name, batch: len(batch)
     failing = Failing(error, get_size, getattr(Pipeline, where), is_after=where == "outputs")
     monkeypatch.setattr(Pipeline, where, failing)
     stock, ours = make(Numbered(folder), device, shuffle=False, num_workers=1, prefetch_factor=8)
     found = outcomes(after_start(ours))
-    assert found.count(error) == 1 and len(found) == len(stock)
+    assert failing.has_raised and found.count(error) == (kind is KeyError) and len(found) == len(stock)
     for expected, batch in zip(stock, found):
         if batch is not error:
             assert_same(expected, batch, device)
-
-
-def test_without_memory_for_a_run_its_batches_are_repeated_alone(
-    folder: ImageFolder, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    failing = Failing(MemoryError("none is left"), lambda *outputs: len(outputs[0]), Pipeline.outputs)
-    monkeypatch.setattr(Pipeline, "outputs", failing)
-    stock, ours = make(Numbered(folder), device, shuffle=False, num_workers=1, prefetch_factor=8)
-    for pair in zip(stock, outcomes(after_start(ours)), strict=True):
-        assert_same(*pair, device)
-    assert failing.has_raised
 
 
 def test_batches_of_too_many_images_do_not_share_runs(folder: ImageFolder, device: str) -> None:

@@ -290,13 +290,6 @@ def test_it_names_what_is_behind_with_one_way_out(
     assert says in warning
 
 
-@pytest.fixture
-def two_starved_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Warn after two, which are steps of one epoch: on a busy machine a step may take longer."""
-    monkeypatch.setattr(module, "STARVED_STEPS", 2)
-
-
-@pytest.mark.usefixtures("two_starved_steps")
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -306,8 +299,9 @@ def two_starved_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_loop_that_starves_is_told_once(
-    options: Any, says: str, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture
+    options: Any, says: str, tmp_path: Path, device: str, caplog: pytest.LogCaptureFixture, monkeypatch: Any
 ) -> None:
+    monkeypatch.setattr(module, "STARVED_STEPS", 2)  # of one epoch: on a busy machine a step may take longer
     # Reading takes several times what DALI takes for a batch on a busy machine.
     dataset = Spelled(spell_dataset(tmp_path / "set", 16), lambda index: time.sleep(0.03))
     loader = DataLoader(dataset, 4, device=device, **options)

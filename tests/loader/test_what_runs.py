@@ -14,13 +14,11 @@ from proxyloader.loader.options import LoaderOptions
 
 from ..outcomes import raises
 
-COLORS = v1.Compose([v1.ColorJitter(0.3), v1.ToTensor()])
-
 
 def test_the_transform_that_has_no_kernel_is_named_before_the_dataset_is_read(
     folder: ImageFolder, with_kernels: None
 ) -> None:
-    folder.transform = COLORS
+    folder.transform = v1.Compose([v1.ColorJitter(0.3), v1.ToTensor()])
     assert "Brightness" not in DataLoader(folder).backend and "DALI on" in DataLoader(folder).backend
     folder.transform = v1.Compose([v1.ToTensor(), v1.RandomErasing(), v1.RandomVerticalFlip()])
     assert DataLoader(folder).backend == "torch: RandomVerticalFlip: no CUDA kernel for Flip after erasing"

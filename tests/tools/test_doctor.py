@@ -24,7 +24,7 @@ from proxyloader.tools.doctor import Answer, ask, run_checks
 from .. import scripts
 from ..faults import await_true
 from ..installations import SITE, environment, stand_in, without
-from ..limits import STOP_S, WAIT_S
+from ..limits import GIVEN_UP_S, STOP_S, WAIT_S
 from .command import SCRIPT, main
 
 ALL_FORMATS = "JPEG, JPEG 4:4:4, grayscale JPEG, progressive JPEG, PNG, BMP, TIFF, WebP"
@@ -146,12 +146,12 @@ Image.Image.save = until_png
 @pytest.mark.parametrize(
     ("question", "code", "limit_s", "answers", "failure"),
     [
-        ("DALI", HOOK.format("time.sleep(1000)"), 2.0, 0, "timed out after 2 s"),
+        ("DALI", HOOK.format("time.sleep(1000)"), GIVEN_UP_S, 0, "timed out after {:g} s"),
         ("DALI", HOOK.format("os.write(2, b'bad'); os.abort()"), WAIT_S, 0, "crashed with SIGABRT: bad"),
         ("DALI", HOOK.format("os._exit(3)"), WAIT_S, 0, "exit status 3"),
         ("DALI", "import os; os.write(1, b'{}\\n{'); os._exit(3)", WAIT_S, 1, "exit status 3"),
         ("pictures cpu 0", CRASHES_AT_PNG, WAIT_S, 4, "crashed with SIGSEGV"),
-        ("DALI", "import os, time; os.write(1, b'{}\\n'); time.sleep(1000)", 2.0, 1, "timed out after 2 s"),
+        ("DALI", "import os, time; os.write(1, b'{}\\n'); time.sleep(1000)", GIVEN_UP_S, 1, "timed out after {:g} s"),
     ],
     ids=["import hangs", "import crashes", "import exits", "half an answer", "decoder crashes", "hangs after one"],
 )
@@ -160,7 +160,7 @@ def test_a_child_that_crashes_or_hangs_keeps_its_answers(
 ) -> None:
     customized(code)
     told, failed = ask(question, limit_s)
-    assert len(told) == answers and failed.startswith(failure)
+    assert len(told) == answers and failed.startswith(failure.format(limit_s))
 
 
 @pytest.mark.slow

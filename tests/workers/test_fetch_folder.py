@@ -125,10 +125,6 @@ def with_samples(root: str, kind: Callable[[Any], Any]) -> ImageFolder:
     return dataset
 
 
-def opened(path: str) -> Image.Image:
-    return Image.open(path).convert("RGB")
-
-
 def fetched(dataset: Any, indices: Any = INDICES, passed: PassedSamples | None = None) -> Any:
     """Samples that are fetched together, in a worker; None: they are to be fetched one by one."""
     deferral = Deferral(on_gpu=False, find_obstacle=lambda plan: "")
@@ -144,7 +140,7 @@ def fetched(dataset: Any, indices: Any = INDICES, passed: PassedSamples | None =
         lambda root: Own(root, TRAIN),
         lambda root: AtOnce(root, TRAIN),
         lambda root: ConcatDataset([ImageFolder(root, TRAIN)]),
-        lambda root: DatasetFolder(root, opened, (".jpg",), TRAIN),
+        lambda root: DatasetFolder(root, lambda path: Image.open(path).convert("RGB"), (".jpg",), TRAIN),
         lambda root: ImageFolder(root, TRAIN, target_transform=str),
         lambda root: ImageFolder(root, transforms.Compose([*TRAIN.transforms, transforms.Lambda(torch.sum)])),
         lambda root: FetchesAhead(root, TRAIN),
