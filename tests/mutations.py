@@ -83,7 +83,7 @@ the erased box has its sides exchanged
     transforms/augment.py:random_erasing | height, width, *fill) => width, height, *fill)
     transforms/test_augment.py
 colours are adjusted in one order always
-    transforms/color.py:color_jitter | torch.randperm(4).tolist() => sorted(torch.randperm(4).tolist())
+    transforms/color.py:color_jitter | in_thread.numbers.permutation(4) => sorted(in_thread.numbers.permutation(4))
     transforms/test_color.py
 levels are divided by 256
     dali/build.py:Graph.add | 255.0 if step.scale => 256.0 if step.scale
