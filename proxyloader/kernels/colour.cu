@@ -18,8 +18,7 @@ template <class Level> __device__ Pixel by_channel(Level level) {
 
 // To a level, as C does it: towards zero. Comparing first keeps huge values defined.
 __device__ int clip(int v) { return clip_to(v, 255); }
-__device__ int clip(float v) { return v <= 0.0f ? 0 : v >= 255.0f ? 255 : (int)v; }
-__device__ int clip(double v) { return v <= 0.0 ? 0 : v >= 255.0 ? 255 : (int)v; }
+template <class Real> __device__ int clip(Real v) { return v <= 0 ? 0 : v >= 255 ? 255 : (int)v; }
 
 __device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
 
