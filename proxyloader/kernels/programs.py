@@ -283,7 +283,6 @@ class Jobs:
         return Schedule(
             memory=np.concatenate([array.view(np.uint8) for array in arrays]),
             begins=(0, self.jobs.nbytes, self.jobs.nbytes + self.steps.nbytes),
-            num_jobs=len(self.jobs),
             launches=tuple(self._launches()),
             scratch_bytes=scratch_bytes,
             stats_bytes=int((self.kinds == Kind.STATS).sum()) * STATS_BYTES,
@@ -358,7 +357,6 @@ class Schedule:
 
     memory: Any  # the jobs, steps and extras, (bytes,) uint8; None while a batch is sent, which has them elsewhere
     begins: tuple[int, ...]  # where each of these begins
-    num_jobs: int
     launches: tuple[Launch, ...]  # in order
     # Memory that the kernels need. Only that of the statistics must be zero at the start.
     scratch_bytes: int
@@ -383,7 +381,7 @@ class Schedule:
             decoded: address of each decoded image.
         """
         memory[: len(self.memory)] = self.memory
-        jobs = memory[: self.num_jobs * JOB.itemsize].view(JOB)
+        jobs = memory[: self.begins[1]].view(JOB)
         decoded = decoded if self.files is None else np.asarray(decoded)[self.files]
         bases = np.concatenate(([scratch, outputs], decoded)).astype(np.uint64)
         jobs["source"] += bases[jobs["source_base"]]
