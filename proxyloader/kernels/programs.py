@@ -279,9 +279,8 @@ class Jobs:
         scratch_bytes = self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
         first_images = slice(None) if files is None else np.unique(files, return_index=True)[1]
         decoded_sizes = self.programs.decoded_sizes[first_images]
-        arrays = self.jobs, self.steps, *self.programs._extras
         return Schedule(
-            memory=np.concatenate([array.view(np.uint8) for array in arrays]),
+            memory=np.concatenate([each.view(np.uint8) for each in (self.jobs, self.steps, *self.programs._extras)]),
             begins=(0, self.jobs.nbytes, self.jobs.nbytes + self.steps.nbytes),
             launches=tuple(self._launches()),
             scratch_bytes=scratch_bytes,
