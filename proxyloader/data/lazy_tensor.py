@@ -192,9 +192,7 @@ class LazyTensor(torch.Tensor, metaclass=StockType):
             return function(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         if operator is torch.ops.aten.view.default:  # the actual strides may differ
             operator = torch.ops.aten.reshape.default
