@@ -67,8 +67,7 @@ class _Painting:
     def compute(self) -> None:
         """Do the noted writes. Code may change the memory afterwards."""
         for part, value in self.writes:
-            value = compute_value(value)
-            part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
+            part[...] = compute_value(value)
         self.writes.clear()
         self.fill = self._node = None
 
