@@ -9,7 +9,6 @@ return would share memory with another tensor.
 """
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterator
 from numbers import Real
@@ -118,7 +117,7 @@ def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant
     height, width = image.size
     left, top, right, bottom = sides = as_ltrb(padding)
     if padding_mode != "constant":
-        most = {"edge": math.inf, "reflect": -1, "symmetric": 0}[padding_mode]  # more than the image; torch's limit
+        most = {"edge": np.inf, "reflect": -1, "symmetric": 0}[padding_mode]  # more than the image; torch's limit
         is_valid = max(left, right) <= width + most and max(top, bottom) <= height + most
         is_valid = is_valid and not isinstance(fill, (list, tuple))
         return pad_by_pixels(image.size, sides, padding_mode) if is_valid else None

@@ -78,10 +78,9 @@ def keep(path: Path, content: bytes) -> None:
     """Write a file of the cache. Another process may write or read the same file meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(content)
-        os.replace(temporary, path)
+        os.replace(file.name, path)
     except OSError as error:
         log.info("not caching %s: %s", path.name, error)
 

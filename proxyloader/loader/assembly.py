@@ -194,16 +194,13 @@ class BatchAssembler:
             return outputs[run][output][row]
 
         def resolve(place: Any) -> Any:  # not recursive, as a cycle would keep the outputs alive
-            if isinstance(place, list):
-                images: Any = [get_image(*each) for each in place]
-            elif len(place) == 3:
+            if isinstance(place, tuple) and len(place) == 3:
                 return get_image(*place)
-            else:
-                images = outputs[place[1]][place[0]]
-            if not isinstance(images, torch.Tensor):
-                check_same_size(images)
-                images = stack(images)
-            return images
+            images = [get_image(*each) for each in place] if isinstance(place, list) else outputs[place[1]][place[0]]
+            if isinstance(images, torch.Tensor):
+                return images
+            check_same_size(images)
+            return stack(images)
 
         masks, device = None, self._options.image_device
         if batch.masks is not None:
