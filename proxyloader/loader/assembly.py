@@ -227,13 +227,11 @@ class BatchAssembler:
     def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:
         server = self._servers[run.server]
         if not server.pipeline.exec_dynamic:
-            server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
-            try:
-                return self._submit(run, *batch.read(run, self._pool.arena)), {}
-            except PipelineError as failed_again:
-                error = failed_again.with_traceback(None)
-            finally:
-                server.resume()
+            with server.paused():  # in DALI's old executor, a bad batch also fails the batches in flight with it
+                try:
+                    return self._submit(run, *batch.read(run, self._pool.arena)), {}
+                except PipelineError as failed_again:
+                    error = failed_again.with_traceback(None)
         if run.schedule is not None or run.server in self._pool.plans:
             return self._run_with_pillow(batch, run)
         if self._on_error != "raise":
