@@ -180,7 +180,5 @@ def _import(module: str, user: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as missing:
-        package = module.partition(".")[0]
-        raise ImportError(
-            f"{user} requires {package}: in a clone of proxyloader, run pip install -e '.[remote]'"
-        ) from missing
+        advice = "in a clone of proxyloader, run pip install -e '.[remote]'"
+        raise ImportError(f"{user} requires {module.partition('.')[0]}: {advice}") from missing

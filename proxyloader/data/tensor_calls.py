@@ -109,8 +109,7 @@ def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | N
 def _crop(image: Input, box: Box, fill: tuple[float, ...] = ()) -> Note:
     top, left, height, width = box
     inside = top >= 0 and left >= 0 and top + height <= image.size[0] and left + width <= image.size[1]
-    step = Crop(fill or (0.0,) * image.state.channels, inside)
-    return Note((step,), box, box[2:], is_view=inside and not fill)
+    return Note((Crop(fill or (0.0,) * image.state.channels, inside),), box, box[2:], is_view=inside and not fill)
 
 
 def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:

@@ -263,8 +263,7 @@ def mixture(step: auto_augment.Mixture, state: State) -> None:
 @add_step.register(auto_augment.Blend)
 def blend(step: auto_augment.Blend, state: State) -> None:
     (share,) = state.take(1)
-    branch = state.branch(step.branch)
-    state.add("BLEND", (share, *[0] * (FIRST_BRANCH - 1), *[branch] * MAX_BRANCHES))
+    state.add("BLEND", (share, *[0] * (FIRST_BRANCH - 1), *[state.branch(step.branch)] * MAX_BRANCHES))
 
 
 # --- geometry ---------------------------------------------------------------------------------------------------------
