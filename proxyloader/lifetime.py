@@ -92,8 +92,7 @@ def _before_fork() -> None:
     was_busy = False
     for queue in watched_queues():
         try:
-            was_busy |= queue.pause()
-            cleanup.callback(queue.resume)
+            was_busy |= cleanup.enter_context(queue.paused())
         except Exception as error:
             log.warning("failed to pause %r before a fork: %r", queue, error)
             was_busy = True

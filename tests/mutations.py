@@ -261,7 +261,7 @@ a child that a dataset forks reads files into the batch of its parent
     data/hooks.py: | after_in_child=_reset_in_child => after_in_child=int
     integration/test_live_datasets.py
 files of one size are taken to follow each other where they were read
-    workers/packing.py:_pack_input | if one_shape: => if one_shape and arrays[0].ndim > 1:
+    workers/packing.py:_pack_input | array.shape == arrays[0].shape => array.ndim > 1 and array.shape == arrays[0].shape
     workers/test_slots.py
 a loader in a dataset takes files of the outer one's batch for its own
     workers/packing.py:_Layout.add_file | if self._in_slot else None =>

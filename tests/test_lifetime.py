@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import signal
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,9 @@ class Slow:
         self.held.append(threading.get_ident())
         return self.done.wait(WAIT_S)
 
-    def resume(self) -> None:
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[bool]:
+        yield self.pause()
         self.held.remove(threading.get_ident())
 
     def forget_in_child(self) -> None:
@@ -134,15 +137,15 @@ def test_an_interrupt_before_a_fork_comes_after_it() -> None:
 
 def test_an_interrupt_while_another_thread_forks_comes_after_ours() -> None:
     script = """
-        import os, signal, sys, threading, time
+        import contextlib, os, signal, sys, threading, time
         from proxyloader import lifetime
         class Slow:
-            def pause(self):
+            @contextlib.contextmanager
+            def paused(self):
                 if threading.current_thread() is not threading.main_thread():
                     asked.set()
                     time.sleep(0.6)
-                return True
-            def resume(self): ...
+                yield True
             def forget_in_child(self): ...
         def fork():
             if (child := os.fork()) == 0:

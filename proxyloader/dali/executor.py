@@ -16,7 +16,6 @@ to read, assuming that its decoder waits. So a RunQueue keeps DALI's outputs unt
 
 import atexit
 import logging
-import math
 import os
 import re
 import weakref
@@ -241,7 +240,7 @@ def get_gpu_memory(device_id: int | None) -> tuple[float, float]:
     try:
         return torch.cuda.mem_get_info(device_id)
     except (RuntimeError, AssertionError):  # CUDA has failed, or torch was built without it
-        return math.inf, math.inf
+        return np.inf, np.inf
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -24,7 +24,6 @@ fills the memory does not cause a trial, which would fail for lack of memory.
 
 import io
 import logging
-import math
 import time
 import weakref
 from collections.abc import Callable
@@ -170,7 +169,7 @@ def _measure_error(device_id: int | None, padding: Padding = (), engine_share: f
         if "DataLoader worker" in str(error):  # raised by torch's signal handler because a worker died
             raise
         log.info("failed to decode a test image on GPU %s: %s", device_id, str(error))
-        return math.inf
+        return np.inf
     return max(float(np.abs(image - expected).mean()) for image in decoded)
 
 

@@ -10,11 +10,12 @@ training thread waits only for outputs that are not ready.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -145,7 +146,7 @@ class RunQueue:
         self._runs: deque[DaliRun] = deque()
         self._unread: list[DaliRun] = []  # whose outputs the GPU may not have read yet
         self.runs_started = 0
-        self._lock = self._paused = threading.RLock()
+        self._lock = threading.RLock()
         self.lost_code = ""  # a key of LOST_MESSAGES if the pipeline belongs to another queue or process
         self._in_sync = True  # whether _runs matches the runs in DALI
         executor.claim(pipeline, self)  # from now on, another queue may take over the pipeline
@@ -377,19 +378,11 @@ class RunQueue:
         for part in [part for run in self._unread for part in run.parts]:
             self._convert_part(part, current_stream(self.pipeline.device_id))
 
-    def pause(self) -> bool:
-        """Drain the queue, and block new runs of other threads until ``resume``. Return whether there were any runs."""
-        lock = self._lock
-        lock.acquire()
-        self._paused = lock  # ``end`` may replace ``_lock`` before ``resume``
-        try:
-            return self.drain()
-        except BaseException:
-            lock.release()
-            raise
-
-    def resume(self) -> None:
-        self._paused.release()
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[bool]:
+        """Drain the queue, and block new runs of other threads in the body. Yield whether there were any runs."""
+        with self._lock:  # which ``end`` may replace in the meantime
+            yield self.drain()
 
     def forget_in_child(self) -> None:
         """Give up the pipeline in a forked child, because it belongs to the parent process."""

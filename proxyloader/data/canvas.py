@@ -67,8 +67,7 @@ class _Painting:
     def compute(self) -> None:
         """Do the noted writes. Code may change the memory afterwards."""
         for part, value in self.writes:
-            value = compute_value(value)
-            part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
+            part[...] = compute_value(value)
         self.writes.clear()
         self.fill = self._node = None
 
@@ -130,9 +129,7 @@ class Canvas(LazyTensor):  # type: ignore[metaclass]
         return super().__torch_function__(function, types, args, kwargs)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         first = args[0] if args else None
         alias = operator._schema.returns[0].alias_info if operator._schema.returns else None

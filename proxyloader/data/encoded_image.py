@@ -191,8 +191,7 @@ def _decode(
         raise make_error(path, str(error).rstrip("."), "too-large", LIMIT_ADVICE, kind=LargeImageError) from error
     except UnidentifiedImageError as error:
         size = os.path.getsize(path) if data is None else len(data)
-        reason = f"cannot identify image file ({size} bytes)"
-        raise make_error(path, reason, kind=ForeignImageError) from error
+        raise make_error(path, f"cannot identify image file ({size} bytes)", kind=ForeignImageError) from error
     except Exception as error:  # depends on the format; AVIF raises RuntimeError
         if isinstance(error, OSError) and is_system_fault(error):
             raise _read_error(path, error) from error

@@ -33,18 +33,7 @@ from torchvision.tv_tensors._torch_function_helpers import _FORCE_TORCHFUNCTION_
 
 from .deferral import current
 from .placeholders import ProxyBatch, ProxySample, collate_proxy_samples
-from .recorded import (
-    Node,
-    Operation,
-    can_record,
-    compute_value,
-    flatten,
-    infer_result,
-    map_leaves,
-    requires_values,
-    stack_nodes,
-    to_meta,
-)
+from .recorded import Node, Operation, can_record, compute_value, flatten, infer_meta, map_leaves, stack_nodes, to_meta
 from .transformed import TransformedImage
 
 CONVERT = 'Convert them to the same mode, for example with image.convert("RGB"), or add Grayscale(3) to the transform'
@@ -192,9 +181,7 @@ class LazyTensor(torch.Tensor, metaclass=StockType):
             return function(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         kwargs = kwargs or {}
         if operator is torch.ops.aten.view.default:  # the actual strides may differ
             operator = torch.ops.aten.reshape.default
@@ -367,16 +354,14 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return operator(*map_leaves(_drop_values, args), **map_leaves(_drop_values, kwargs))
     if operator is torch.ops.aten.stack.default and (*args[1:], *kwargs.values(), 0)[0] == 0:
         return stack_tensors(args[0])
-    if not can_record(*(each._node for each in lazy)) or requires_values(packet, tags, args):
-        return NotImplemented
-    if _is_for_worker(lazy, args):
+    if not can_record(*(each._node for each in lazy)) or _is_for_worker(lazy, args):
         return NotImplemented
     is_in_place = operator._schema.is_mutable
     if is_in_place and not _is_unshared(operator, args):
         return NotImplemented
     device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
     try:
-        like = infer_result(operator, args, {**kwargs, **device})
+        like = infer_meta(operator, args, {**kwargs, **device})
     except Exception:
         return NotImplemented  # on values, it works or raises the proper error
     shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))

@@ -274,14 +274,12 @@ def _merge(merge: Callable[..., Any], mode: Any, bands: Any) -> Any:
     calls = [each.calls[-1][0][0] for each in transformed if each is not None and each.calls]
     if mode != "RGB" or len(bands) != 3 or len(calls) != 3 or not all(type(call) is Band for call in calls):
         return NotImplemented
-    of, channels = calls[0].of, [call.channel for call in calls]
+    of = calls[0].of
     if any(call.of.image is not of.image or call.of.calls is not of.calls for call in calls):
         return NotImplemented
-
-    def replay(image: Image.Image) -> Image.Image:
-        return merge("RGB", [*map(image.getchannel, channels)])  # type: ignore[no-any-return]
-
-    return create_lazy_image(of.note((color.ChannelOrder(),), channels, of.size, replay), bands[0])
+    steps, channels = (color.ChannelOrder(),), [call.channel for call in calls]
+    after = of.note(steps, channels, of.size, lambda image: merge("RGB", [*map(image.getchannel, channels)]))
+    return create_lazy_image(after, bands[0])
 
 
 # --- a new image, and the first paste into it -------------------------------------------------------------------------

@@ -135,8 +135,7 @@ def _paint(base: Any, shape: Any, dtype: torch.dtype, places: Sequence[Any], val
     is_tensor = isinstance(base, torch.Tensor)
     painted: torch.Tensor = base.clone() if is_tensor else torch.full(shape, base, dtype=dtype, device=devices[0])
     for place, value in zip(places, values):
-        part = painted.as_strided(*place)
-        _ = part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
+        painted.as_strided(*place)[...] = value
     return painted
 
 
@@ -203,8 +202,9 @@ def replay(name: str, args: Any, kwargs: Any, overwrite: bool) -> Any:
 # --- shape and dtype inference ----------------------------------------------------------------------------------------
 
 
-def requires_values(packet: str, tags: Any, args: Any) -> bool:
-    """Return whether an operation, such as "add", needs values now, or has a different result on a GPU."""
+def requires_values(operator: Any, args: Any) -> bool:
+    """Return whether an operation needs values now, or has a different result on a GPU."""
+    packet, tags = operator.__name__.partition(".")[0], operator.tags
     if _Tag.data_dependent_output in tags or _Tag.nondeterministic_seeded in tags or packet == "is_nonzero":
         return True
     if _Tag.dynamic_output_shape in tags:  # allowed only for integer indices
@@ -227,12 +227,17 @@ def to_meta(value: Any) -> Any:
     return value
 
 
-def infer_result(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return the result of an operation on the meta device, or raise its error. Results are cached: this is slow."""
-    key = function, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
+def infer_meta(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Return the result of an operation on the meta device, or raise its error. Results are cached: this is slow.
+
+    ValueError: it ``requires_values``.
+    """
+    if requires_values(operator, args):
+        raise ValueError
+    key = operator, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
     result = _inferred.get(key)
     if result is None:
-        result = function(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
+        result = operator(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
         if len(_inferred) >= MAX_CACHED:
             _inferred.clear()
         _inferred[key] = result

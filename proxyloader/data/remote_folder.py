@@ -68,8 +68,7 @@ class RemoteImageFolder(DatasetFolder):  # type: ignore[misc]
         self._storage_options, self._connections, self._retries = storage_options or {}, connections, retries
         self._cache = None
         if cache_dir is not None:  # can be pickled and forked
-            diskcache = _import("diskcache", "cache_dir")
-            self._cache = diskcache.Cache(os.fspath(cache_dir), size_limit=cache_bytes)
+            self._cache = _import("diskcache", "cache_dir").Cache(os.fspath(cache_dir), size_limit=cache_bytes)
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
         self._fetched: dict[str, bytes | Exception] = {}
         _check_process(root)
@@ -181,7 +180,5 @@ def _import(module: str, user: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as missing:
-        package = module.partition(".")[0]
-        raise ImportError(
-            f"{user} requires {package}: in a clone of proxyloader, run pip install -e '.[remote]'"
-        ) from missing
+        advice = "in a clone of proxyloader, run pip install -e '.[remote]'"
+        raise ImportError(f"{user} requires {module.partition('.')[0]}: {advice}") from missing

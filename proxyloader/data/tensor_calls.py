@@ -9,7 +9,6 @@ return would share memory with another tensor.
 """
 
 import functools
-import math
 import operator
 from collections.abc import Callable, Iterator
 from numbers import Real
@@ -110,15 +109,14 @@ def crop(image: Input, top: Any, left: Any, height: Any, width: Any) -> Note | N
 def _crop(image: Input, box: Box, fill: tuple[float, ...] = ()) -> Note:
     top, left, height, width = box
     inside = top >= 0 and left >= 0 and top + height <= image.size[0] and left + width <= image.size[1]
-    step = Crop(fill or (0.0,) * image.state.channels, inside)
-    return Note((step,), box, box[2:], is_view=inside and not fill)
+    return Note((Crop(fill or (0.0,) * image.state.channels, inside),), box, box[2:], is_view=inside and not fill)
 
 
 def pad(image: Input, padding: Any, fill: Any = 0, padding_mode: str = "constant") -> Note | None:
     height, width = image.size
     left, top, right, bottom = sides = as_ltrb(padding)
     if padding_mode != "constant":
-        most = {"edge": math.inf, "reflect": -1, "symmetric": 0}[padding_mode]  # more than the image; torch's limit
+        most = {"edge": np.inf, "reflect": -1, "symmetric": 0}[padding_mode]  # more than the image; torch's limit
         is_valid = max(left, right) <= width + most and max(top, bottom) <= height + most
         is_valid = is_valid and not isinstance(fill, (list, tuple))
         return pad_by_pixels(image.size, sides, padding_mode) if is_valid else None

@@ -18,8 +18,7 @@ template <class Level> __device__ Pixel by_channel(Level level) {
 
 // To a level, as C does it: towards zero. Comparing first keeps huge values defined.
 __device__ int clip(int v) { return clip_to(v, 255); }
-__device__ int clip(float v) { return v <= 0.0f ? 0 : v >= 255.0f ? 255 : (int)v; }
-__device__ int clip(double v) { return v <= 0.0 ? 0 : v >= 255.0 ? 255 : (int)v; }
+template <class Real> __device__ int clip(Real v) { return v <= 0 ? 0 : v >= 255 ? 255 : (int)v; }
 
 __device__ float between_0_and_1(float v) { return v < 0.0f ? 0.0f : v > 1.0f ? 1.0f : v; }
 
@@ -241,7 +240,6 @@ __device__ Pixel convolved(const Job &job, int x, int y, float offset, Weight we
         const uchar *p = job.source + 3 * ((size_t)(y + reach - row) * job.source_width + x - reach);
         const float left = weight(row * SIDE);
         float line_r = p[0] * left, line_g = p[1] * left, line_b = p[2] * left;
-#pragma unroll
         for (int i = 1; i < SIDE; i++) {
             const float w = weight(row * SIDE + i);
             line_r += p[3 * i] * w, line_g += p[3 * i + 1] * w, line_b += p[3 * i + 2] * w;
@@ -390,7 +388,6 @@ __device__ Masked tensor_bilinear(const Job &job, float x, float y) {
     const Masked a = masked_pixel(job, left, top), b = masked_pixel(job, left + 1.0f, top);
     const Masked c = masked_pixel(job, left, top + 1.0f), d = masked_pixel(job, left + 1.0f, top + 1.0f);
     Masked sum;
-#pragma unroll
     for (int i = 0; i < 4; i++)
         sum.at[i] = fmaf(d.at[i], se, fmaf(c.at[i], sw, fmaf(b.at[i], ne, a.at[i] * nw)));
     return sum;

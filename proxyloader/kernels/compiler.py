@@ -78,10 +78,9 @@ def keep(path: Path, content: bytes) -> None:
     """Write a file of the cache. Another process may write or read the same file meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(descriptor, "wb") as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             file.write(content)
-        os.replace(temporary, path)
+        os.replace(file.name, path)
     except OSError as error:
         log.info("not caching %s: %s", path.name, error)
 
@@ -170,19 +169,17 @@ class Module:
         major, minor = torch.cuda.get_device_capability(device_id)
         code = compile_kernels(f"sm_{major}{minor}")
         self._device_id, self._handle = device_id, ctypes.c_void_p()
-        self._functions: dict[str, ctypes.c_void_p] = {}
         with torch.cuda.device(device_id):
             torch.cuda.current_stream().query()  # makes torch's context current in this thread
             _check(_driver().cuModuleLoadData(ctypes.byref(self._handle), code), "cuModuleLoadData")
 
+    @functools.cache  # noqa: B019  a process keeps its modules
     def _function(self, name: str) -> ctypes.c_void_p:
-        if name not in self._functions:
-            function, most = ctypes.c_void_p(), ctypes.c_int()
-            _check(_driver().cuModuleGetFunction(ctypes.byref(function), self._handle, name.encode()), name)
-            _driver().cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_BYTES_OPTIN, self._device_id)
-            _driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, most)  # more than 48 KiB is on request
-            self._functions[name] = function
-        return self._functions[name]
+        function, most = ctypes.c_void_p(), ctypes.c_int()
+        _check(_driver().cuModuleGetFunction(ctypes.byref(function), self._handle, name.encode()), name)
+        _driver().cuDeviceGetAttribute(ctypes.byref(most), MAX_SHARED_BYTES_OPTIN, self._device_id)
+        _driver().cuFuncSetAttribute(function, MAX_DYNAMIC_SHARED_BYTES, most)  # more than 48 KiB is on request
+        return function
 
     def launch(self, launch: Launch, batch: Batch, stream: int) -> None:
         """Launch a kernel. The device must be torch's current device."""

@@ -69,8 +69,7 @@ class State:
     def take(self, count: int) -> Columns:
         """Return the next columns of the images, (count, N)."""
         self.column += count
-        decoded = self.programs.sources[self.images]
-        columns: Columns = self.columns[decoded, self.column - count : self.column].T
+        columns: Columns = self.columns[self.programs.sources[self.images], self.column - count : self.column].T
         return columns
 
     def arrays(self, first_blocks: Columns, counts: Columns) -> list[NDArray[np.float32]]:
@@ -112,8 +111,7 @@ class State:
         x, at_x = (-1, width) if turn.reverses_x else (1, 0)
         y, at_y = (-1, height) if turn.reverses_y else (1, 0)
         matrix = (0, x, at_x, y, 0, at_y) if turn.swaps else (x, 0, at_x, 0, y, at_y)
-        sizes = (width, height) if turn.swaps else None
-        self.programs.add("AFFINE_NEAREST", (0, 0, 0, *matrix), images, sizes)
+        self.programs.add("AFFINE_NEAREST", (0, 0, 0, *matrix), images, (width, height) if turn.swaps else None)
 
     def resample(self, step: resize.Resize | resize.ResizeBox, size: Columns, arithmetic: int, box: Any = None) -> None:
         """Resize the images or, as Pillow does, ``box`` of them: left, top, right and bottom. See ``RESAMPLE``."""
@@ -265,8 +263,7 @@ def mixture(step: auto_augment.Mixture, state: State) -> None:
 @add_step.register(auto_augment.Blend)
 def blend(step: auto_augment.Blend, state: State) -> None:
     (share,) = state.take(1)
-    branch = state.branch(step.branch)
-    state.add("BLEND", (share, *[0] * (FIRST_BRANCH - 1), *[branch] * MAX_BRANCHES))
+    state.add("BLEND", (share, *[0] * (FIRST_BRANCH - 1), *[state.branch(step.branch)] * MAX_BRANCHES))
 
 
 # --- geometry ---------------------------------------------------------------------------------------------------------

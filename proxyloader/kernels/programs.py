@@ -279,11 +279,9 @@ class Jobs:
         scratch_bytes = self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
         first_images = slice(None) if files is None else np.unique(files, return_index=True)[1]
         decoded_sizes = self.programs.decoded_sizes[first_images]
-        arrays = self.jobs, self.steps, *self.programs._extras
         return Schedule(
-            memory=np.concatenate([array.view(np.uint8) for array in arrays]),
+            memory=np.concatenate([each.view(np.uint8) for each in (self.jobs, self.steps, *self.programs._extras)]),
             begins=(0, self.jobs.nbytes, self.jobs.nbytes + self.steps.nbytes),
-            num_jobs=len(self.jobs),
             launches=tuple(self._launches()),
             scratch_bytes=scratch_bytes,
             stats_bytes=int((self.kinds == Kind.STATS).sum()) * STATS_BYTES,
@@ -358,7 +356,6 @@ class Schedule:
 
     memory: Any  # the jobs, steps and extras, (bytes,) uint8; None while a batch is sent, which has them elsewhere
     begins: tuple[int, ...]  # where each of these begins
-    num_jobs: int
     launches: tuple[Launch, ...]  # in order
     # Memory that the kernels need. Only that of the statistics must be zero at the start.
     scratch_bytes: int
@@ -383,7 +380,7 @@ class Schedule:
             decoded: address of each decoded image.
         """
         memory[: len(self.memory)] = self.memory
-        jobs = memory[: self.num_jobs * JOB.itemsize].view(JOB)
+        jobs = memory[: self.begins[1]].view(JOB)
         decoded = decoded if self.files is None else np.asarray(decoded)[self.files]
         bases = np.concatenate(([scratch, outputs], decoded)).astype(np.uint64)
         jobs["source"] += bases[jobs["source_base"]]

@@ -185,15 +185,12 @@ __device__ void add_taps(const Table &table, int index, int count, Level level, 
 #pragma unroll UNROLL
     for (int tap = 0; tap < count; ++tap) {
         const int weight = table.weight(index, tap);
-#pragma unroll
         for (int i = 0; i < COUNT; ++i)
-#pragma unroll
             for (int channel = 0; channel < RGB; ++channel) sums[i][channel] += weight * level(tap, i, channel);
     }
 }
 
 template <int COUNT, int VALUES> __device__ void start(int (&sums)[COUNT][VALUES], int shift) {
-#pragma unroll
     for (int i = 0; i < COUNT * VALUES; ++i) sums[i / VALUES][i % VALUES] = 1 << (shift - 1);  // a half
 }
 
@@ -210,13 +207,11 @@ struct RowsFirst {
             if (column > tile.last_x) continue;
             int y[ROWS_PER_THREAD], sums[ROWS_PER_THREAD][RGB];
             start(sums, shift);
-#pragma unroll
             for (int i = 0; i < ROWS_PER_THREAD; ++i)
                 y[i] = min(chunk.first + row + i, chunk.last);  // a group may reach below; nobody reads that
             const int first = along_x.first(column), count = along_x.count(column);
             if (holds(first, count, source.width) && y[0] >= 0 && y[ROWS_PER_THREAD - 1] < source.height) {
                 const uchar *lines[ROWS_PER_THREAD];
-#pragma unroll
                 for (int i = 0; i < ROWS_PER_THREAD; ++i) lines[i] = source.at(first, y[i]);
                 add_taps<2>(along_x, column, count, [&](int tap, int i, int channel) {
                     return __ldg(lines[i] + tap * RGB + channel);
@@ -226,9 +221,7 @@ struct RowsFirst {
                     return source.level(first + tap, y[i], channel);
                 }, sums);
             }
-#pragma unroll
             for (int i = 0; i < ROWS_PER_THREAD; ++i)
-#pragma unroll
                 for (int channel = 0; channel < RGB; ++channel)
                     shared[(row + i) * ROW_BYTES + x * RGB + channel] = to_level(sums[i][channel], shift);
         }
@@ -242,7 +235,6 @@ struct RowsFirst {
         for (int row = max(first, chunk.first); row < end; ++row) {
             const int weight = along_y.weight(y, row - first);
             const uint levels = *(const uint *)(shared + (row - chunk.first) * ROW_BYTES + word.place);
-#pragma unroll
             for (int i = 0; i < 4; ++i) sums[i] += weight * (int)(levels >> (8 * i) & 255);
         }
     }
@@ -271,7 +263,6 @@ struct ColumnsFirst {
                     return source.level(x, first + tap, channel);
                 }, sums);
             }
-#pragma unroll
             for (int channel = 0; channel < RGB; ++channel)
                 shared[item * RGB + channel] = to_level(sums[0][channel], shift);
         }
@@ -279,7 +270,6 @@ struct ColumnsFirst {
 
     __device__ static void second_pass(const Table &along_x, const Tile &tile, Word word, Range chunk,
                                        const uchar *shared, int (&sums)[4]) {
-#pragma unroll
         for (int i = 0; i < 4; ++i) {
             // a word may reach beyond; nobody reads that
             const int x = min(tile.x + (word.place + i) / RGB, tile.last_x);
@@ -311,7 +301,6 @@ template <class Passes> __device__ void resample_tile(const Batch &batch, const 
         const Range chunk = {first, min(first + CHUNK - 1, needed.last)};
         Passes::first_pass(source, one, tile, chunk, (uchar *)shared);
         __syncthreads();
-#pragma unroll
         for (int i = 0; i < WORDS_PER_THREAD; ++i) {
             const Word word(threadIdx.x + i * THREADS);
             if (tile.y + word.row <= tile.last_y)
@@ -321,13 +310,11 @@ template <class Passes> __device__ void resample_tile(const Batch &batch, const 
     }
 
     const int row_bytes = (tile.last_x - tile.x + 1) * RGB;
-#pragma unroll
     for (int i = 0; i < WORDS_PER_THREAD; ++i) {
         const Word word(threadIdx.x + i * THREADS);
         const int y = tile.y + word.row;
         if (y > tile.last_y) continue;
         uchar *to = job.target + RGB * ((size_t)y * job.width + tile.x) + word.place;
-#pragma unroll
         for (int k = 0; k < 4; ++k)
             if (word.place + k < row_bytes) to[k] = to_level(sums[i][k], shift);
     }

@@ -194,16 +194,13 @@ class BatchAssembler:
             return outputs[run][output][row]
 
         def resolve(place: Any) -> Any:  # not recursive, as a cycle would keep the outputs alive
-            if isinstance(place, list):
-                images: Any = [get_image(*each) for each in place]
-            elif len(place) == 3:
+            if isinstance(place, tuple) and len(place) == 3:
                 return get_image(*place)
-            else:
-                images = outputs[place[1]][place[0]]
-            if not isinstance(images, torch.Tensor):
-                check_same_size(images)
-                images = stack(images)
-            return images
+            images = [get_image(*each) for each in place] if isinstance(place, list) else outputs[place[1]][place[0]]
+            if isinstance(images, torch.Tensor):
+                return images
+            check_same_size(images)
+            return stack(images)
 
         masks, device = None, self._options.image_device
         if batch.masks is not None:
@@ -230,13 +227,11 @@ class BatchAssembler:
     def _rerun(self, batch: PackedBatch, run: PackedRun, error: PipelineError) -> tuple[Outputs, dict[int, ImageError]]:
         server = self._servers[run.server]
         if not server.pipeline.exec_dynamic:
-            server.pause()  # in DALI's old executor, a bad batch also fails the batches in flight with it
-            try:
-                return self._submit(run, *batch.read(run, self._pool.arena)), {}
-            except PipelineError as failed_again:
-                error = failed_again.with_traceback(None)
-            finally:
-                server.resume()
+            with server.paused():  # in DALI's old executor, a bad batch also fails the batches in flight with it
+                try:
+                    return self._submit(run, *batch.read(run, self._pool.arena)), {}
+                except PipelineError as failed_again:
+                    error = failed_again.with_traceback(None)
         if run.schedule is not None or run.server in self._pool.plans:
             return self._run_with_pillow(batch, run)
         if self._on_error != "raise":

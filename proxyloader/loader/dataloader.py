@@ -6,7 +6,6 @@ import enum
 import functools
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable
@@ -43,13 +42,12 @@ T = TypeVar("T")
 
 
 class _IsPrepared:
-    """Descriptor that is False until Accelerate sets the attribute. Only Accelerate is expected to read it."""
+    """Descriptor that is False until Accelerate sets the attribute. Reading it patches Accelerate if it is imported."""
 
     def __get__(self, loader: Any, owner: Any) -> bool:
-        if loader is not None and "accelerate" in sys.modules:
-            from .accelerate import patch_accelerate
+        from .accelerate import patch_accelerate
 
-            patch_accelerate()
+        patch_accelerate()
         return False
 
 
@@ -205,10 +203,7 @@ class DataLoader(TorchDataLoader[T]):
         check_device_exists(device)
         self._reset(epoch=0)
         self._transforms: list[Any] = []  # the dataset's transforms in the last epoch
-        if "accelerate" in sys.modules:
-            from .accelerate import patch_accelerate
-
-            patch_accelerate()
+        _ = self._is_accelerate_prepared
         if self._torch_reason == NO_DALI:
             self._warn(f"{NO_DALI}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice")
         self._find_plans()  # reports a dtype that no batch can have

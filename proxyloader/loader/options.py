@@ -23,6 +23,7 @@ from ..transforms.plan import Plan
 from .stats import StatsRecorder
 
 NO_DALI = "NVIDIA DALI is not installed"
+HAS_DALI = importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 MAX_THREADS = 1024
 """Maximum number of DALI threads. DALI creates all of them at once and aborts the process if one cannot be created."""
@@ -120,18 +121,13 @@ OPTION_NAMES = frozenset(field.name for field in fields(LoaderOptions))
 
 def find_torch_reason(dataset: Any, options: LoaderOptions) -> str:
     """Return why torch alone loads a dataset, which never has images for DALI; "" if it may have some."""
-    if not _dali_is_installed():
+    if not HAS_DALI:
         return NO_DALI
     if not options.translate:
         return "translate=False"
     if options.server is None and all(type(source) is TensorDataset for source in get_sources(dataset)):
         return "its samples are in memory, with nothing to decode"
     return ""
-
-
-@functools.cache
-def _dali_is_installed() -> bool:
-    return importlib.util.find_spec("nvidia") is not None and importlib.util.find_spec("nvidia.dali") is not None
 
 
 def describe_backend(

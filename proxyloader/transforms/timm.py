@@ -216,8 +216,7 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
 
     def sample(size: Size, row: ParamRow) -> Size:
         weights = np.float32(np.random.dirichlet([alpha] * width))
-        share = np.float32(np.random.beta(alpha, alpha))
-        row.extend([float(share), 0.0, *weights.tolist()])
+        row.extend([float(np.float32(np.random.beta(alpha, alpha))), 0.0, *weights.tolist()])
         for _ in range(width):
             image = _Recorder(size, choice)
             for operation in np.random.choice(made, depth if depth > 0 else np.random.randint(1, 4), replace=True):

@@ -15,6 +15,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from multiprocessing.reduction import DupFd
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,6 @@ class Arena:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Only called while spawn or forkserver starts a worker. DupFd passes the descriptor on.
-        from multiprocessing.reduction import DupFd  # not on Windows
-
         return Arena, (self.slots, self._slot_bytes, DupFd(self._fd))
 
     def acquire(self) -> int | None:

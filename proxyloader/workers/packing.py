@@ -461,8 +461,7 @@ def _pack_run(outputs: Run, numbered: dict[int, int], layout: _Layout, kernel_ou
 
 def _pack_input(name: str, arrays: Sequence[NDArray[Any]], layout: _Layout) -> PackedInput:
     check_same_kind(name, arrays)
-    one_shape = all(array.shape == arrays[0].shape for array in arrays)
-    if one_shape:  # stored contiguously
+    if all(array.shape == arrays[0].shape for array in arrays):  # stored contiguously
         offsets = [layout.add(array, align=k == 0) for k, array in enumerate(arrays)]
     else:
         offsets = [layout.add_file(array) for array in arrays]
