@@ -67,7 +67,8 @@ class _Painting:
     def compute(self) -> None:
         """Do the noted writes. Code may change the memory afterwards."""
         for part, value in self.writes:
-            part[...] = compute_value(value)
+            value = compute_value(value)
+            part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
         self.writes.clear()
         self.fill = self._node = None
 

@@ -177,10 +177,11 @@ def _remember_rgb(array: Any, data: Any, colorspace: Any = "RGB", *, min_height:
 
 
 def _remember_bgr(array: Any, data: Any, flags: Any = 1, *, path: str = "") -> None:
-    is_bgr, is_turned = COLOR_FLAGS[flags]  # KeyError: others change the pixels
-    image = EncodedImage.from_jpeg(bytes(data), path)
-    if image is not None and (not is_turned or is_upright(image)):
-        _remember(array, image, is_bgr)
+    if flags in COLOR_FLAGS:
+        is_bgr, is_turned = COLOR_FLAGS[flags]
+        image = EncodedImage.from_jpeg(bytes(data), path)
+        if image is not None and (not is_turned or is_upright(image)):
+            _remember(array, image, is_bgr)
 
 
 def _remember_file(array: Any, path: Any, flags: Any = 1) -> None:

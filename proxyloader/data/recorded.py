@@ -135,7 +135,8 @@ def _paint(base: Any, shape: Any, dtype: torch.dtype, places: Sequence[Any], val
     is_tensor = isinstance(base, torch.Tensor)
     painted: torch.Tensor = base.clone() if is_tensor else torch.full(shape, base, dtype=dtype, device=devices[0])
     for place, value in zip(places, values):
-        painted.as_strided(*place)[...] = value
+        part = painted.as_strided(*place)
+        _ = part.copy_(value) if isinstance(value, torch.Tensor) else part.fill_(value)
     return painted
 
 
