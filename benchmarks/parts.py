@@ -227,7 +227,7 @@ def main_process(root: str) -> Costs:
     (run,) = batch.runs
     arguments = batch.read(run, worker.arena)
     if on_gpu:
-        server, where = get_decoder(PipelineOptions(len(dataset), device_id=0, num_threads=4)), "on a GPU"
+        server, where = get_decoder(PipelineOptions(len(dataset), device_id=0, num_threads=4), len(dataset)), "on a GPU"
     else:
         (plan,) = find_plans(dataset, lambda plan: "")[0].values()
         options, where = PipelineOptions(len(dataset), num_threads=1), "by one CPU thread"

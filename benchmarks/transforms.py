@@ -83,7 +83,7 @@ class Case:
                 self.batches.append((inputs,))
         self.server: Any
         if on_gpu:
-            self.server = get_decoder(PipelineOptions(len(files), device_id=0, num_threads=4))
+            self.server = get_decoder(PipelineOptions(len(files), device_id=0, num_threads=4), len(files))
         else:
             self.server = PlanServer(chain.plan, PipelineOptions(len(files), num_threads=1), OutputFormat())
         self.server.collect(self.server.submit(*self.batches[0]))

@@ -12,7 +12,7 @@ NOTE [ Fast parameter sampling ]
 RandomResizedCrop allocates new tensors for the random numbers of each image, which takes a considerable part of a
 worker's time per JPEG. The code below draws the same numbers in the same order, without new tensors. Before first use,
 boxes and the resulting states are compared with those of the installed torchvision, for several ranges, and numbers
-from the generator's state with those that torch draws. If they differ, torchvision samples the boxes, and torch draws.
+from the generator's state with those that torch draws. If they differ, torchvision or torch draws.
 """
 
 import contextlib
@@ -207,19 +207,13 @@ def bernoulli(p: float, closed: bool = False) -> bool:
     return drawn <= p if closed else drawn < p
 
 
-def resized_crop_box(scale: Range, ratio: Range) -> tuple[BoxSampler, bool]:
-    """Return a function that samples a box like RandomResizedCrop, and whether it draws from ``in_thread.numbers``."""
-    is_ours = draws_alike()
-    return functools.partial(_fast_box if is_ours else _torchvision_box, scale, ratio), is_ours
-
-
 @functools.cache
 def draws_alike() -> bool:
     """Return whether boxes drawn here are those of the installed torchvision."""
     with preserve_rng(), torch.device("cpu"):  # regardless of torch's default device
         return all(
             _sample(functools.partial(_torchvision_box, *ranges), in_thread.by_torch, seed)
-            == _sample(functools.partial(_fast_box, *ranges), in_thread.by_torch, seed)
+            == _sample(functools.partial(resized_crop_box, *ranges), in_thread.by_torch, seed)
             for seed, ranges in enumerate(RANGES)
         )
 
@@ -227,7 +221,7 @@ def draws_alike() -> bool:
 @functools.cache
 def computes_fused() -> bool | None:
     """Return whether to compute numbers with fused operations; None if the installed torch draws others."""
-    box = functools.partial(_fast_box, *RANGES[0])
+    box = functools.partial(resized_crop_box, *RANGES[0])
     with contextlib.suppress(Exception), preserve_rng(), torch.device("cpu"):  # a later torch may have other states
         drawn = _sample(box, in_thread.by_torch, 0)
         return next(each for each in (True, False) if _sample(box, NumbersFromState(each), 0) == drawn)
@@ -243,7 +237,8 @@ def _sample(sample_box: BoxSampler, numbers: Numbers, seed: int) -> list[float]:
     return [*drawn, torch.rand(1).item()]
 
 
-def _fast_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:
+def resized_crop_box(scale: Range, ratio: Range, height: int, width: int) -> tuple[int, int, int, int]:
+    """Sample a box like RandomResizedCrop of v1 or v2, if ``draws_alike``."""
     numbers, (low, high) = in_thread.numbers, _log(ratio)
     for _ in range(TRIES):
         area = height * width * numbers.uniform(*scale)

@@ -1,5 +1,6 @@
 """Resize steps with fixed or sampled sizes. The worker computes all sizes, in whole pixels."""
 
+import functools
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resi
 
 from .geometry import IndexSelect, as_pair, cropping
 from .plan import ImageState, ParamRow, Size, Step, Translation, Untranslatable, Version, in_sequence
-from .random_numbers import resized_crop_box
+from .random_numbers import draws_alike, resized_crop_box
 from .registry import rule, version_of
 
 
@@ -112,10 +113,12 @@ def resize(transform: Any, state: ImageState) -> Translation:
 @rule(v1.RandomResizedCrop, v2.RandomResizedCrop)
 def random_resized_crop(transform: Any, state: ImageState) -> Translation:
     (low, high), (narrow, wide) = map(float, transform.scale), map(float, transform.ratio)
+    if not draws_alike():
+        raise Untranslatable
     step = resize_step(transform.interpolation, transform.antialias, state, version_of(transform))
-    box, is_ours = resized_crop_box((low, high), (narrow, wide))
+    box = functools.partial(resized_crop_box, (low, high), (narrow, wide))
     resized = resizing(Target(as_pair(transform.size)), step, is_crop=True)
-    return in_sequence([cropping(box, inside=True, draws="numbers" if is_ours else "torch"), resized])
+    return in_sequence([cropping(box, inside=True, draws="numbers"), resized])
 
 
 def parse_size(size: Any, max_size: int | None = None) -> Target:

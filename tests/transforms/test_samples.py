@@ -114,15 +114,6 @@ def test_random_transforms_of_samples_draw_as_stock(transform: Any) -> None:
         assert repr(outcomes()) == repr(stock)
 
 
-@pytest.mark.parametrize("types", [[torch.Tensor], (torch.FloatTensor,), (torch.nn.Buffer,)], ids=str)
-def test_leaves_are_chosen_by_the_same_checks(types: Any) -> None:
-    transform = type("Negate", (NegateLarge,), {"_transformed_types": types})()
-    leaves = torch.ones(2), torch.ones(2, dtype=torch.int64), torch.nn.Buffer(torch.ones(2))
-    stock = [transform(each).tolist() for each in leaves]
-    with opened_late():
-        assert [transform(each).tolist() for each in leaves] == stock
-
-
 def test_the_hooks_may_end_within_a_transform() -> None:
     with contextlib.ExitStack() as stack:
         stack.enter_context(opened_late())
