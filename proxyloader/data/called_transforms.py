@@ -100,12 +100,14 @@ def _starts_with_image(inputs: tuple[Any, ...]) -> bool:
 
 
 def _beside_image(transform: Any, others: tuple[Any, ...], compose: Any = None) -> Any:
-    """Return the inputs besides an image as a transform, or those of a Compose that follow it, return them.
+    """Return the inputs after an image as the transform returns them, which may be the next one of a Compose.
 
-    None if they may be changed, or are not accepted.
+    None if it may change them, or does not accept them.
     """
-    if not others or _LABELS.issuperset(map(type, others)):
-        return others if not others or _is_v2(compose or transform) else None
+    if not others:
+        return others
+    if _LABELS.issuperset(map(type, others)):
+        return others if _is_v2(compose or transform) else None
     if type(transform) not in IMAGE_CONVERSIONS:
         return None
     leaves, structure = flatten(others)
