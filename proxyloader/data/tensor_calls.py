@@ -265,6 +265,12 @@ def index(image: Input, indices: Any) -> Note | None:
     return permute_channels(image, order.tolist()) if is_order and not any(each is not None for each in more) else None
 
 
+def slice_of_all(image: Input, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Note | None:
+    """Note a slice of everything, as torch 2.6 takes for each ``:`` beside a permutation."""
+    size = (image.state.channels, *image.size)[dim]
+    return Note(is_view=True) if step == 1 and not start and (end is None or end >= size) else None
+
+
 def rgb_to_grayscale(image: Input, num_output_channels: Any = 1) -> Note | None:
     if num_output_channels not in (1, 3):
         return None
@@ -352,3 +358,4 @@ V2: dict[str, Noter] = {
 """Kernels of ``v2.functional``, without their suffix "_image"."""
 
 recorders[torch.ops.aten.index.Tensor] = functools.partial(_apply, index, "v1", True)
+recorders[torch.ops.aten.slice.Tensor] = functools.partial(_apply, slice_of_all, "v1", True)
