@@ -144,7 +144,7 @@ def worker(root: str) -> Costs:
 
     def pack(name: str) -> None:
         if name == BY_TORCH:
-            with patch.object(in_thread, "_from_state", None):
+            with patch.object(in_thread, "from_state", None):
                 workers[name].pack()
         else:
             workers[name].pack()

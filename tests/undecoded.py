@@ -33,7 +33,7 @@ def opened_late(on_gpu: bool = True) -> Iterator[None]:
         with deferring(deferral):
             yield
     finally:
-        in_thread._from_state = None
+        in_thread.from_state = None
         hooks.release(deferral)
 
 

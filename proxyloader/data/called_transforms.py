@@ -100,9 +100,9 @@ def _starts_with_image(inputs: tuple[Any, ...]) -> bool:
 
 
 def _beside_image(transform: Any, others: tuple[Any, ...], compose: Any = None) -> Any:
-    """Return the inputs after an image as the transform returns them, which may be the next one of a Compose.
+    """Return the inputs after an image as ``transform`` returns them; None if it may change or does not accept them.
 
-    None if it may change them, or does not accept them.
+    ``compose``: the Compose that contains it, if the transforms after it are applied as well.
     """
     if not others:
         return others

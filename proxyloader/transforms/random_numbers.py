@@ -1,9 +1,10 @@
 """Random numbers from torch's generator. Runs where the dataset runs.
 
 NOTE [ Numbers from the generator's state ]
-A call into torch takes several microseconds if the CPU caches hold other code, as after reading a file, and augmenting
-an image takes ten to twenty numbers. So workers compute them in Python: they read the state of torch's generator, a
-Mersenne Twister (Matsumoto and Nishimura, 1998), and afterwards advance it as if torch had drawn each number.
+A call into torch takes 2 to 9 us if the CPU caches hold other code, as after reading a file, and augmenting an image
+takes ten to twenty numbers (``benchmarks/results/recording.txt``). So workers compute them in Python: they read the
+state of torch's generator, a Mersenne Twister (Matsumoto and Nishimura, 1998), and afterwards advance it as if torch
+had drawn each number.
 
 Nothing else may draw from the generator in the meantime. So only the main thread of a worker does this, while the
 dataset has no other threads, and only for transforms that draw all their numbers from ``in_thread.numbers``.
@@ -172,24 +173,24 @@ class _InThread(threading.local):
 
     def __init__(self) -> None:
         self.numbers = self.by_torch = Numbers()  # the current one, and the one that is always allowed
-        self._from_state: NumbersFromState | None = None
+        self.from_state: NumbersFromState | None = None
         self._num_threads = 0  # when there were none of the dataset
 
     @property
     def fastest(self) -> Numbers:
         """The source for transforms that draw only from ``numbers``."""
-        if self._from_state is None:
+        if self.from_state is None:
             return self.by_torch
         if (count := threading.active_count()) != self._num_threads:
             if not OWN_THREADS.issuperset(each.name for each in threading.enumerate()):
                 return self.by_torch  # others may draw at the same time
             self._num_threads = count
-        return self._from_state
+        return self.from_state
 
     def draw_from_state(self) -> None:
         """Let this thread, the main thread of a worker, compute its numbers from the state of torch's generator."""
         is_fused = computes_fused()
-        self._from_state = None if is_fused is None else NumbersFromState(is_fused)
+        self.from_state = None if is_fused is None else NumbersFromState(is_fused)
 
 
 in_thread = _InThread()

@@ -1,7 +1,7 @@
 """How v2's transforms take samples apart and put them together. Runs in the worker.
 
-Each transform flattens its inputs with torch's pytree, which also knows other containers. Doing it here takes 5 % off a
-worker's time for an image with boxes and labels, and drawing without new tensors another 5 %.
+Each transform flattens its inputs with torch's pytree, which also knows other containers. For an image with boxes, this
+takes 5 % of a worker's time off (``benchmarks/results/recording.txt``).
 """
 
 import functools
