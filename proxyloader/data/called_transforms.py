@@ -152,7 +152,8 @@ def _apply_along(deferral: Deferral, compose: Any, begin: int, image: Any, *othe
     after = _beside_image(compose.transforms[begin], others, compose)
     if after is None or _has_other_dtype():
         return None
-    found = (START if transformed is None else transformed.chain).along(compose, begin, after is not others)
+    only = None if after is others else IMAGE_CONVERSIONS
+    found = (START if transformed is None else transformed.chain).along(compose, begin, only)
     if found is None or deferral.find_obstacle(found[0].partial_plan):  # the parts are intercepted one by one
         return None
     chain, end = found

@@ -203,7 +203,9 @@ class DataLoader(TorchDataLoader[T]):
         check_device_exists(device)
         self._reset(epoch=0)
         self._transforms: list[Any] = []  # the dataset's transforms in the last epoch
-        _ = self._is_accelerate_prepared
+        from .accelerate import patch_accelerate
+
+        patch_accelerate()
         if self._torch_reason == NO_DALI:
             self._warn(f"{NO_DALI}: torch loads the data, without a speedup. Run `proxyloader doctor` for advice")
         self._find_plans()  # reports a dtype that no batch can have

@@ -13,16 +13,9 @@ import torch
 from torchvision.transforms import Grayscale, PILToTensor
 
 from .plan import Branch, ImageState, Plan, Translation, in_sequence, output_state, plan_of
-from .registry import (
-    COMPOSES,
-    CONTAINERS,
-    IMAGE_CONVERSIONS,
-    RULES,
-    has_global_hooks,
-    is_changed,
-    load_timm_rules,
-    translate,
-)
+from .registry import COMPOSES, CONTAINERS, RULES, has_global_hooks, is_changed, load_timm_rules, translate
+
+Classes = frozenset[type]
 
 MAX_CHAINS = 1024
 """Maximum number of cached chains. A full cache is cleared, because a dataset may create a transform with new arguments
@@ -32,8 +25,8 @@ _next: dict[tuple[Chain, Any], Chain | None] = {}
 """The chain that continues another one, by this other one and the settings of the transform; None if that is not
 translated."""
 
-_along: dict[tuple[Chain, int, int, bool], tuple[Snapshot, Chain, int]] = {}
-"""The result of ``Chain.along``, by the chain, the id of the Compose, ``begin`` and ``only_conversions``."""
+_along: dict[tuple[Chain, int, int, Classes | None], tuple[Snapshot, Chain, int]] = {}
+"""The result of ``Chain.along``, by the chain, the id of the Compose, ``begin`` and ``only``."""
 
 _MISSING = object()
 _MODULE_ATTRIBUTES = frozenset({*vars(torch.nn.Module()), "transforms"})
@@ -83,13 +76,13 @@ class Chain:
         found = self.along(transform)
         return None if found is None or found[1] < len(transform.transforms) else found[0]
 
-    def along(self, compose: Any, begin: int = 0, only_conversions: bool = False) -> tuple[Chain, int] | None:
+    def along(self, compose: Any, begin: int = 0, only: Classes | None = None) -> tuple[Chain, int] | None:
         """Return the continuation with transforms of a Compose from index ``begin`` on, and the index where it ends.
 
-        It ends before a transform that is not translated, or if ``only_conversions`` is not in ``IMAGE_CONVERSIONS``.
-        None if that is the first one, or if the Compose has a hook.
+        It ends before a transform that is not translated, or not of the classes in ``only``. None if that is the first
+        one, or if the Compose has a hook.
         """
-        key = self, id(compose), begin, only_conversions
+        key = self, id(compose), begin, only
         found = _along.get(key)
         if found is not None and not has_global_hooks() and found[0].is_current():
             return found[1:]
@@ -98,8 +91,8 @@ class Chain:
         added: list[Chain] = []
         end = begin
         for part in compose.transforms[begin:]:
-            is_known = not only_conversions or type(part) in IMAGE_CONVERSIONS
-            if not is_known or (more := (added[-1] if added else self)._extensions(part)) is None:
+            is_allowed = only is None or type(part) in only
+            if not is_allowed or (more := (added[-1] if added else self)._extensions(part)) is None:
                 break
             added, end = added + more, end + 1
         if not added:

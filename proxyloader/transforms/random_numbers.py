@@ -19,6 +19,7 @@ from the generator's state with those that torch draws. If they differ, torchvis
 import contextlib
 import ctypes
 import functools
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -28,6 +29,8 @@ import torch
 from torchvision.transforms import transforms as v1
 
 from .._random_state import preserve_rng
+
+log = logging.getLogger(__name__)
 
 BoxSampler = Callable[[int, int], tuple[int, int, int, int]]
 """Function that samples a box (top, left, height, width) in an image of (height, width), in pixels."""
@@ -212,11 +215,14 @@ def bernoulli(p: float, closed: bool = False) -> bool:
 def draws_alike() -> bool:
     """Return whether boxes drawn here are those of the installed torchvision."""
     with preserve_rng(), torch.device("cpu"):  # regardless of torch's default device
-        return all(
+        is_alike = all(
             _sample(functools.partial(_torchvision_box, *ranges), in_thread.by_torch, seed)
             == _sample(functools.partial(resized_crop_box, *ranges), in_thread.by_torch, seed)
             for seed, ranges in enumerate(RANGES)
         )
+    if not is_alike:
+        log.info("torchvision samples the boxes of RandomResizedCrop differently, so its own code samples them")
+    return is_alike
 
 
 @functools.cache
@@ -226,6 +232,7 @@ def computes_fused() -> bool | None:
     with contextlib.suppress(Exception), preserve_rng(), torch.device("cpu"):  # a later torch may have other states
         drawn = _sample(box, in_thread.by_torch, 0)
         return next(each for each in (True, False) if _sample(box, NumbersFromState(each), 0) == drawn)
+    log.info("torch draws other numbers than those computed from its generator's state, so workers let torch draw")
     return None
 
 
