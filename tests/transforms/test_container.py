@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchvision.transforms import AutoAugmentPolicy, InterpolationMode
+from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
 from torchvision.transforms import transforms as v1
 
 from ..compare import CLOSE, EXACT, assert_alike, both_versions, composed, kinds_of_levels, lossless, many, run
@@ -79,6 +79,32 @@ def test_pixels_of_automatic_augmentation(version: Any, name: str, arguments: An
     first = [version.Grayscale()] if how.get("fill") == 128 else []
     transform = composed("pil", *first, getattr(version, name)(*arguments, **how))
     assert_alike(transform, device, lossless("portrait", "small", "tiny", "one pixel high", "4:2:2"), times=6)
+
+
+def test_pixels_of_policies_of_three_operations(device: str) -> None:
+    transform = v2.AutoAugment()  # that of v1 draws for two
+    transform._policies = [(("Rotate", 1.0, 5), ("Equalize", 0.5, None), ("Invert", 1.0, None))]
+    assert_alike(composed("pil", transform), device, lossless("portrait", "small"), times=4)
+
+
+@both_versions
+@pytest.mark.parametrize(
+    ("name", "arguments", "own"),
+    [
+        ("RandAugment", {"magnitude": 31}, ""),  # out of range
+        ("AugMix", {"alpha": 1}, ""),  # of a dtype that torch does not draw for
+        *[(name, {}, "forward") for name in ("AutoAugment", "RandAugment", "TrivialAugmentWide")],
+        ("AugMix", {}, "_sample_dirichlet"),
+    ],
+)
+def test_what_torchvision_refuses_or_an_instance_replaces_has_no_plan(
+    version: Any, name: str, arguments: Any, own: str
+) -> None:
+    transform = getattr(version, name)(**arguments)
+    if own:
+        assert has_plan(composed("pil", transform))
+        setattr(transform, own, getattr(transform, own))
+    assert not has_plan(composed("pil", transform))
 
 
 @both_versions
