@@ -36,6 +36,7 @@ class PipelineOptions:
     prefetch_queue_depth: int = 2  # number of runs for which DALI allocates memory
     hw_decoder_load: float | None = None  # share of JPEGs, in [0, 1], for the GPU's JPEG engines; None: automatic
     channels_last: bool = False  # whether images are returned as (H, W, C)
+    decoders: int = 1  # that share the images of a run, unless the plan has parameters
 
     @property
     def engine_share(self) -> float:
@@ -143,7 +144,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
 
     Its inputs are ``images``, (bytes,) uint8 each, and, if the plan has parameters, ``draws``, float32. Its output is a
     batch of tensors (C, H, W), or (H, W, C) with ``options.channels_last``, floating-point or uint8, on
-    ``options.device_id`` or the CPU.
+    ``options.device_id`` or the CPU. With several decoders, each has an input and an output.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
@@ -159,12 +160,14 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         concurrency=OperatorConcurrency.FULL,
     )
     def proxyloader_plan() -> Any:
-        images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
+        names = ["images", *(f"images_{number}" for number in range(1, options.decoders))]
+        files = [fn.external_source(name=name, no_copy=True, ndim=1, dtype=types.UINT8) for name in names]
         draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.num_params else None
-        graph = Graph(options, images, draws)
+        graphs = [Graph(options, images, draws) for images in files]
         for step in plan.steps:
-            graph.add(step)
-        return graph.output()
+            for graph in graphs:
+                graph.add(step)
+        return tuple(graph.output() for graph in graphs)
 
     pipeline = proxyloader_plan()
     jpeg_engines.build(pipeline)
