@@ -36,7 +36,6 @@ class PipelineOptions:
     prefetch_queue_depth: int = 2  # number of runs for which DALI allocates memory
     hw_decoder_load: float | None = None  # share of JPEGs, in [0, 1], for the GPU's JPEG engines; None: automatic
     channels_last: bool = False  # whether images are returned as (H, W, C)
-    decoders: int = 1  # that share the images of a run, unless the plan has parameters
 
     @property
     def engine_share(self) -> float:
@@ -144,7 +143,7 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
 
     Its inputs are ``images``, (bytes,) uint8 each, and, if the plan has parameters, ``draws``, float32. Its output is a
     batch of tensors (C, H, W), or (H, W, C) with ``options.channels_last``, floating-point or uint8, on
-    ``options.device_id`` or the CPU. With several decoders, each has an input and an output.
+    ``options.device_id`` or the CPU.
 
     Raises:
         torch.OutOfMemoryError, MemoryError: there is not enough memory, on the GPU or on the CPU.
@@ -160,14 +159,12 @@ def build_pipeline(plan: Plan, options: PipelineOptions) -> Pipeline:
         concurrency=OperatorConcurrency.FULL,
     )
     def proxyloader_plan() -> Any:
-        names = ["images", *(f"images_{number}" for number in range(1, options.decoders))]
-        files = [fn.external_source(name=name, no_copy=True, ndim=1, dtype=types.UINT8) for name in names]
+        images = fn.external_source(name="images", no_copy=True, ndim=1, dtype=types.UINT8)
         draws = fn.external_source(name="draws", no_copy=True, ndim=1, dtype=types.FLOAT) if plan.num_params else None
-        graphs = [Graph(options, images, draws) for images in files]
+        graph = Graph(options, images, draws)
         for step in plan.steps:
-            for graph in graphs:
-                graph.add(step)
-        return tuple(graph.output() for graph in graphs)
+            graph.add(step)
+        return graph.output()
 
     pipeline = proxyloader_plan()
     jpeg_engines.build(pipeline)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from .._cores import cores_of_process
 from ..data.jpeg import JpegHeader, read_jpeg_header
 from ..errors import PipelineError
 from ..kernels.launcher import get_launcher
@@ -26,10 +25,6 @@ from .run_queue import PipelineRun, RunQueue
 log = logging.getLogger(__name__)
 
 ROOM = 1.5  # ratio of a run's size to that of the first one above which the pipeline is built again
-
-PAIR_IMAGES, PAIR_CORES = 128, 4
-"""Numbers of images in a run and of cores from which two decoders share it. Each keeps a thread busy, and the engines
-decode faster than one thread submits: 17 % more images/s with 16 cores, 6 % with 4 (``decoder_pairs.txt``)."""
 
 MAX_BYTES_TOGETHER = 128 << 20  # of decoded pixels
 
@@ -68,18 +63,15 @@ class PlanServer(RunQueue):
 
     def _prepare(self, inputs: Sequence[Any]) -> Sequence[Any]:
         files, *columns = inputs
-        if len(files) > self._fits_images:
-            is_first = not self._fits_images
-            self._fit(files, is_first)
-            if is_first and not columns and self._built.wants_engines:  # later runs may be larger; see ``_fit``
-                images = min(
-                    self._usual_images, MAX_BYTES_TOGETHER / (3 * max(1.0, _mean_pixels(_jpeg_headers(files))))
-                )
-                files = [*files, *itertools.islice(itertools.cycle(files), max(0, int(images) - len(files)))]
-            self._fits_images = ROOM * len(files)
-        share = -(-len(files) // self._options.decoders)  # the decoders get equally many, so some may be repeated
-        files = [*files, *itertools.repeat(files[-1], share * self._options.decoders - len(files))]
-        return [*(files[begin : begin + share] for begin in range(0, len(files), share)), *columns]
+        if len(files) <= self._fits_images:
+            return inputs
+        is_first = not self._fits_images
+        self._fit(files, is_first)
+        if is_first and not columns and self._built.wants_engines:  # later runs may be larger; see ``_fit``
+            images = min(self._usual_images, MAX_BYTES_TOGETHER / (3 * max(1.0, _mean_pixels(_jpeg_headers(files)))))
+            files = [*files, *itertools.islice(itertools.cycle(files), max(0, int(images) - len(files)))]
+        self._fits_images = ROOM * len(files)
+        return [files, *columns]
 
     def _rebuild(self) -> None:
         super()._rebuild()
@@ -118,8 +110,7 @@ class PlanServer(RunQueue):
             outputs = super()._convert(part, stream)
             return tree_map(lambda image: image.movedim(-1, -3), outputs) if self._options.channels_last else outputs
         if part.run.decoded is None:
-            shapes, addresses = zip(*map(_find_decoded, part.run.outputs))
-            part.run.decoded = [*itertools.chain(*shapes)], np.concatenate(addresses)
+            part.run.decoded = _find_decoded(*part.run.outputs)
         shapes, addresses = (each[part.begin : part.begin + part.size] for each in part.run.decoded)
         if shapes != schedule.shapes:
             found, expected = next(pair for pair in zip(shapes, schedule.shapes) if pair[0] != pair[1])
@@ -154,8 +145,6 @@ def get_decoder(options: PipelineOptions, usual_images: int) -> PlanServer:
     Loaders with equal options and equally large runs share it, such as those for training and validation, because
     another one would take 1.6 s to build (``benchmarks/results/kernels.txt``).
     """
-    if usual_images >= PAIR_IMAGES and cores_of_process() >= PAIR_CORES and options.wants_engines:
-        options = replace(options, decoders=2)
     if (decoder := _decoders.get((options, usual_images))) is None or decoder.lost_code:
         format = OutputFormat(memory_format=torch.channels_last)
         decoder = PlanServer(plan_of((ToTensor(),)), options, format, usual_images)

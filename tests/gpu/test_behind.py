@@ -99,11 +99,8 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.parametrize("decoders", ["one_decoder", "two_decoders"])
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_batches_of_a_transform_are_right(transform: str, decoders: str, root: Path, request: Any) -> None:
-    if decoders == "two_decoders":
-        request.getfixturevalue(decoders)
+def test_batches_of_a_transform_are_right(transform: str, root: Path) -> None:
     dataset = Spelled(root, transform=TRANSFORMS[transform])
     white = 255 if transform == "as decoded" else 1.0
     assert_right_far_behind(DataLoader(dataset, BATCH, num_workers=3), white)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +142,3 @@ def emulated_gpu(with_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_compiler()
     for module in (launcher, plan_server):
         monkeypatch.setattr(module, "get_launcher", lambda device_id: EmulatedLauncher())
-
-
-@pytest.fixture
-def two_decoders(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two decoders share even the smallest run."""
-    get_decoder = plan_server.get_decoder
-    monkeypatch.setattr(
-        plan_server, "get_decoder", lambda options, *more: get_decoder(replace(options, decoders=2), *more)
-    )

@@ -1,4 +1,4 @@
-"""Small batches that two decoders decode together in one run, with the kernels emulated on a CPU, and on a GPU."""
+"""Small batches that a GPU decodes together in one run, with the kernels emulated on a CPU, and on a GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CLOSE = {"cpu": 0.0, "cuda": 3 / 255}
 
 
 @pytest.fixture(autouse=True)
-def _emulated(device: str, two_decoders: None, request: pytest.FixtureRequest) -> None:
+def _emulated(device: str, request: pytest.FixtureRequest) -> None:
     if device == "cpu":
         request.getfixturevalue("emulated_gpu")
 
