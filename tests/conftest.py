@@ -36,6 +36,7 @@ from . import forks, scripts, tiers
 from .integration.roads import spelled_root as spelled_root
 from .integration.roads import warm_forkserver as warm_forkserver
 from .kernels.emulation import emulated_gpu as emulated_gpu
+from .kernels.emulation import grids_round_each_product as grids_round_each_product
 from .limits import STOP_S
 from .plans import plan_for
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torchvision.transforms import autoaugment as v1
 from torchvision.transforms import v2
@@ -96,6 +97,24 @@ class _DrawnInteger(int):
         return self
 
 
+class _Magnitudes(list[_Drawn]):
+    """Stands for a float tensor, (bins,), whose elements take longer to read."""
+
+    ndim = 1
+
+
+def _as_lists(found: Any) -> Any:
+    """Return magnitudes, or all those of a dict of v1, as lists."""
+    if isinstance(found, dict):
+        return {name: (_as_lists(magnitudes), signed) for name, (magnitudes, signed) in found.items()}
+    return _Magnitudes(map(_Drawn, found)) if getattr(found, "ndim", 0) else found
+
+
+def _listing(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a function return lists of magnitudes, and keep those of the last sizes."""
+    return functools.lru_cache(maxsize=8)(lambda *args: _as_lists(make(*args)))
+
+
 class _Parameters(list[float]):
     """Parameters of a distribution, which ``forward`` expands for a batch of one image."""
 
@@ -140,8 +159,11 @@ class _Recorder(threading.local):
             transform._sample_dirichlet = self._sample_dirichlet
         if isinstance(transform, v2.Transform):
             transform._apply_image_or_video_transform = self._record
+            for name in ("_AUGMENTATION_SPACE", "_PARTIAL_AUGMENTATION_SPACE"):
+                space = getattr(transform, name, {})
+                setattr(transform, name, {key: (_listing(make), signed) for key, (make, signed) in space.items()})
         else:
-            transform._augmentation_space = functools.lru_cache(maxsize=8)(transform._augmentation_space)
+            transform._augmentation_space = _listing(transform._augmentation_space)
         # The same code, with other globals: v1 applies operations with a module-level function.
         for name in ("forward", "get_params", "_get_random_item"):
             if (method := inspect.getattr_static(transform, name, None)) is not None:
@@ -260,7 +282,7 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
     def sample(size: Size, row: ParamRow) -> Size:
         chains, (beta, shares) = draw(size)
         own, others = beta.tolist()
-        row.extend([own, *(shares * others).tolist()])
+        row.extend([own, *(np.float32(share * others).item() for share in shares.tolist())])
         for chain in chains:
             put_chain(choice, chain, depth, row)
         return size

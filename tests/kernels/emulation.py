@@ -142,3 +142,15 @@ def emulated_gpu(with_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     skip_without_compiler()
     for module in (launcher, plan_server):
         monkeypatch.setattr(module, "get_launcher", lambda device_id: EmulatedLauncher())
+
+
+@pytest.fixture
+def grids_round_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchvision multiplies the grids of warps with MKL, which fuses multiply and add on some CPUs. The kernels round
+    each product, as MKL does on the others. A pixel on the boundary of two may differ, so it is held to the latter."""
+
+    def bmm(grid: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
+        x, y, one = (grid[..., k : k + 1] * theta[:, k : k + 1] for k in range(3))
+        return x + y + one
+
+    monkeypatch.setattr(torch.Tensor, "bmm", bmm)

@@ -133,7 +133,7 @@ AUGMIXES: dict[str, dict[str, Any]] = {
 
 @both_versions
 @pytest.mark.parametrize("settings", AUGMIXES.values(), ids=AUGMIXES)
-def test_pixels_of_augmix(version: Any, settings: Any, device: str) -> None:
+def test_pixels_of_augmix(version: Any, settings: Any, device: str, grids_round_each_product: None) -> None:
     mixed, files = version.AugMix(**settings), many("small", "portrait", times=8, of=lossless)
     assert_alike(composed("pil", mixed), device, files)
     steps = [v1.RandomHorizontalFlip(), v1.RandomApply([mixed]), v1.Grayscale(3), v1.RandomVerticalFlip()]
