@@ -71,5 +71,4 @@ class SeededIterator(Iterator[Any]):
 def derive_seed(seed: int, *place: Any) -> int:
     """Derive a 63-bit seed from a seed and the ``repr`` of a position, such as (epoch, index)."""
     # Every generator accepts 63 bits. Hashing makes the seeds of neighboring positions unrelated.
-    digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest(), "little") >> 1

@@ -56,9 +56,8 @@ class PlanServer(RunQueue):
         """Return whether to decode these batches, and ``others`` more like them, in one run."""
         ratio = 1 + others / len(schedules)
         images, size = sum(len(each.shapes) for each in schedules), sum(each.decoded_bytes for each in schedules)
-        most: float = self.pipeline.max_batch_size
-        if self._fits_images and self._built.wants_engines:  # CUDA decodes the rest, with slightly different pixels
-            most = self._fits_images / ROOM
+        by_engines = self._fits_images / ROOM  # CUDA decodes the rest, with slightly different pixels
+        most = by_engines if by_engines and self._built.wants_engines else self.pipeline.max_batch_size
         return ratio * images <= most and ratio * size <= MAX_BYTES_TOGETHER
 
     def _prepare(self, inputs: Sequence[Any]) -> Sequence[Any]:

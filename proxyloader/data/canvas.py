@@ -184,8 +184,7 @@ class Canvases(TorchFunctionMode):
         is_new = (is_uniform or function in _UNDEFINED) and not is_materializing()
         if not is_new or not _may_be_for_images(result):
             return result
-        fill = result.view(-1)[0].item() if is_uniform else 0
-        return Canvas.create(_Painting(result, fill), result)
+        return Canvas.create(_Painting(result, result.view(-1)[0].item() if is_uniform else 0), result)
 
 
 def _may_be_for_images(tensor: Any) -> bool:

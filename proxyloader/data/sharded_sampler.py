@@ -235,8 +235,7 @@ class ShardedSampler(Sampler[int]):
         assert self.batch_size is not None
         if self.last_batch_policy is LastBatchPolicy.DROP:
             return samples // shards // self.batch_size * self.batch_size  # the full batches of the shortest shard
-        longest = -(-samples // shards)
-        return -(-longest // self.batch_size) * self.batch_size
+        return -(samples // -(shards * self.batch_size)) * self.batch_size  # rounded up twice
 
     @property
     def shard_spec(self) -> dict[str, Any]:

@@ -341,10 +341,8 @@ def torch_fuses_products() -> bool:
     whose first two products, with weights of 1/32 and 3/32, only cancel out if the second is rounded.
     """
     row = torch.zeros(1, 1, 1, 16)
-    row[..., 3] = 1 + 2**-23
-    row[..., 2] = -3 * row[..., 3]
-    resized = torch.nn.functional.interpolate(row, (1, 4), mode="bilinear", antialias=True)
-    return bool(resized[..., 1] != 0)
+    row[..., 2:4] = (1 + 2**-23) * torch.tensor([-3.0, 1.0])
+    return bool(torch.nn.functional.interpolate(row, (1, 4), mode="bilinear", antialias=True)[..., 1] != 0)
 
 
 @add_step.register(warp.Warp)
@@ -435,8 +433,7 @@ def _box_radius(sigmas: Columns) -> NDArray[Any]:
     length = np.sqrt(12.0 * variance.astype(np.float64) + 1.0).astype(np.float32)
     whole = np.floor((length.astype(np.float64) - 1.0) / 2.0).astype(np.float32)
     part = (2 * whole + one) * (whole * (whole + one) - 3 * variance)
-    radius: NDArray[Any] = whole + part / (6 * (variance - (whole + one) ** 2))
-    return radius
+    return np.asarray(whole + part / (6 * (variance - (whole + one) ** 2)))
 
 
 @add_step.register(augment.Kernel)

@@ -59,8 +59,7 @@ def _numbers(name: str, magnitude: float, size: Size, warp: Affine) -> Sequence[
         return affine(size, warp, 0.0, (0, 0), 1.0, shear, (0.0, 0.0))
     if name.startswith("Translate"):
         shift = int(magnitude)
-        shifts = (shift, 0) if name == "TranslateX" else (0, shift)
-        return affine(size, warp, 0.0, shifts, 1.0, (0.0, 0.0))
+        return affine(size, warp, 0.0, (shift, 0) if name == "TranslateX" else (0, shift), 1.0, (0.0, 0.0))
     if name == "Posterize":
         return (int(magnitude),)
     if name == "Solarize":  # v1 samples the threshold, v2 a fraction of the maximum
@@ -115,13 +114,6 @@ def _listing(make: Callable[..., Any]) -> Callable[..., Any]:
     return functools.lru_cache(maxsize=8)(lambda *args: _as_lists(make(*args)))
 
 
-class _Parameters(list[float]):
-    """Parameters of a distribution, which ``forward`` expands for a batch of one image."""
-
-    def expand(self, *_: int) -> _Parameters:
-        return self
-
-
 @functools.lru_cache(maxsize=64)
 def _as_tensor(values: tuple[float, ...]) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float32, device="cpu")
@@ -133,8 +125,8 @@ class _Torch:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
-    def tensor(self, values: list[float], **_: Any) -> _Parameters:
-        return _Parameters(values)
+    def tensor(self, values: list[float], **_: Any) -> torch.Tensor:
+        return _as_tensor(tuple(values))
 
     def rand(self, size: tuple[int, ...]) -> Any:
         return _unless_one([_Drawn(in_thread.numbers.fraction()) for _ in range(math.prod(size))])
@@ -153,7 +145,7 @@ class _Recorder(threading.local):
 
     def __init__(self, transform: Any) -> None:
         self.chains: list[list[tuple[str, float]]] = []  # operations and magnitudes of each chain of the input image
-        self.weights: list[torch.Tensor] = []  # for mixing the chains, (n,) float32 each
+        self.weights: list[list[float]] = []  # for mixing the chains
         transform = copy.copy(transform)
         if hasattr(transform, "_sample_dirichlet"):
             transform._sample_dirichlet = self._sample_dirichlet
@@ -181,10 +173,11 @@ class _Recorder(threading.local):
         self.chains[-1].append((name, magnitude))
         return _RECORDED
 
-    def _sample_dirichlet(self, parameters: _Parameters) -> _NoMixing:
+    def _sample_dirichlet(self, parameters: torch.Tensor) -> _NoMixing:
         in_thread.numbers.write()
-        self.weights.append(torch._sample_dirichlet(_as_tensor(tuple(parameters))))
+        (weights,) = torch._sample_dirichlet(parameters).tolist()
         in_thread.numbers.read()
+        self.weights.append(weights)
         return _NoMixing()
 
     def __call__(self, size: Size) -> None:
@@ -193,7 +186,7 @@ class _Recorder(threading.local):
         self._forward(meta_image(*size))
 
 
-Draw = Callable[[Size], tuple[list[list[BranchParams]], list[torch.Tensor]]]
+Draw = Callable[[Size], tuple[list[list[BranchParams]], list[list[float]]]]
 """Function that samples chains of operations for an image of a size, and the weights for mixing them."""
 
 
@@ -210,7 +203,7 @@ def _operations(transform: Any, state: ImageState, kind: Kind) -> tuple[OneOf, D
         chosen = numbered[name]
         return chosen, _numbers(name, magnitude, size, warp) if chosen else ()
 
-    def draw(size: Size) -> tuple[list[list[BranchParams]], list[torch.Tensor]]:
+    def draw(size: Size) -> tuple[list[list[BranchParams]], list[list[float]]]:
         recorder(size)
         return [[params(*each, size) for each in chain] for chain in recorder.chains], recorder.weights
 
@@ -280,9 +273,8 @@ def aug_mix(transform: Any, state: ImageState) -> Translation:
     depth = int(transform.chain_depth) if transform.chain_depth > 0 else 3
 
     def sample(size: Size, row: ParamRow) -> Size:
-        chains, (beta, shares) = draw(size)
-        own, others = beta.tolist()
-        row.extend([own, *(np.float32(share * others).item() for share in shares.tolist())])
+        chains, ((own, others), shares) = draw(size)
+        row.extend([own, *(np.float32(share * others).item() for share in shares)])
         for chain in chains:
             put_chain(choice, chain, depth, row)
         return size

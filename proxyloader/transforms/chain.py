@@ -169,9 +169,7 @@ def _value_key(value: Any) -> Any:
         return tuple((key, _value_key(each)) for key, each in value.items())
     if kind is torch.Tensor:
         return value.detach().numpy().tobytes(), value.dtype, value.requires_grad
-    if kind is np.ndarray:
-        return value.tobytes()
-    return _Identity(value)
+    return value.tobytes() if kind is np.ndarray else _Identity(value)
 
 
 @dataclass(eq=False, slots=True)

@@ -192,8 +192,7 @@ class Plan:
     @cached_property
     def key(self) -> str:
         """Key by which workers refer to the plan. Equal plans of different datasets share a pipeline."""
-        digest = hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()
-        return f"plan-{digest[:16]}"
+        return f"plan-{hashlib.sha1(repr(self.steps).encode(), usedforsecurity=False).hexdigest()[:16]}"
 
     def __hash__(self) -> int:
         return hash(self.key)  # faster than hashing the steps

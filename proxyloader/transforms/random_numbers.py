@@ -255,9 +255,7 @@ def resized_crop_box(scale: Range, ratio: Range, height: int, width: int) -> tup
             w, h = _sides(area, torch.tensor([logarithm], dtype=torch.float32, device="cpu").exp_().item())
         w, h = round(w), round(h)
         if 0 < w <= width and 0 < h <= height:
-            top = numbers.integer(height - h + 1)
-            left = numbers.integer(width - w + 1)
-            return top, left, h, w
+            return numbers.integer(height - h + 1), numbers.integer(width - w + 1), h, w
     h, w = height, width
     if width / height < min(ratio):
         h = round(width / min(ratio))
