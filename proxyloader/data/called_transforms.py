@@ -201,11 +201,13 @@ def _apply(transformed: TransformedImage, chain: Chain, image: Any, *others: Any
     """Return the image, and the other inputs, after the last transforms of a chain."""
     result = image  # without steps, torchvision preserves the class and attributes
     try:
+        applied = transformed.apply(chain)  # which may draw even without steps
         if chain.state.kind != "pil":
-            result = create_lazy_output(transformed.apply(chain))
-        elif chain.last.steps or not isinstance(image, Image.Image):
-            like = image if isinstance(image, Image.Image) else None
-            result = create_lazy_image(transformed.apply(chain), like, may_lose_info=True)
+            result = create_lazy_output(applied)
+        elif not isinstance(image, Image.Image):
+            result = create_lazy_image(applied)
+        elif chain.last.steps:
+            result = create_lazy_image(applied, image, may_lose_info=True)
     except (ImageError, Untranslatable):  # too many pixels or too few; torchvision raises the error
         return None
     return (result, *others) if others else result

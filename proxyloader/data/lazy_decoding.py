@@ -44,7 +44,9 @@ from .transformed import TransformedImage
 
 def decoder_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of ``pil_loader``, and of the functions of other decoders."""
-    yield from replacements(folder.pil_loader, _patch_loader(original(folder.pil_loader)))
+    load = original(folder.pil_loader)
+    defer: Any = lambda path: create_lazy_image(EncodedImage.open(path)) if active() is not None else load(path)  # noqa: E731
+    yield from replacements(folder.pil_loader, functools.wraps(load)(defer))
     for name in ("decode_image", "decode_jpeg"):
         if (operator := getattr(torch.ops.image, name, None)) is not None:  # None: torchvision was built without it
             yield torch.ops.image, name, _patch(name, operator)
@@ -58,14 +60,6 @@ def decoder_patches() -> Iterator[tuple[Any, str, Any]]:
             yield module, name, _remembering(function, remember)
     if simplejpeg or opencv:
         yield from code_patches({"PIL.Image:fromarray": _defer_fromarray})
-
-
-def _patch_loader(load: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(load)
-    def hooked(path: Any) -> Any:
-        return create_lazy_image(EncodedImage.open(path)) if active() is not None else load(path)
-
-    return hooked
 
 
 @functools.cache  # cached, because torch.jit registers id(hooked)

@@ -175,12 +175,9 @@ def hook_pillow() -> None:
         setattr(each, "load", hook_load(each.load))  # noqa: B010
     setattr(cls, "im", property(get_im, set_im))  # noqa: B010
     setattr(cls, "__getattr__", get_missing)  # noqa: B010
-    if (file_getattr := vars(JpegImageFile).get("__getattr__")) is not None:  # in Pillow 11
-
-        def get_missing_in_file(self: JpegImageFile, name: str) -> Any:
-            return get_missing(self, name) if _HEADER in vars(self) else file_getattr(self, name)
-
-        setattr(JpegImageFile, "__getattr__", get_missing_in_file)  # noqa: B010
+    if (in_file := vars(JpegImageFile).get("__getattr__")) is not None:  # in Pillow 11
+        missing: Any = lambda self, name: (get_missing if _HEADER in vars(self) else in_file)(self, name)  # noqa: E731
+        setattr(JpegImageFile, "__getattr__", missing)  # noqa: B010
 
 
 def can_read_as(encoded: Undecoded, mode: str) -> bool:

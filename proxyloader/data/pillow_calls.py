@@ -153,12 +153,13 @@ def resize(
     image: Image.Image, size: Any, resample: Any = None, box: Any = None, reducing_gap: Any = None
 ) -> Note | None:
     width, height = map(operator.index, size)
-    left, top, right, bottom = edges = [0.0, 0.0, *image.size] if box is None else np.array(box, np.float32).tolist()
+    corners = np.array((0, 0, *image.size) if box is None else box, np.float32)
+    left, top, right, bottom = edges = corners.tolist()
     if edges == [0, 0, *image.size] and (width, height) == image.size:
         return Note()
     if not (0 <= left < right <= image.width and 0 <= top < bottom <= image.height):
         return None
-    scales = (right - left) / width, (bottom - top) / height
+    scales = ((corners[2:] - corners[:2]).astype(float) / (width, height)).tolist()
     if resample == Image.Resampling.NEAREST:
         matrix = scales[0], 0, left, 0, scales[1], top
         return Note((Affine("nearest", (0.0,) * 3),), (height, width, *matrix), (height, width))

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from types import BuiltinFunctionType, FunctionType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -185,7 +186,8 @@ def check_same_kind(name: str, arrays: Sequence[NDArray[Any]]) -> None:
         )
 
 
-_LARGE = (torch.Tensor, np.ndarray, bytes, bytearray, Image.Image)  # that a search should not copy
+# What a search should not copy, or cannot pickle:
+_SKIPPED = torch.Tensor, np.ndarray, bytes, bytearray, Image.Image, type, FunctionType, BuiltinFunctionType
 _WITHOUT_PLACEHOLDERS = frozenset({int, float, bool, str, bytes, type(None), torch.Tensor, np.ndarray})
 
 
@@ -197,7 +199,7 @@ def contains(content: Any, kinds: tuple[type, ...]) -> bool:
         return isinstance(content, kinds)
     search = _Search(io.BytesIO(), pickle.HIGHEST_PROTOCOL)
     search.kinds = kinds
-    with contextlib.suppress(Exception):  # objects that cannot be pickled end the search
+    with contextlib.suppress(Exception):
         search.dump(content)
     return search.is_found
 
@@ -208,4 +210,10 @@ class _Search(ForkingPickler):
 
     def persistent_id(self, obj: Any) -> Any:
         self.is_found |= isinstance(obj, self.kinds)
-        return "" if self.is_found or isinstance(obj, _LARGE) else None
+        return "" if self.is_found or isinstance(obj, _SKIPPED) else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        with contextlib.suppress(Exception):
+            obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+            return NotImplemented
+        return object, ()  # continue the search after what cannot be pickled

@@ -196,9 +196,11 @@ class BatchAssembler:
         def resolve(place: Any) -> Any:  # not recursive, as a cycle would keep the outputs alive
             if isinstance(place, tuple) and len(place) == 3:
                 return get_image(*place)
-            images = [get_image(*each) for each in place] if isinstance(place, list) else outputs[place[1]][place[0]]
-            if isinstance(images, torch.Tensor):
-                return images
+            if isinstance(place, tuple):
+                if isinstance(whole := outputs[place[1]][place[0]], torch.Tensor) and not failures:
+                    return whole
+                place = [(*place, row) for row in range(len(whole))]
+            images = [get_image(*each) for each in place]
             check_same_size(images)
             return stack(images)
 

@@ -129,15 +129,13 @@ class _Torch:
         return _as_tensor(tuple(values))
 
     def rand(self, size: tuple[int, ...]) -> Any:
-        return _unless_one([_Drawn(in_thread.numbers.fraction()) for _ in range(math.prod(size))])
+        drawn = [_Drawn(in_thread.numbers.fraction()) for _ in range(math.prod(size))]
+        return drawn if len(drawn) > 1 else drawn[0]
 
     def randint(self, high: int, size: tuple[int, ...], low: int = 0, dtype: Any = None) -> Any:
         draw = in_thread.numbers.integer
-        return _unless_one([_DrawnInteger(low + draw(high - low)) for _ in range(math.prod(size))])
-
-
-def _unless_one(drawn: list[Any]) -> Any:
-    return drawn[0] if len(drawn) == 1 else drawn
+        drawn = [_DrawnInteger(low + draw(high - low)) for _ in range(math.prod(size))]
+        return drawn if len(drawn) > 1 else drawn[0]
 
 
 class _Recorder(threading.local):

@@ -168,7 +168,7 @@ def _value_key(value: Any) -> Any:
     if kind is dict:
         return tuple((key, _value_key(each)) for key, each in value.items())
     if kind is torch.Tensor:
-        return value.detach().numpy().tobytes(), value.dtype, value.requires_grad
+        return repr(value.tolist()), value.dtype, value.requires_grad  # NumPy lacks some dtypes
     return value.tobytes() if kind is np.ndarray else _Identity(value)
 
 
@@ -226,14 +226,11 @@ def _copy_value(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
+# Chains before any transform: of an RGB PIL image, of an RGB tensor, uint8 (3, H, W), and of a PIL image in mode L, to
+# which Pillow converts RGB like Grayscale.
 START = Chain((), ImageState(), Translation())
-"""Chain of an RGB PIL image before any transform."""
-
 START_AS_TENSOR = cast(Chain, START.then(PILToTensor()))
-"""Chain of an RGB tensor, uint8 (3, H, W), before any transform."""
-
 START_AS_GREY = cast(Chain, START.then(Grayscale(1)))
-"""Chain of a PIL image in mode L before any transform. Pillow converts RGB to L like Grayscale."""
 
 
 def _compose_parts(transform: Any) -> list[Any] | None:

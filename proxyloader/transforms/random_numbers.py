@@ -99,26 +99,23 @@ class Numbers:
 
 
 class NumbersFromState(Numbers):
-    """Computes the numbers from the state of torch's generator.
+    """Computes the numbers from the state of torch's generator."""
 
-    Args:
-        is_fused: whether torch rounds only once, which depends on the instructions of the CPU.
-    """
-
-    def __init__(self, is_fused: bool) -> None:
+    def __init__(self, is_fused: bool, wraps: bool) -> None:  # see ``how_torch_draws``
         super().__init__()
-        self._is_fused = is_fused
+        self._is_fused, self._wraps = is_fused, wraps
         self._value = self._float.numpy()
         self._at = self._end = FIRST  # in the state: where the next word is, and the end of the words
 
     def uniform(self, low: float, high: float) -> float:
-        first, span = _span(low, high)
+        first, span, end = _range(low, high)
         scaled = self.fraction() * span
         if not self._is_fused:
             self._value[0] = scaled
             scaled = self._value.item()
         self._value[0] = scaled + first
-        return self._value.item()  # type: ignore[no-any-return]
+        number: float = self._value.item()
+        return first if number == end and self._wraps else number
 
     def fraction(self) -> float:
         return (self._next() & 0xFFFFFF) / 2**24
@@ -165,10 +162,11 @@ class NumbersFromState(Numbers):
 
 
 @functools.lru_cache(maxsize=256)
-def _span(low: float, high: float) -> Range:
-    """Return ``low`` and the width of the range, in float32. RuntimeError of torch: it is not a valid range."""
+def _range(low: float, high: float) -> tuple[float, float, float]:
+    """Return the start, width and end of a range in float32. RuntimeError of torch: it is not a valid range."""
     torch.empty(1, device="cpu").uniform_(low, high, generator=torch.Generator())
-    return float(np.float32(low)), float(np.float32(high) - np.float32(low))
+    first, end = np.float32(low), np.float32(high)
+    return float(first), float(end - first), float(end)
 
 
 class _InThread(threading.local):
@@ -192,8 +190,8 @@ class _InThread(threading.local):
 
     def draw_from_state(self) -> None:
         """Let this thread, the main thread of a worker, compute its numbers from the state of torch's generator."""
-        is_fused = computes_fused()
-        self.from_state = None if is_fused is None else NumbersFromState(is_fused)
+        how = how_torch_draws()
+        self.from_state = None if how is None else NumbersFromState(*how)
 
 
 in_thread = _InThread()
@@ -226,12 +224,14 @@ def draws_alike() -> bool:
 
 
 @functools.cache
-def computes_fused() -> bool | None:
-    """Return whether to compute numbers with fused operations; None if the installed torch draws others."""
+def how_torch_draws() -> tuple[bool, bool] | None:
+    """Return whether torch rounds only once, which depends on the instructions of the CPU, and whether it replaces a
+    number that was rounded up to the end of a range with its start. None if it draws other numbers."""
     box = functools.partial(resized_crop_box, *RANGES[0])
     with contextlib.suppress(Exception), preserve_rng(), torch.device("cpu"):  # a later torch may have other states
         drawn = _sample(box, in_thread.by_torch, 0)
-        return next(each for each in (True, False) if _sample(box, NumbersFromState(each), 0) == drawn)
+        ways = (True, True), (True, False), (False, True), (False, False)
+        return next(each for each in ways if _sample(box, NumbersFromState(*each), 0) == drawn)
     log.info("torch draws other numbers than those computed from its generator's state, so workers let torch draw")
     return None
 
@@ -240,7 +240,7 @@ def _sample(sample_box: BoxSampler, numbers: Numbers, seed: int) -> list[float]:
     """Return boxes in images of several sizes, other numbers, from several blocks of words, and the next one."""
     torch.default_generator.manual_seed(seed)
     with numbers:
-        drawn = [numbers.uniform(0.6, 1.4) for _ in range(600)]
+        drawn = [numbers.uniform(*limits) for limits in [(0.6, 1.4), (1.0, 1.0 + 2**-23)] * 300]
         drawn += [number for size in SIZES * 14 for number in (*sample_box(*size), *numbers.permutation(4))]
     return [*drawn, torch.rand(1).item()]
 

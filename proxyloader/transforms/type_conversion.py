@@ -71,8 +71,8 @@ def to_tensor(transform: Any, state: ImageState) -> Translation:
 
 @rule(v1.ConvertImageDtype, v2.ConvertImageDtype, v2.ToDtype)
 def to_dtype(transform: Any, state: ImageState) -> Translation:
-    if state.kind == "pil" and isinstance(transform, v1.ConvertImageDtype):
-        raise Untranslatable
+    if state.kind == "pil" and (isinstance(transform, v1.ConvertImageDtype) or isinstance(transform.dtype, dict)):
+        raise Untranslatable  # a dict is mainly for the other inputs
     if state.kind == "pil" or transform.dtype is getattr(torch, state.dtype):  # v2 classes leave PIL images unchanged
         return Translation()
     if transform.dtype is torch.float32:

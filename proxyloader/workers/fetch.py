@@ -33,7 +33,7 @@ from ..data.placeholders import ProxySample
 from ..data.transformed import TransformedImage
 from ..errors import ImageError, InputError, ProxyLoaderError
 from ..transforms.chain import START
-from ..transforms.random_numbers import computes_fused, in_thread
+from ..transforms.random_numbers import how_torch_draws, in_thread
 from .arena import Arena
 from .request_sampler import BatchRequest
 
@@ -109,7 +109,7 @@ class Fetcher:
 
     def __post_init__(self) -> None:
         if self.has_workers and self.deferral is not None:
-            computes_fused()  # once, before workers are forked
+            how_torch_draws()  # once, before workers are forked
 
     def __call__(self, request: BatchRequest) -> tuple[Any, list[Any], tuple[UnreadableSample, ...]]:
         """Return the samples of a request, or the result of ``__getitems__``, their indices, and unreadable samples.
@@ -258,6 +258,7 @@ def _is_stock_folder(folder: Any) -> bool:
         getattr(type(folder), "__getitem__", None) is _FOLDER_GETITEM
         and not hasattr(folder, "__getitems__")
         and not hasattr(folder, "fetch_ahead")
+        and vars(folder).keys() >= {"loader", "samples", "transform", "target_transform"}  # no properties
         and type(folder.samples) is list
         and folder.target_transform is None
         and folder.loader in (default_loader, pil_loader)
@@ -270,6 +271,6 @@ def _is_stock_folder(folder: Any) -> bool:
 
 def _resolve_subsets(dataset: Any, indices: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """Return the dataset inside a Subset, or the dataset itself, and its indices."""
-    while isinstance(dataset, Subset):
+    while type(dataset) is Subset:
         indices, dataset = [dataset.indices[index] for index in indices], dataset.dataset
     return dataset, indices

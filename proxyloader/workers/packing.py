@@ -54,6 +54,7 @@ TENSOR_TYPES = frozenset(map(id, (torch.Tensor, *_TV_TENSORS)))
 PLAIN_TYPES = frozenset({str, int, float, bool, bytes, bytearray, type(None), dict, list, tuple, torch.Size})
 """Types that are neither images nor sent by reference, nor contain them in other ways than as elements."""
 
+REPLACED_TYPES = ProxySample, ProxyBatch, OperationInput, torch.Tensor  # also lazy ones, and those to be moved
 Run = list[list[ProxyInputs]]  # the calls of a run, by output; without kernels, all are in one
 KernelOutput = tuple["torch.dtype | None", bool]  # dtype of floating-point images, and whether channels are last
 
@@ -262,8 +263,10 @@ class _ContentPickler(ForkingPickler):
         by_reference = isinstance(obj, (torch.Tensor, torch.UntypedStorage, torch.TypedStorage))
         if get_worker_info() is not None:
             by_reference = by_reference and _find_small_tensor(obj) is None
-        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so objects may be unpicklable
+        elif isinstance(obj, (type, FunctionType)):  # nothing is sent, so that the loop gets the same objects
             by_reference = "<" in obj.__qualname__
+        elif not isinstance(obj, Operation):
+            by_reference = by_reference or not contains(obj, REPLACED_TYPES)
         if not by_reference:
             return None
         self.objects.append(obj)

@@ -6,6 +6,7 @@ import functools
 import io
 import random
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from PIL import Image, ImageOps, ImageStat
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader as StockLoader
+from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import functional as TF
 from torchvision.transforms import v2
@@ -98,6 +100,31 @@ def test_pipeline(scenes: list[Scene], name: str, workers: int) -> None:
     bound = 1e-5 * (name == "blurred label map")
     loader = assert_same_batches(changed(scenes, PIPELINES[name]), bound=bound, num_workers=workers)
     assert_late(loader, len(scenes) * IMAGES.get(name, 1))
+
+
+SINGLE: dict[str, Callable[[Any], Any]] = {
+    "draws without steps": lambda image: v1.PILToTensor()(v1.ColorJitter()(image).resize((9, 9))),
+    "bfloat16": v1.Compose([v1.CenterCrop(50), v1.ToTensor(), v1.Normalize(*2 * [torch.ones(3).bfloat16()])]),
+    "nearest box": lambda image: TF.pil_to_tensor(ImageOps.fit(image, (39, 27), 0, 0, (0.5, 0.3))),
+    "dtypes of targets": lambda image: v2.Compose(
+        [v2.ToDtype({tv_tensors.Mask: torch.int64, "others": None}), v2.ToImage(), v2.CenterCrop(50)]
+    )(image, tv_tensors.Mask(torch.ones(1, *image.size[::-1], dtype=torch.uint8))),
+}
+
+
+@for_gpu
+@pytest.mark.parametrize("name", SINGLE)
+def test_single_calls(scenes: list[Scene], name: str) -> None:
+    assert_same_batches(changed(scenes, lambda scene: SINGLE[name](scene.image)))
+
+
+@for_gpu
+def test_without_workers_the_loop_gets_the_objects_of_the_dataset(scenes: list[Scene]) -> None:
+    lock, key = threading.Lock(), object()
+    samples = Mapped(lambda scene: {"locks": [lock], "key": key, "image": to_tensor(scene.image)}, scenes)
+    loader = DataLoader(samples, 2, collate_fn=list)
+    assert all(each["locks"] == [lock] and each["key"] is key for batch in loader for each in batch)
+    assert_late(loader, len(scenes))
 
 
 @pytest.mark.parametrize(

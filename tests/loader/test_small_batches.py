@@ -50,7 +50,8 @@ class Numbered(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         paths = [self.paths[(index + k) % len(self)] for k in range(self.count)]
-        images = [unchecked(paths[0], BREAK_TABLES)] if index in self.bad else list(map(self.loader, paths))
+        is_bad = index in self.bad
+        images = [unchecked(each, BREAK_TABLES) if is_bad else self.loader(each) for each in paths]
         frames = [self.transform(image) for image in images]
         return (torch.stack(frames) if self.count > 1 else frames[0]), index
 
@@ -136,11 +137,11 @@ def test_an_epoch_resumes_within_a_run(folder: ImageFolder, device: str) -> None
         assert torch.equal(numbers, other_numbers) and torch.equal(images, others)
 
 
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_an_image_that_does_not_decode_fails_its_batch_alone(folder: ImageFolder, device: str, on_error: Any) -> None:
-    bad = 14
+@pytest.mark.parametrize("kind", [("raise", 1), ("skip", 1), ("skip", 2)])
+def test_an_image_that_does_not_decode_fails_its_batch_alone(folder: ImageFolder, device: str, kind: Any) -> None:
+    bad, (on_error, count) = 14, kind
     how: dict[str, Any] = dict(batch_size=EACH, num_workers=2, prefetch_factor=6, device=device)
-    loader = DataLoader(Numbered(folder, bad=(bad,)), on_error=on_error, **how)
+    loader = DataLoader(Numbered(folder, count, bad=(bad,)), on_error=on_error, **how)
     found = outcomes(after_start(loader))
     if on_error == "raise":
         del found[bad // EACH + 1 :]

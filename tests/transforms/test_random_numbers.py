@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 
+from proxyloader.transforms import random_numbers
 from proxyloader.transforms.chain import START
 from proxyloader.transforms.plan import Version
 from proxyloader.transforms.random_numbers import (
     Numbers,
     NumbersFromState,
-    computes_fused,
     draws_alike,
+    how_torch_draws,
     in_thread,
     resized_crop_box,
 )
@@ -33,6 +34,7 @@ KINDS: list[tuple[Callable[[Numbers], Any], Callable[[], Any]]] = [
     (lambda numbers: numbers.uniform(0.08, 1.0), lambda: torch.empty(1).uniform_(0.08, 1.0).item()),
     (lambda numbers: numbers.uniform(-3, 1e6), lambda: torch.empty(1).uniform_(-3, 1e6).item()),
     (lambda numbers: numbers.uniform(0.5, 0.5), lambda: torch.empty(1).uniform_(0.5, 0.5).item()),
+    (lambda numbers: numbers.uniform(1, 1 + 2**-23), lambda: torch.empty(1).uniform_(1, 1 + 2**-23).item()),
     (lambda numbers: numbers.fraction(), lambda: torch.rand(1).item()),
     (lambda numbers: numbers.integer(1), lambda: torch.randint(0, 1, (1,)).item()),
     (lambda numbers: numbers.integer(376), lambda: torch.randint(0, 376, (1,)).item()),
@@ -48,7 +50,7 @@ def assert_alike(kinds: Sequence[int], seed: int, skipped: int = 0) -> None:
     before = torch.get_rng_state()
     wanted = [KINDS[kind][1]() for kind in kinds]
     after = torch.get_rng_state()
-    for source in (Numbers(), NumbersFromState(bool(computes_fused()))):
+    for source in (Numbers(), NumbersFromState(*how_torch_draws() or ())):
         torch.set_rng_state(before)
         with source as state:
             assert torch.equal(state, before)
@@ -77,12 +79,12 @@ def test_normal_numbers_go_on_after_the_draws() -> None:
     wanted = torch.randn(1).item(), torch.rand(1).item(), torch.randn(1).item()
     torch.manual_seed(3)
     first = torch.randn(1).item()
-    with NumbersFromState(bool(computes_fused())) as _:
+    with NumbersFromState(*how_torch_draws() or ()) as _:
         second = in_thread.numbers.fraction()
     assert (first, second, torch.randn(1).item()) == wanted
 
 
-@pytest.mark.parametrize("source", [Numbers(), NumbersFromState(True)], ids=["torch", "state"])
+@pytest.mark.parametrize("source", [Numbers(), NumbersFromState(True, True)], ids=["torch", "state"])
 def test_what_is_no_range_is_torchs_error(source: Numbers) -> None:
     before = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="range"), source:
@@ -91,14 +93,16 @@ def test_what_is_no_range_is_torchs_error(source: Numbers) -> None:
 
 
 def test_numbers_come_from_the_state_on_any_default_device() -> None:
-    computes_fused.cache_clear()
+    how_torch_draws.cache_clear()
     with torch.device("meta"):
-        assert computes_fused() is not None, "torch draws one by one, and nothing is gained"
-        with NumbersFromState(bool(computes_fused())) as _:
+        assert how_torch_draws() is not None, "torch draws one by one, and nothing is gained"
+        with NumbersFromState(*how_torch_draws() or ()) as _:
             assert 0 <= in_thread.numbers.uniform(0.0, 1.0) <= 1 and 0 <= in_thread.numbers.integer(9) < 9
 
 
-def test_torch_draws_while_the_dataset_has_threads() -> None:
+def test_torch_draws_while_the_dataset_has_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {each.name for each in threading.enumerate()}  # that other tests have left
+    monkeypatch.setattr(random_numbers, "OWN_THREADS", random_numbers.OWN_THREADS | others)
     with opened_late():
         assert type(in_thread.fastest) is NumbersFromState
         done = threading.Event()
@@ -123,7 +127,7 @@ def test_transforms_draw_the_same_from_the_state(version: Any, size: tuple[int, 
     wanted = [draw(translation, *size) for _ in range(100)]
     after = torch.get_rng_state()
     torch.manual_seed(5)
-    with NumbersFromState(bool(computes_fused())) as _:
+    with NumbersFromState(*how_torch_draws() or ()) as _:
         assert [draw(translation, *size) for _ in range(100)] == wanted
     assert torch.equal(torch.get_rng_state(), after)
 

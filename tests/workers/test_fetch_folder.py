@@ -111,6 +111,18 @@ class AtOnce(ImageFolder):
         return [self[index] for index in indices]
 
 
+class Repeated(Subset[Any]):
+    def __len__(self) -> int:
+        return 3 * len(self.indices)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index % len(self.indices)] for index in indices]
+
+
+class WithProperty(ImageFolder):
+    transform = property(lambda self: TRAIN, lambda self, value: None)  # type: ignore[assignment]
+
+
 class FetchesAhead(ImageFolder):
     def fetch_ahead(self, indices: Any) -> None: ...
 
@@ -144,12 +156,21 @@ def fetched(dataset: Any, indices: Any = INDICES, passed: PassedSamples | None =
         lambda root: ImageFolder(root, TRAIN, target_transform=str),
         lambda root: ImageFolder(root, transforms.Compose([*TRAIN.transforms, transforms.Lambda(torch.sum)])),
         lambda root: FetchesAhead(root, TRAIN),
+        lambda root: WithProperty(root, TRAIN),
+        lambda root: Repeated(ImageFolder(root, TRAIN), range(30)),
         lambda root: with_samples(root, Looked),
         lambda root: TensorDataset(torch.zeros(48)),
     ],
 )
 def test_other_datasets_are_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
     assert fetched(dataset_of(str(photos))) is None
+
+
+def test_a_class_of_subsets_has_its_own_indices(folder: ImageFolder) -> None:
+    folder.transform = TRAIN
+    dataset = Repeated(folder, [0, 40, 1, 41, 2])
+    labels = [label for _, labels in DataLoader(dataset, 4, device="cpu") for label in labels.tolist()]
+    assert labels == 3 * [folder.targets[index] for index in dataset.indices]
 
 
 @pytest.fixture
