@@ -63,9 +63,7 @@ MAX_NEW_PLANS = 8
 plans, and the first single image of a plan, so that images with individual arguments do not each require a pipeline."""
 
 MAX_CHANNELS = 4  # of an image
-
 KERNELS = "kernels"  # key of the server of all images that kernels transform
-
 INPUT = "input"  # marks references to arguments of operations, which have the dtype of the transform
 
 # --- in the worker ---------------------------------------------------------------------------------------------------
