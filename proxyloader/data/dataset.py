@@ -48,7 +48,7 @@ def find_plans(dataset: Any, find_obstacle: Callable[[Plan], str]) -> tuple[dict
     """
     plans, obstacle = {}, ""
     for source in get_sources(dataset):
-        transform = getattr(source, "transform", None)
+        transform = getattr(source, "__dict__", {}).get("transform")  # a property may draw random numbers
         chain = START.through(transform)
         if why := START.find_obstacle(transform, find_obstacle):
             obstacle = obstacle or why

@@ -347,7 +347,7 @@ class DataLoader(TorchDataLoader[T]):
                     loader_state.worker_states = self._states_at_end(previous)
                 return pool  # persistent workers keep their dataset
         options, reason = self._options, self._torch_reason
-        transforms = [getattr(source, "transform", None) for source in get_sources(self.dataset)]
+        transforms = [getattr(source, "__dict__", {}).get("transform") for source in get_sources(self.dataset)]
         recorder.has_fallen_back &= [*map(id, transforms)] == [*map(id, self._transforms)]
         self._transforms = transforms
         if self._uses_torch_batches(bool(reason), loader_state):

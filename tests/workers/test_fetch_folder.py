@@ -120,7 +120,15 @@ class Repeated(Subset[Any]):
 
 
 class WithProperty(ImageFolder):
-    transform = property(lambda self: TRAIN, lambda self, value: None)  # type: ignore[assignment]
+    reads = 0
+
+    @property
+    def transform(self) -> Any:
+        self.reads += 1
+        return TRAIN
+
+    @transform.setter
+    def transform(self, value: Any) -> None: ...
 
 
 class FetchesAhead(ImageFolder):
@@ -164,6 +172,12 @@ def fetched(dataset: Any, indices: Any = INDICES, passed: PassedSamples | None =
 )
 def test_other_datasets_are_fetched_sample_by_sample(photos: Path, dataset_of: Callable[[str], Any]) -> None:
     assert fetched(dataset_of(str(photos))) is None
+
+
+def test_a_property_is_read_as_often_as_by_the_dataset(photos: Path) -> None:
+    dataset = WithProperty(str(photos))
+    list(DataLoader(dataset, 4, device="cpu"))
+    assert dataset.reads == 2 * len(dataset)
 
 
 def test_a_class_of_subsets_has_its_own_indices(folder: ImageFolder) -> None:
