@@ -33,8 +33,7 @@ from .replaced_code import kernel_patches
 DTYPES = frozenset({torch.bool, torch.uint8})
 """Dtypes of masks whose operations are recorded. torch resizes others as float32."""
 
-MIN_PIXELS = 1024
-"""Minimum number of pixels of a mask. Smaller tensors may not be masks, for example boxes."""
+MIN_PIXELS = 1024  # of a mask. Smaller tensors may not be masks, for example boxes
 
 METADATA = frozenset(
     getattr(torch.Tensor, name).__get__

@@ -104,8 +104,7 @@ FIRST_BRANCH, MAX_BRANCHES = 9, 7
 
 KINDS = np.array(list(OPCODES.values()), np.int32)
 
-FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}
-"""Pillow's numbers of its filters."""
+FILTERS = {"lanczos": 1, "bilinear": 2, "bicubic": 3, "box": 4, "hamming": 5}  # Pillow's numbers of its filters
 
 SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])  # radius of each filter, by its number
 

@@ -306,13 +306,14 @@ def find(name: str) -> Any:
     except AttributeError as error:
         advice = 'It must be at module level, not below `if __name__ == "__main__":`'
         raise ValueError(f"{name}: {error}. {advice}") from error
-    is_factory = False
-    if inspect.isclass(obj):
+    if is_factory := inspect.isclass(obj):
         try:
-            return obj()
+            inspect.signature(obj).bind()
         except TypeError as error:
             advice = "Name an instance, or a function that returns one"
             raise ValueError(f"{name} cannot be created: {error}. {advice}") from error
+        except ValueError:  # it has no signature
+            pass
     if inspect.isroutine(obj) or isinstance(obj, functools.partial):
         with contextlib.suppress(TypeError, ValueError):  # it takes arguments, such as the image of a transform
             is_factory = inspect.signature(obj).bind() is not None

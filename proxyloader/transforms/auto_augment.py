@@ -28,8 +28,7 @@ from .random_numbers import in_thread, meta_image, rounded
 from .registry import rule, version_of
 from .warp import Affine, affine, make_warp, rotation
 
-BranchParams = tuple[int, Sequence[float]]
-"""Index of a branch of a OneOf, and its parameters."""
+BranchParams = tuple[int, Sequence[float]]  # index of a branch of a OneOf, and its parameters
 
 
 def put_chain(choice: OneOf, chain: Sequence[BranchParams], layers: int, row: ParamRow) -> None:
@@ -96,17 +95,20 @@ class _DrawnInteger(int):
         return self
 
 
-class _Magnitudes(list[_Drawn]):
+class _Magnitudes(list[float]):
     """Stands for a float tensor, (bins,), whose elements take longer to read."""
 
     ndim = 1
+
+    def __getitem__(self, index: Any) -> Any:
+        return _Drawn(super().__getitem__(index))
 
 
 def _as_lists(found: Any) -> Any:
     """Return magnitudes, or all those of a dict of v1, as lists."""
     if isinstance(found, dict):
         return {name: (_as_lists(magnitudes), signed) for name, (magnitudes, signed) in found.items()}
-    return _Magnitudes(map(_Drawn, found)) if getattr(found, "ndim", 0) else found
+    return _Magnitudes(found.tolist()) if getattr(found, "ndim", 0) else found
 
 
 def _listing(make: Callable[..., Any]) -> Callable[..., Any]:

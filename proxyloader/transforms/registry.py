@@ -26,8 +26,7 @@ CONTAINERS = frozenset({*COMPOSES, v1.RandomApply, v2.RandomApply})
 IMAGE_CONVERSIONS = frozenset({v2.ToImage, v2.ToDtype, v2.Normalize})
 """Classes of v2 with rules that leave boxes, masks, and tensors beside an image as they are."""
 
-RULES: dict[type, Rule] = {}
-"""Rules by exact class, because subclasses may behave differently."""
+RULES: dict[type, Rule] = {}  # by exact class, because subclasses may behave differently
 
 
 def rule(*classes: type) -> Callable[[Rule], Rule]:

@@ -186,7 +186,7 @@ FAILURES = {
     "explaind:transform": "No module named 'explaind'",
     "explained:guarded": 'It must be at module level, not below `if __name__ == "__main__":`',
     "explained:fails": "explained:fails: AttributeError at {}/explained.py:14: ",
-    "torchvision.transforms:Resize": "Resize cannot be created: Resize.__init__() missing 1 required",
+    "torchvision.transforms:Resize": "Resize cannot be created: missing a required argument: 'size'",
     "explained:number": "explained:number: TypeError: explain() takes a transform or a map-style dataset, got 3",
 }
 
