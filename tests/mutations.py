@@ -233,7 +233,7 @@ trials of RandomIoUCrop draw too few numbers
     transforms/boxes.py:_draw_crops | 2 * each + 4 => 2 * each + 2
     transforms/test_boxes.py
 boxes that reach the right edge are removed
-    transforms/boxes.py:find_valid | values <= limits => values < limits
+    transforms/boxes.py:find_valid | 0 <= right <= width => 0 <= right < width
     transforms/test_boxes.py
 the contrast of a photometric distortion never comes last
     transforms/color.py:photometric_distort | (0, 2, 3, 1) => (0, 1, 2, 3)

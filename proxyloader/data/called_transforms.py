@@ -39,7 +39,7 @@ from .lazy_tensor import (
     wrap_values,
 )
 from .recorded import map_leaves
-from .replaced_code import code_patches, find, original, replacements, unless_handled
+from .replaced_code import code_patches, original, replacements, unless_handled
 from .transformed import TransformedImage, pixel_uses
 
 
@@ -51,8 +51,13 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
         yield cls, "__call__", _intercept(cls, cls.__call__)
     get_params = v1.RandomResizedCrop.get_params
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
-    for make_params in find("torchvision.transforms.v2:RandomIoUCrop.make_params").values():
-        yield v2.RandomIoUCrop, "make_params", unless_handled(make_params, boxes.make_params)
+    methods = (
+        (v2.RandomIoUCrop, "make_params", boxes.make_params),
+        (v2.SanitizeBoundingBoxes, "transform", boxes.select),
+    )
+    for cls, name, method in methods:
+        if theirs := getattr(cls, name, None):
+            yield cls, name, unless_handled(theirs, method)
     yield from code_patches(boxes.FUNCTIONS)
     yield from sample_patches()
 

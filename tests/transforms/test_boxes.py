@@ -141,7 +141,13 @@ EDGES = [0.0, -0.0, -1e-7, 0.5, 1.0, 1.0000001, 20.0, 21.0, 29.999998, 30.0, 30.
 
 @pytest.mark.parametrize("format, dtype", [(XYXY, torch.float32), (XYXY, torch.float64), (FORMATS[1], torch.float32)])
 @pytest.mark.parametrize(
-    "transform", [v2.SanitizeBoundingBoxes(), v2.SanitizeBoundingBoxes(1.1, 10.1), v2.RandomHorizontalFlip(1.0)]
+    "transform",
+    [
+        v2.SanitizeBoundingBoxes(),
+        v2.SanitizeBoundingBoxes(1.1, 10.1),
+        v2.SanitizeBoundingBoxes(1.0000001, 8.9999995),
+        v2.RandomHorizontalFlip(1.0),
+    ],
 )
 def test_changed_and_kept_boxes_are_torchvisions(format: Any, dtype: torch.dtype, transform: Any) -> None:
     values = torch.tensor([*itertools.product(EDGES, repeat=4)])
@@ -155,6 +161,40 @@ def test_changed_and_kept_boxes_are_torchvisions(format: Any, dtype: torch.dtype
             assert torch.equal(ours["labels"], stock["labels"]) and bool(len(stock["labels"])) == bool(number)
             np.testing.assert_array_equal(ours["boxes"], stock["boxes"])
             assert [*map(type, ours.values())] == [*map(type, stock.values())] and ours["boxes"].canvas_size == (20, 30)
+
+
+@pytest.mark.parametrize("least", [-2.0, 0.0, np.nan, 1 + 1e-9])
+def test_boxes_of_any_least_size_are_torchvisions(least: float) -> None:
+    boxes = tv_tensors.BoundingBoxes([*itertools.product(EDGES, repeat=4)], format=XYXY, canvas_size=(20, 30))  # type: ignore[call-overload]
+    for limits in ((least, 1.0), (1.0, least), (least, least)):
+        stock = F.sanitize_bounding_boxes(boxes, min_size=limits[0], min_area=limits[1])
+        with opened_late():
+            ours = F.sanitize_bounding_boxes(boxes, min_size=limits[0], min_area=limits[1])
+        assert torch.equal(ours[1], stock[1]) and torch.equal(ours[0], stock[0])
+
+
+def test_kept_boxes_and_labels_are_copies() -> None:
+    values = torch.tensor([[1.0, 2.0], [3.0, 4.0], [9.0, 8.0], [10.0, 9.0]]).T  # not contiguous
+    boxes = tv_tensors.BoundingBoxes(values, format=XYXY, canvas_size=(20, 30))  # type: ignore[call-overload]
+    target = {"boxes": boxes, "labels": torch.arange(4)[::2], "scores": torch.ones(2, requires_grad=True), "id": 3}
+    sanitize = v2.SanitizeBoundingBoxes(labels_getter=lambda target: (target["labels"], target["scores"]))
+    stock = sanitize(target)
+    with opened_late():
+        ours = sanitize(target)
+    assert ours.keys() == stock.keys() and [*map(type, ours.values())] == [*map(type, stock.values())]
+    for name in ("boxes", "labels", "scores"):
+        assert torch.equal(ours[name], stock[name]) and ours[name].stride() == stock[name].stride()
+        assert ours[name].requires_grad == stock[name].requires_grad
+        assert ours[name].data_ptr() != target[name].data_ptr()
+
+
+def test_subclasses_select_as_they_say() -> None:
+    class Shifted(v2.SanitizeBoundingBoxes):
+        def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+            return super().transform(inpt, params) + 1 if isinstance(inpt, torch.Tensor) else inpt
+
+    with opened_late():
+        assert Shifted()({"boxes": boxes_of(INSIDE, SIZE), "labels": torch.zeros(len(INSIDE))})["labels"].all()
 
 
 def test_without_a_crop_around_a_center_another_one_is_drawn() -> None:
