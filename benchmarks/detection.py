@@ -109,14 +109,15 @@ def compare(root: str, pipeline: str, args: argparse.Namespace) -> dict[str, flo
 
 
 def memory_in_use() -> dict[str, int]:
-    """Return the memory that the process uses, in MB, and what torch's tensors and plans use of that on the GPU.
+    """Return the memory in MB that this process uses, and the whole GPU, and what torch has reserved and allocated.
 
-    torch's allocator keeps what has been freed, and images of many sizes leave gaps in it.
+    torch's allocator keeps what has been freed, and images of many sizes leave gaps in it. The rest belongs to DALI.
     """
     gc.collect()
     free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
     used = {"host": psutil.Process().memory_full_info().uss, "gpu": total - free}
-    return {name: size >> 20 for name, size in (used | {"allocated": torch.cuda.memory_allocated()}).items()}
+    used |= {"reserved": torch.cuda.memory_reserved(), "allocated": torch.cuda.memory_allocated()}
+    return {name: size >> 20 for name, size in used.items()}
 
 
 def soak(root: str, args: argparse.Namespace) -> list[dict[str, Any]]:
