@@ -302,8 +302,8 @@ class Feed:
                 self.servers[run.server] = self._plan_servers.serve(plan)
             if run.server not in self.servers:
                 raise InputError(
-                    "a sample comes from the proxy of a server other than the loader's; pass the server whose "
-                    "proxy the dataset calls: DataLoader(dataset, server=server)",
+                    "a sample comes from the proxy of a server that was not passed to the loader; pass the server "
+                    "whose proxy the dataset calls: DataLoader(dataset, server=server)",
                     code="foreign-server",
                 )
             with profile_row(SUBMIT):

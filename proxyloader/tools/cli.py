@@ -127,8 +127,8 @@ def _bench(parser: Parser) -> None:
     _option(parser, "--passes", "N", _positive, passes_help)
     batch_help = "images per batch (default: 256; 64 for camera; 16, or 8 clips, for tasks)"
     _option(parser, "--batch-size", "N", _positive, batch_help)
-    _option(parser, "--device", None, str, "(default: the GPU if there is one)", choices=("cuda", "cpu"))
-    _option(parser, "--dtype", None, str, "", "float32", choices=("float32", "float16", "bfloat16"))
+    _option(parser, "--device", None, str, "of the batches (default: the GPU if there is one)", choices=("cuda", "cpu"))
+    _option(parser, "--dtype", None, str, "of the images", "float32", choices=("float32", "float16", "bfloat16"))
     parser.add_argument("--channels-last", action="store_true", help="load channels-last batches")
     augment_help = f"also run torch and proxyloader with these after the flip: {', '.join(AUGMENTATIONS)}"
     _option(parser, "--augment", "NAME", str, augment_help, [], nargs="+", choices=AUGMENTATIONS)
