@@ -13,8 +13,7 @@ from PIL import Image, ImageFilter, ImageOps
 from torch.utils.data import Dataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import functional as F
-from torchvision.transforms import v2
+from torchvision.transforms import functional as F, v2
 
 from proxyloader.tools.bench import AUGMENTATIONS
 from proxyloader.tools.bench.config import CROP_PX, MEAN, STD, make_transform

@@ -46,8 +46,7 @@ import psutil
 from _common import append_record, make_parser
 from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
-from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import DataLoader as TorchLoader, Dataset, Sampler
 from torchvision import transforms
 from tqdm import tqdm
 

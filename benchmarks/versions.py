@@ -33,8 +33,7 @@ from _pipelines import PIPELINES
 from rich.console import Console
 from rich.table import Table
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import RandomSampler, SequentialSampler
+from torch.utils.data import DataLoader as StockLoader, RandomSampler, SequentialSampler
 from tqdm import tqdm
 
 HERE = Path(__file__).resolve().parent

@@ -25,8 +25,7 @@ from typing import Any
 
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader as StockLoader, Dataset
 from torchvision import transforms
 from tqdm import tqdm
 

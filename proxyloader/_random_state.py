@@ -28,7 +28,7 @@ def make_generator(seed: int, *place: Any) -> torch.Generator:
 @contextlib.contextmanager
 def preserve_rng(states: tuple[Any, ...] = ()) -> Iterator[None]:
     """Restore the default generators when the context ends. ``states``: from ``get_rng_states``, to set them before."""
-    before = get_rng_states(include_numpy_and_python=True)
+    before = get_rng_states()
     try:
         if states:
             set_rng_states(states)
@@ -37,14 +37,13 @@ def preserve_rng(states: tuple[Any, ...] = ()) -> Iterator[None]:
         set_rng_states(before)
 
 
-def get_rng_states(include_numpy_and_python: bool) -> tuple[Any, ...]:
-    """Return the state of torch's default generator, and optionally of NumPy and Python."""
-    state = torch.default_generator.get_state()
-    return (state, np.random.get_state(), random.getstate()) if include_numpy_and_python else (state,)
+def get_rng_states() -> tuple[Any, ...]:
+    """Return the states of torch's default generator, NumPy and Python."""
+    return torch.default_generator.get_state(), np.random.get_state(), random.getstate()
 
 
 def set_rng_states(states: tuple[Any, ...]) -> None:
-    """Set the default generators to states from ``get_rng_states``."""
+    """Set the default generators to states from ``get_rng_states``, or only torch's to the first of them."""
     torch.set_rng_state(states[0])
     if len(states) > 1:
         np.random.set_state(states[1])
@@ -58,14 +57,14 @@ class SeededIterator(Iterator[Any]):
         self._iterator = iterator
         with preserve_rng():
             seed_generators(seed, *place)
-            self._states = get_rng_states(include_numpy_and_python=True)
+            self._states = get_rng_states()
 
     def __next__(self) -> Any:
         with preserve_rng(self._states):
             try:
                 return next(self._iterator)
             finally:
-                self._states = get_rng_states(include_numpy_and_python=True)
+                self._states = get_rng_states()
 
 
 def derive_seed(seed: int, *place: Any) -> int:

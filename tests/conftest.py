@@ -33,10 +33,8 @@ from proxyloader.make_dataset import make_dataset
 from proxyloader.transforms.resize import Resize
 
 from . import forks, scripts, tiers
-from .integration.roads import spelled_root as spelled_root
-from .integration.roads import warm_forkserver as warm_forkserver
-from .kernels.emulation import emulated_gpu as emulated_gpu
-from .kernels.emulation import grids_round_each_product as grids_round_each_product
+from .integration.roads import spelled_root as spelled_root, warm_forkserver as warm_forkserver
+from .kernels.emulation import emulated_gpu as emulated_gpu, grids_round_each_product as grids_round_each_product
 from .limits import STOP_S
 from .plans import plan_for
 

@@ -44,11 +44,7 @@ _owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDicti
 
 
 def check_sources(pipeline: Any) -> list[Any]:
-    """Return the external sources of a pipeline, and check that the proxy can feed all of them and run it.
-
-    Raises:
-        TypeError, ValueError, RuntimeError: as for ``ProxyServer``.
-    """
+    """Return the external sources of a pipeline. Raises the errors of ``ProxyServer`` if it cannot feed or run it."""
     if not isinstance(pipeline, Pipeline):
         advice = "; call the function that @pipeline_def returns" if callable(pipeline) else ""
         raise TypeError(f"pipeline must be a DALI pipeline, got {type(pipeline).__name__}{advice}")

@@ -163,16 +163,11 @@ class RunQueue:
         return len(self._runs)
 
     def submit(self, inputs: Sequence[Any], schedule: Any = None) -> PipelineRun:
-        """Start a run. ``schedule`` is that of the PipelineRun.
+        """Start a run of an array (N, ...), or a list of N arrays, for each input of the pipeline, in order.
 
-        Args:
-            inputs: for each input of the pipeline, in order, an array (N, ...) or a list of N arrays. Their memory must
-                not change until ``PipelineRun.inputs_released()`` is true.
-
-        Raises:
-            InputError: N is too large, or the dtype or number of dimensions of an input differs from the pipeline's
-                declaration or from earlier runs.
-            PipelineError: the pipeline was taken over, or belongs to the parent process.
+        Their memory must not change until ``PipelineRun.inputs_released()``. InputError: N is too large, or the dtype
+        or number of dimensions of an input differs from the pipeline's declaration or from earlier runs. PipelineError:
+        the pipeline was taken over, or belongs to the parent process.
         """
         return self._submit(inputs, [PipelineRun(len(inputs[0]), schedule)])[0]
 
@@ -236,15 +231,10 @@ class RunQueue:
         return inputs
 
     def collect(self, pipeline_run: PipelineRun) -> Outputs:
-        """Wait for a run and return its outputs.
+        """Wait for a run and return its outputs: tensors (N, ...), or lists of N tensors if their shapes differ.
 
-        Returns:
-            For each output of the pipeline, a tensor (N, ...) on the pipeline's device, or a list of N tensors if their
-            shapes differ. On a GPU, they are ready for use in the caller's current stream.
-
-        Raises:
-            PipelineError: DALI failed on this run, or the run was cancelled.
-            torch.OutOfMemoryError, MemoryError: the GPU or the CPU ran out of memory.
+        On a GPU, they are ready for use in the caller's current stream. PipelineError: DALI failed on this run, or the
+        run was cancelled. torch.OutOfMemoryError, MemoryError: the GPU or the CPU ran out of memory.
         """
         stream = current_stream(self.pipeline.device_id)
         with self._lock:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torchvision import tv_tensors
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from ..errors import ImageError
 from ..transforms import boxes
@@ -51,11 +50,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
         yield cls, "__call__", _intercept(cls, cls.__call__)
     get_params = v1.RandomResizedCrop.get_params
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
-    methods = (
-        (v2.RandomIoUCrop, "make_params", boxes.make_params),
-        (v2.SanitizeBoundingBoxes, "transform", boxes.select),
-    )
-    for cls, name, method in methods:
+    for cls, name, method in boxes.METHODS:
         if theirs := getattr(cls, name, None):
             yield cls, name, unless_handled(theirs, method)
     yield from code_patches(boxes.FUNCTIONS)

@@ -52,14 +52,11 @@ UNREACHABLE = (
 SET_DATA = vars(torch._C.TensorBase)["data"].__set__
 SET_REQUIRES_GRAD = vars(torch._C.TensorBase)["requires_grad"].__set__
 
-VALUE_METHODS = frozenset(
-    {
-        *("numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage", "share_memory_"),
-        *("pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "__repr__"),
-        *("__format__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "set_", "apply_", "map_"),
-        "new_tensor",
-    }
-)
+VALUE_METHODS = frozenset({"numpy", "tolist", "item", "data_ptr", "storage", "untyped_storage", "_typed_storage"}) | {
+    *("share_memory_", "pin_memory", "is_shared", "__array__", "__dlpack__", "__reduce_ex__", "__deepcopy__", "set_"),
+    *("__repr__", "__format__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "apply_", "map_"),
+    "new_tensor",
+}
 """Tensor methods that access values without dispatching an operation."""
 
 FACTORY_OPERATORS = frozenset({"empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}) | {

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageFilter
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from ..transforms import augment, color
 from ..transforms.geometry import TURNS, Crop, Flip, IndexSelect, Transpose, as_ltrb, transposed

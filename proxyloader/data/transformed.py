@@ -152,7 +152,7 @@ class TransformedImage(ProxyInputs):
         try:
             if draws:
                 with in_thread.fastest if draws == "numbers" else in_thread.by_torch as state:
-                    states = get_rng_states(include_numpy_and_python=True) if draws == "any" else (state,)
+                    states = get_rng_states() if draws == "any" else (state,)
                     size = chain.last.sample(size, row)  # type: ignore[misc]
             elif chain.last.sample is not None:
                 size = chain.last.sample(size, row)

@@ -15,11 +15,7 @@ Images = torch.Tensor | list[torch.Tensor]
 
 
 class Launcher:
-    """Runs programs on a device.
-
-    Raises:
-        PipelineError: the kernels cannot be compiled or loaded.
-    """
+    """Runs programs on a device. PipelineError: the kernels cannot be compiled or loaded."""
 
     def __init__(self, device_id: int) -> None:
         self.device = torch.device("cuda", device_id)
@@ -33,11 +29,9 @@ class Launcher:
             ) from error
 
     def run(self, schedule: Schedule, decoded: Any, stream: torch.cuda.Stream) -> list[Images]:
-        """Launch everything in torch's current stream, without waiting for it. Return the outputs of the schedule.
+        """Launch everything in ``stream``, torch's current one, without waiting. Return the outputs of the schedule.
 
-        Args:
-            decoded: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
-            stream: torch's current stream.
+        ``decoded``: address of each decoded image, (H, W, 3) uint8 in the memory of the device.
         """
         num_values, is_ragged = schedule.num_values, any(len(sizes) > 1 for _, sizes in schedule.outputs)
         num_values = _round_up(num_values) if is_ragged else num_values

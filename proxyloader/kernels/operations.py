@@ -147,11 +147,7 @@ def rgb(values: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def build_programs(images: Sequence[Planned]) -> Programs:
-    """Return the programs of a batch. All plans must have the same ``get_output_kind``.
-
-    Raises:
-        MissingKernelError: there is no kernel for a step.
-    """
+    """Return the programs of a batch, whose plans have the same ``get_output_kind``. Raises MissingKernelError."""
     programs = Programs([size for _, size, _ in images])
     images_by_plan: dict[str, list[int]] = {}
     for number, (plan, _, _) in enumerate(images):
@@ -187,11 +183,9 @@ def get_output_kind(plan: Plan) -> tuple[Any, ...]:
 
 
 def build_schedule(images: Sequence[Planned], dtype: torch.dtype | None, channels_last: bool, *groups: Any) -> Schedule:
-    """Return the launches that transform a batch.
+    """Return the launches that transform a batch. ``groups``: ``counts`` and ``files`` of ``Jobs.schedule``.
 
-    Args:
-        dtype: that of floating-point images; None is float32.
-        groups: ``counts`` and ``files`` of ``Jobs.schedule``.
+    ``dtype``: that of floating-point images; None is float32.
     """
     output = images[0][0].output
     if output.dtype == "uint8" or dtype in (None, torch.uint8):  # the loader rejects uint8 for floats

@@ -111,15 +111,12 @@ SUPPORTS = np.array([0.0, 3.0, 1.0, 2.0, 0.5, 1.0])  # radius of each filter, by
 STEP = np.dtype([("code", "i4"), ("extra", "i4"), ("numbers", "f8", (MAX_NUMBERS,))], align=True)
 """``struct Step``. ``extra`` is the index of its first number in the extras."""
 
-JOB = np.dtype(
-    [
-        *((name, "u8") for name in ("source", "target")),
-        *((name, "i8") for name in ("table_x", "table_y")),
-        *((name, "i4") for name in ("source_height", "source_width", "height", "width", "first", "count", "stats")),
-        *((name, "i4") for name in ("source_base", "target_base")),
-    ],
-    align=True,
-)
+_JOB_FIELDS = {
+    "u8": ("source", "target"),
+    "i8": ("table_x", "table_y"),
+    "i4": ("source_height", "source_width", "height", "width", "first", "count", "stats", "source_base", "target_base"),
+}
+JOB = np.dtype([(name, kind) for kind, names in _JOB_FIELDS.items() for name in names], align=True)
 """``struct Job``. ``source`` and ``target`` are offsets from a base until ``Schedule.bind``. ``table_x`` and
 ``table_y`` are the indices of the weights of a resize in the pool."""
 
@@ -151,7 +148,6 @@ class Programs:
         self.sizes: Indices = np.array(sizes, np.int64).reshape(-1, 2)
         self.decoded_sizes = self.sizes.copy()
         self.sources = np.arange(len(self.sizes))  # (N,) int64, the decoded image from which each starts
-        self.num_outputs = len(self.sizes)  # number of programs with an output. The others are their branches
         # For each call of ``add``, the images, their steps as bytes, which NumPy joins faster than structures, and
         # height and width before and after the step.
         self._added: list[tuple[NDArray[Any], ...]] = []
@@ -273,7 +269,7 @@ class Jobs:
             files: the decoded image of each image; None: each has its own.
         """
         pool_size = self._place_weights() if Kind.RESAMPLE in self.kinds else 0
-        sizes = self.programs.sizes[: self.programs.num_outputs]
+        sizes = self.programs.sizes[: len(self.programs.decoded_sizes)]  # without the branches
         output_ends = channels * sizes.prod(1).cumsum()
         scratch_bytes = self._place(dtype.itemsize * np.concatenate(([0], output_ends[:-1])))
         first_images = slice(None) if files is None else np.unique(files, return_index=True)[1]
@@ -371,13 +367,8 @@ class Schedule:
     channels_last: bool
 
     def bind(self, memory: NDArray[np.uint8], scratch: int, outputs: int, decoded: Any) -> None:
-        """Copy the arrays to ``memory``, with addresses in place of offsets.
-
-        Args:
-            scratch: address of ``scratch_bytes`` bytes, aligned to 16.
-            outputs: address from which the offsets of the outputs count.
-            decoded: address of each decoded image.
-        """
+        """Copy the arrays to ``memory``, with addresses in place of offsets: ``scratch`` of ``scratch_bytes`` bytes,
+        aligned to 16, ``outputs`` from which the offsets of the outputs count, ``decoded`` of each decoded image."""
         memory[: len(self.memory)] = self.memory
         jobs = memory[: self.begins[1]].view(JOB)
         decoded = decoded if self.files is None else np.asarray(decoded)[self.files]

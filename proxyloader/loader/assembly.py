@@ -58,11 +58,7 @@ class BatchAssembler:
         self._format: OutputFormat = self._options.format
 
     def assemble(self, in_flight: InFlightBatch) -> Any:
-        """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample.
-
-        Raises:
-            Exception: the error of this batch, from the worker or the dataset, or an ImageError.
-        """
+        """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample. Raises the error of a failed batch."""
         batch = in_flight.batch
         if batch is not None:
             # A failed batch skips or replaces no samples.

@@ -13,8 +13,7 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader as TorchDataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
 
 from .._validation import check_int
 from ..dali.device import check_device_exists

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.text import Text
-from torch.utils.data import ConcatDataset, Subset
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import ConcatDataset, DataLoader as StockLoader, Subset
 from torchvision.datasets import ImageFolder
 from torchvision.utils import make_grid, save_image
 

@@ -38,8 +38,7 @@ import pynvml
 import torch
 from numpy.typing import NDArray
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader as StockLoader, IterableDataset
 
 from .._cores import usable_cores
 from ..data.dataset import get_length

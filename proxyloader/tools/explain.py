@@ -289,12 +289,9 @@ def _find_line(error: BaseException) -> str:
 
 
 def find(name: str) -> Any:
-    """Return a transform or a dataset named ``module:attribute``. Calls a class, or a function that requires no
-    arguments.
+    """Return a transform or a dataset named ``module:attribute``. Calls a class, or a function without arguments.
 
-    Raises:
-        ValueError: the name does not exist, or is a class that requires arguments.
-        Exception: importing or calling it raised this error.
+    ValueError: the name does not exist, or is a class that requires arguments.
     """
     path, _, attribute = name.partition(":")
     if not attribute:

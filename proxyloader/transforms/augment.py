@@ -6,8 +6,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from .geometry import as_fill
 from .plan import ImageState, ParamRow, Size, Step, Translation, Untranslatable

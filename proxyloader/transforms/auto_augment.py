@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchvision.transforms import autoaugment as v1
-from torchvision.transforms import v2
+from torchvision.transforms import autoaugment as v1, v2
 
 from .._random_state import preserve_rng
 from . import color
@@ -217,10 +216,7 @@ def _operations(transform: Any, state: ImageState, kind: Kind) -> tuple[OneOf, D
     return choice, draw
 
 
-@rule(
-    *(v1.AutoAugment, v1.RandAugment, v1.TrivialAugmentWide),
-    *(v2.AutoAugment, v2.RandAugment, v2.TrivialAugmentWide),
-)
+@rule(v1.AutoAugment, v1.RandAugment, v1.TrivialAugmentWide, v2.AutoAugment, v2.RandAugment, v2.TrivialAugmentWide)
 def automatic(transform: Any, state: ImageState) -> Translation:
     if getattr(transform, "num_magnitude_bins", 2) < 2:
         raise Untranslatable

@@ -97,14 +97,9 @@ def make_params(theirs: Any, transform: Any, inputs: list[Any]) -> Any:
 
 
 def sample_crop(transform: Any, size: Size, boxes: NDArray[Any]) -> dict[str, Any]:
-    """Return the parameters that RandomIoUCrop draws.
+    """Return the parameters that RandomIoUCrop draws. ZeroDivisionError: a crop has no pixels.
 
-    Args:
-        size: (height, width) of the image.
-        boxes: (N, 4), left, top, right and bottom of each box; float32, float64 or int64.
-
-    Raises:
-        ZeroDivisionError: a crop has no pixels.
+    ``boxes``: (N, 4), left, top, right and bottom of each box, of a dtype in ``BOX_DTYPES``.
     """
     real = np.float64 if boxes.dtype == np.float64 else np.float32  # torch divides integers in float32
     begins, ends = boxes[:, :2], boxes[:, 2:]

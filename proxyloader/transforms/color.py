@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from .plan import Branch, ImageState, Kind, OneOf, ParamRow, Size, Step, Translation, Untranslatable, Version
 from .random_numbers import bernoulli, in_thread

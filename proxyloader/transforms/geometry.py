@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from PIL import Image
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from .plan import Draws, ImageState, ParamRow, Size, Step, Translation, Untranslatable
 from .random_numbers import BoxSampler, bernoulli, meta_image

@@ -78,16 +78,12 @@ class Step:
     """One operation on an image."""
 
     keeps_order: ClassVar[bool] = False  # whether an output tensor is known to have the memory order of the input
+    needs_kernels: ClassVar[bool] = True  # False: DALI's graph has such a step, and is not slower than torchvision
 
     @property
     def title(self) -> str:
         """Name in messages."""
         return type(self).__name__
-
-    @property
-    def needs_kernels(self) -> bool:
-        """Whether only kernels run the step: DALI's graph has no such step, or is slower at it than torchvision."""
-        return True
 
     @property
     def num_params(self) -> int:

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from torch.nn.modules.module import _global_forward_hooks as _global_hooks
-from torch.nn.modules.module import _global_forward_pre_hooks as _global_pre_hooks
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
+from torchvision.transforms import transforms as v1, v2
 
 from .plan import ImageState, OneOf, ParamRow, Size, Translation, Untranslatable, Version, in_sequence, output_state
 from .random_numbers import bernoulli
@@ -40,11 +38,7 @@ def rule(*classes: type) -> Callable[[Rule], Rule]:
 
 
 def translate(transform: Any, state: ImageState) -> tuple[Translation, ImageState]:
-    """Translate a transform of an image in this state. Return also the state after it.
-
-    Raises:
-        TypeError, ValueError: the transform, with its arguments and in this place, has no equivalent steps.
-    """
+    """Translate a transform of an image in this state. Return also the state after it. Raises the errors of a Rule."""
     if is_changed(transform):
         raise Untranslatable
     if type(transform) in COMPOSES:
@@ -110,7 +104,7 @@ def _names_of(cls: Any) -> frozenset[str]:
 
 def has_global_hooks() -> bool:
     """Return whether torch calls hooks of all modules."""
-    return bool(_global_hooks or _global_pre_hooks)
+    return bool(_global_forward_hooks or _global_forward_pre_hooks)
 
 
 @functools.cache

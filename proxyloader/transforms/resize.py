@@ -11,9 +11,7 @@ import PIL
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms import functional as F
-from torchvision.transforms import transforms as v1
+from torchvision.transforms import InterpolationMode, functional as F, transforms as v1, v2
 from torchvision.transforms.v2.functional._geometry import _do_native_uint8_resize_on_cpu as resizes_integers
 
 from .geometry import IndexSelect, as_pair, cropping
@@ -57,7 +55,7 @@ class Resize(Step):
     num_params: ClassVar[int] = 2
 
     @property
-    def needs_kernels(self) -> bool:
+    def needs_kernels(self) -> bool:  # type: ignore[override]
         return not self.in_dali
 
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 from torchvision.transforms._presets import ImageClassification
 
 from .plan import ImageState, MemoryOrder, Step, Translation, Untranslatable, Version

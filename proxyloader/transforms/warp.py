@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from PIL import Image
-from torchvision.transforms import _functional_tensor as FT
-from torchvision.transforms import functional as F
+from torchvision.transforms import _functional_tensor as FT, functional as F
 from torchvision.transforms.v2.functional import _geometry as F2
 
 from .geometry import as_fill

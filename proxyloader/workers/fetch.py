@@ -192,14 +192,12 @@ class Fetcher:
         """Return the samples of a ``DatasetFolder``; ``_NOT_BATCHED`` if they must be fetched one by one."""
         if self.deferral is None or not self.deferral.is_active or not request.batched:
             return _NOT_BATCHED
-        folder = self.dataset
-        while type(folder) is Subset:
-            folder = folder.dataset
+        folder, _ = _resolve_subsets(self.dataset, ())
         chain = START.through(folder.transform) if _is_stock_folder(folder) else None
         if chain is None or chain.state.kind != "tensor" or chain.plan.key not in self.plans:
             return _NOT_BATCHED
         is_drawn_together = chain.last.draws in ("", "numbers") and self.seed is None
-        states = get_rng_states(include_numpy_and_python=True)
+        states = get_rng_states()
         with contextlib.suppress(Exception):
             files = [folder.samples[position] for position in _resolve_subsets(self.dataset, indices)[1]]
             with checking(self.passed, indices):
@@ -221,7 +219,7 @@ class Fetcher:
         base, _ = _resolve_subsets(self.dataset, ())  # a Subset accepts lists if its dataset does
         if not request.batched or self.seed is not None or getattr(base, "__getitems__", None) is None:
             return _NOT_BATCHED
-        before = get_rng_states(include_numpy_and_python=True)
+        before = get_rng_states()
         try:
             with checking(self.passed, indices):
                 return self.dataset.__getitems__(request.indices)

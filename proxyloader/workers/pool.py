@@ -11,8 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import IterableDataset, IterDataPipe, default_collate, default_convert
+from torch.utils.data import DataLoader as StockLoader, IterableDataset, IterDataPipe, default_collate, default_convert
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from .. import lifetime
@@ -35,24 +34,24 @@ MAX_TOGETHER, MAX_BATCHES_TOGETHER = 112, 16
 a part of each run, and towards its end if the number of images is not a multiple of theirs, seven in an H200."""
 
 
-def batch_size(loader: TorchDataLoader[Any]) -> int:
+def batch_size(loader: StockLoader[Any]) -> int:
     """Return the usual number of samples in a batch; 0 if a user's batch sampler does not have it."""
     if loader.batch_sampler is None:
         return 1
     return int(loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 0)
 
 
-def run_size(loader: TorchDataLoader[Any]) -> int:
+def run_size(loader: StockLoader[Any]) -> int:
     """Return the maximum number of images in a pipeline run. More images of a batch are decoded in several runs."""
     return max(batch_size(loader), MIN_RUN_SIZE)
 
 
-def batches_together(loader: TorchDataLoader[Any]) -> int:
+def batches_together(loader: StockLoader[Any]) -> int:
     """Return the maximum number of batches in a pipeline run."""
     return max(1, min(MAX_BATCHES_TOGETHER, MAX_TOGETHER // (batch_size(loader) or MAX_TOGETHER)))
 
 
-class Workers(TorchDataLoader[Any]):
+class Workers(StockLoader[Any]):
     first_worker = 0  # number of the worker that receives the first request
 
     def _get_iterator(self) -> Any:

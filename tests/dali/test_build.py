@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torchvision.transforms import InterpolationMode, PILToTensor, v2
-from torchvision.transforms import transforms as v1
+from torchvision.transforms import InterpolationMode, PILToTensor, transforms as v1, v2
 
 from proxyloader.dali import jpeg_engines, plan_server
 from proxyloader.dali.build import PipelineOptions

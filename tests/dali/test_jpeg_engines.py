@@ -19,8 +19,7 @@ from nvidia.dali import Pipeline, fn, pipeline_def, types
 from torchvision.transforms import PILToTensor
 
 from proxyloader import PipelineError
-from proxyloader.dali import executor as _executor
-from proxyloader.dali import interrupts, jpeg_engines
+from proxyloader.dali import executor as _executor, interrupts, jpeg_engines
 from proxyloader.dali.build import PipelineOptions, build_pipeline
 
 from ..outcomes import raises

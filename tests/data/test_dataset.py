@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from timm.data import create_dataset, create_transform
-from torch.utils.data import ChainDataset, Subset
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import ChainDataset, DataLoader as StockLoader, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from PIL import Image, ImageDraw, ImageOps, JpegImagePlugin
 from PIL.ExifTags import Base
 from torchvision import transforms

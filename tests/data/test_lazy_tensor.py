@@ -14,15 +14,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import default_collate
 from torchvision import tv_tensors
-from torchvision.transforms import functional as v1_functional
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import functional as v1_functional, transforms as v1, v2
 from torchvision.transforms.v2 import functional as v2_functional
 
 from proxyloader.data.lazy_tensor import LazyTensor, is_materialized

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader as StockLoader, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 

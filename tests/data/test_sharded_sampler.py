@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from nvidia.dali import fn, pipeline_def
 from nvidia.dali.plugin.base_iterator import LastBatchPolicy as DalisPolicy
 from nvidia.dali.plugin.pytorch import DALIGenericIterator

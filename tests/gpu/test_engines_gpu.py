@@ -16,8 +16,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, ProxyServer, pipelines
-from proxyloader.dali import executor as _executor
-from proxyloader.dali import interrupts, jpeg_engines
+from proxyloader.dali import executor as _executor, interrupts, jpeg_engines
 from proxyloader.make_dataset import make_dataset
 
 from .. import scripts

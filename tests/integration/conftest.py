@@ -7,9 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .roads import road as road
-from .roads import root as root
-from .roads import start_method as start_method
+from .roads import road as road, root as root, start_method as start_method
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader as StockLoader, Dataset, IterableDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import default_loader

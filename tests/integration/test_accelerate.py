@@ -20,8 +20,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, Subset
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import BatchSampler, DataLoader as StockLoader, RandomSampler, SequentialSampler, Subset
 from torchvision import transforms
 
 import proxyloader

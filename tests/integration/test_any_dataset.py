@@ -19,14 +19,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, IterableDataset
-from torchvision import datasets as torchvisions
-from torchvision import transforms as v1
+from torch.utils.data import DataLoader as StockLoader, Dataset, IterableDataset
+from torchvision import datasets as torchvisions, transforms as v1
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, decode_image, read_image
-from torchvision.transforms import functional as F
-from torchvision.transforms import v2
+from torchvision.transforms import functional as F, v2
 
 import proxyloader
 

@@ -18,12 +18,10 @@ import torch
 from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader as StockLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from proxyloader import DataLoader
 

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFile, UnidentifiedImageError
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader as StockLoader, Dataset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import decode_image

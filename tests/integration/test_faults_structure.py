@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Subset, default_collate
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import ConcatDataset, DataLoader as StockLoader, Subset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import pil_loader

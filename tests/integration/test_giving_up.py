@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageFilter
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader as StockLoader, Dataset, Subset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, IterableDataset, Subset
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import ConcatDataset, DataLoader as StockLoader, IterableDataset, Subset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch.experimental import proxy as upstream
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader as StockLoader, default_collate
 from torchvision.datasets import ImageFolder
 
 from proxyloader import DataLoader, InputError, PipelineError, ProxyServer, pipelines

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from PIL import Image, ImageOps
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader as StockLoader, default_collate
 from torchvision import transforms as v1
 from torchvision.transforms import v2
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, Subset, default_collate
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import ConcatDataset, DataLoader as StockLoader, Subset, default_collate
 from torchvision import transforms
 from torchvision.datasets import DatasetFolder, ImageFolder
 from torchvision.transforms import v2

@@ -14,12 +14,10 @@ import torch
 from nvidia.dali import fn, pipeline_def, types
 from PIL import Image, ImageOps
 from torch.utils._pytree import tree_flatten, tree_leaves
-from torch.utils.data import ConcatDataset, default_collate
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import ConcatDataset, DataLoader as StockLoader, default_collate
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 from torchvision.transforms.autoaugment import RandAugment
 
 from proxyloader import DataLoader, ProxyServer

@@ -22,6 +22,7 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
+    DataLoader as StockLoader,
     Dataset,
     DistributedSampler,
     IterableDataset,
@@ -34,7 +35,6 @@ from torch.utils.data import (
     get_worker_info,
     random_split,
 )
-from torch.utils.data import DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 

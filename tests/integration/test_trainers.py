@@ -18,8 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import distributed, nn
-from torch.utils.data import BatchSampler
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import BatchSampler, DataLoader as StockLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 

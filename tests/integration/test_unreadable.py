@@ -20,8 +20,7 @@ import pytest
 import torch
 from PIL import Image
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import DistributedSampler, default_collate
+from torch.utils.data import DataLoader as StockLoader, DistributedSampler, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.io import ImageReadMode, read_image

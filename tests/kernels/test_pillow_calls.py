@@ -19,10 +19,7 @@ from PIL.ExifTags import Base
 from PIL.ImageOps import autocontrast, equalize
 from timm.data import auto_augment as timm
 from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode as Mode
-from torchvision.transforms import functional as TF
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode as Mode, functional as TF, transforms as v1, v2
 from torchvision.transforms.functional import pil_to_tensor, to_tensor
 from torchvision.transforms.v2 import functional as F2
 from torchvision.transforms.v2.functional import horizontal_flip_image, to_image

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision.transforms.v2.functional as F2
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from proxyloader.kernels.programs import FILTERS
 from proxyloader.transforms.resize import pillow_resizes_height_first

@@ -19,11 +19,13 @@ import simplejpeg
 import torch
 from PIL import Image
 from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode as Mode
-from torchvision.transforms import _functional_tensor as FT
-from torchvision.transforms import functional as TF
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import (
+    InterpolationMode as Mode,
+    _functional_tensor as FT,
+    functional as TF,
+    transforms as v1,
+    v2,
+)
 from torchvision.transforms.functional import hflip, pil_to_tensor, to_tensor
 from torchvision.transforms.v2 import functional as F2
 from torchvision.transforms.v2.functional import horizontal_flip, horizontal_flip_image, to_image

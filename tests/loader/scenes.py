@@ -14,10 +14,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageFilter, ImageOps
 from torchvision import tv_tensors
-from torchvision.transforms import InterpolationMode as Mode
-from torchvision.transforms import functional as TF
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import InterpolationMode as Mode, functional as TF, transforms as v1, v2
 from torchvision.transforms.v2 import functional as F2
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -14,13 +14,16 @@ import pytest
 import torch
 from PIL import Image
 from pycocotools import mask as coco_mask
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader as StockLoader, Subset
 from torchvision import tv_tensors
-from torchvision.datasets import Cityscapes, CocoDetection, VOCDetection, VOCSegmentation
-from torchvision.datasets import wrap_dataset_for_transforms_v2 as wrap
-from torchvision.transforms import functional as TF
-from torchvision.transforms import v2
+from torchvision.datasets import (
+    Cityscapes,
+    CocoDetection,
+    VOCDetection,
+    VOCSegmentation,
+    wrap_dataset_for_transforms_v2 as wrap,
+)
+from torchvision.transforms import functional as TF, v2
 
 from proxyloader import DataLoader, ImageError
 from proxyloader.make_dataset import photograph

@@ -18,10 +18,8 @@ from PIL import Image, ImageOps, ImageStat
 from torch.nn import functional as F
 from torch.utils._pytree import tree_flatten
 from torch.utils.data import DataLoader as StockLoader
-from torchvision import transforms as v1
-from torchvision import tv_tensors
-from torchvision.transforms import functional as TF
-from torchvision.transforms import v2
+from torchvision import transforms as v1, tv_tensors
+from torchvision.transforms import functional as TF, v2
 from torchvision.transforms.functional import to_tensor
 
 from proxyloader import DataLoader

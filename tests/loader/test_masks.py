@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, Subset, default_collate
+from torch.utils.data import DataLoader as StockLoader, Dataset, Subset, default_collate
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms import functional as F
+from torchvision.transforms import InterpolationMode, functional as F, v2
 
 from proxyloader import DataLoader
 

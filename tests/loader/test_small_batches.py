@@ -13,8 +13,7 @@ import pytest
 import torch
 from nvidia.dali import Pipeline
 from PIL import Image
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader as StockLoader, Dataset
 from torchvision import transforms as v1
 from torchvision.datasets import ImageFolder
 

@@ -20,8 +20,7 @@ import torch
 from PIL import Image
 from torch.autograd import profiler
 from torch.profiler import ProfilerActivity, profile
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader as StockLoader, Dataset, TensorDataset
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 

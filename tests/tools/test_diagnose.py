@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import TensorDataset, get_worker_info
+from torch.utils.data import DataLoader as StockLoader, TensorDataset, get_worker_info
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 

@@ -16,8 +16,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import ChainDataset, Dataset
 from torchvision import models, tv_tensors
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import functional, v2
-from torchvision.transforms import transforms as v1
+from torchvision.transforms import functional, transforms as v1, v2
 
 from proxyloader import explain
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision.transforms
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from torchvision.transforms import InterpolationMode, v2
 
 from ..compare import CLOSE, EXACT, assert_alike, lossless

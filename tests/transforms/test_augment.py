@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from .. import compare
 from ..compare import CLOSE, THIN, Images, as_image, assert_alike, both_versions, images, many, of_each_kind, of_levels

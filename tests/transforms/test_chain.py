@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torchvision import models
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms import transforms as v1
+from torchvision.transforms import InterpolationMode, transforms as v1, v2
 
 from proxyloader.transforms import chain
 from proxyloader.transforms.chain import START, Chain

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from proxyloader.transforms.chain import START
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, v2
-from torchvision.transforms import transforms as v1
+from torchvision.transforms import AutoAugmentPolicy, InterpolationMode, transforms as v1, v2
 
 from ..compare import CLOSE, EXACT, assert_alike, both_versions, composed, kinds_of_levels, lossless, many, run
 from ..plans import draw, has_plan, translation_of

@@ -11,11 +11,9 @@ import pytest
 import torch
 import torchvision.transforms.functional as F1
 import torchvision.transforms.v2.functional as F2
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from PIL import Image
-from torchvision.transforms import InterpolationMode, v2
-from torchvision.transforms import transforms as v1
+from torchvision.transforms import InterpolationMode, transforms as v1, v2
 
 from proxyloader.transforms.resize import Target, interpolation_value, nearest_pixels, pillow_resizes_height_first
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image, ImageOps
-from timm.data import auto_augment as timm_auto
-from timm.data import create_transform
-from timm.data import random_erasing as timm_erasing
-from timm.data import transforms as timm_transforms
+from timm.data import (
+    auto_augment as timm_auto,
+    create_transform,
+    random_erasing as timm_erasing,
+    transforms as timm_transforms,
+)
 from torchvision.transforms import transforms as v1
 
 from .. import scripts

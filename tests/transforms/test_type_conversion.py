@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torchvision import models
-from torchvision.transforms import transforms as v1
-from torchvision.transforms import v2
+from torchvision.transforms import transforms as v1, v2
 
 from ..compare import TO_FLOAT, assert_alike, both_versions, images
 

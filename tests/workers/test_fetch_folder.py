@@ -235,9 +235,9 @@ def test_samples_are_read_together_unless_their_sizes_differ(folder: ImageFolder
     assert passed.has_all(INDICES) and not passed.has_all([1])
     folder.transform = transforms.Compose([transforms.RandomHorizontalFlip(), transforms.ToTensor()])
     assert fetched(folder, [0]) is not None
-    before = get_rng_states(include_numpy_and_python=True)
+    before = get_rng_states()
     assert fetched(folder, list(range(48))) is None
-    assert str(get_rng_states(include_numpy_and_python=True)) == str(before)
+    assert str(get_rng_states()) == str(before)
     with pytest.raises(RuntimeError, match="images in a batch must have the same shape to be stacked"):
         list(DataLoader(folder, 48, device="cpu"))
 

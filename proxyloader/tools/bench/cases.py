@@ -22,8 +22,7 @@ from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.plugin.pytorch import DALIClassificationIterator, LastBatchPolicy
 from nvidia.dali.plugin.pytorch.experimental import proxy
 from PIL import Image
-from torch.utils.data import DataLoader as StockLoader
-from torch.utils.data import Dataset, RandomSampler, Subset, default_collate
+from torch.utils.data import DataLoader as StockLoader, Dataset, RandomSampler, Subset, default_collate
 from torch.utils.data._utils.pin_memory import pin_memory
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
