@@ -109,6 +109,7 @@ def hook_pillow() -> None:
     cls = Image.Image
     fget, fset = vars(cls)["im"].fget, vars(cls)["im"].fset
     copy, convert, close, getexif, draft = cls.copy, cls.convert, cls.close, cls.getexif, JpegImageFile.draft
+    putpalette = cls.putpalette
 
     def get_im(self: Image.Image) -> Any:
         if _IMAGE in self.__dict__ and (encoded := find_undecoded(self)) is not None:
@@ -151,6 +152,10 @@ def hook_pillow() -> None:
             return convert(self, mode, *args, **kwargs)
         return create_lazy_image(encoded, self, target)
 
+    def hooked_putpalette(self: Image.Image, *args: Any, **kwargs: Any) -> None:
+        _ = self.im if is_lazy(self) else None  # Pillow changes the mode before it accesses pixels
+        putpalette(self, *args, **kwargs)
+
     def hooked_close(self: Image.Image) -> None:
         close(self)
         vars(self).pop(_IMAGE, None)
@@ -168,7 +173,7 @@ def hook_pillow() -> None:
         return result
 
     hooks = (copy, hooked_copy), (convert, hooked_convert), (close, hooked_close), (getexif, hooked_getexif)
-    for method, hooked in hooks:
+    for method, hooked in (*hooks, (putpalette, hooked_putpalette)):
         setattr(cls, method.__name__, functools.wraps(method)(hooked))
     setattr(JpegImageFile, "draft", functools.wraps(draft)(hooked_draft))  # noqa: B010
     for each in (cls, ImageFile):
@@ -231,7 +236,11 @@ def _open(file: Any, filename: Any = None) -> JpegImageFile:
 
 def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
     """Return a lazy image of a JPEG file, which is read into memory; None if Pillow must open the file."""
-    size_bytes = file.seek(0, os.SEEK_END)
+    try:
+        if (size_bytes := file.seek(0, os.SEEK_END)) is None:  # such as of mmap
+            size_bytes = file.tell()
+    except Exception:  # it may only seek from the start
+        return None
     if size_bytes > MAX_READ_BYTES:  # Pillow reads only what it needs
         return None
     file.seek(0)

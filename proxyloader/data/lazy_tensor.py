@@ -163,7 +163,7 @@ class LazyTensor(torch.Tensor, metaclass=StockType):
             vars(args[0]).clear()
             set_class(args[0], type(args[0]).stock)  # now a tensor of its stock class, with values
             return function(*args, **kwargs)
-        if _needs_autograd(function, args, kwargs):
+        if _needs_autograd(function, args, kwargs) or not all(issubclass(each, _TYPES) for each in types):
             return run_eagerly(function, args, kwargs)
         name = getattr(function, "__name__", "")
         if function is torch.Tensor.__setitem__:
@@ -219,6 +219,9 @@ class _Values(torch.autograd.Function):
         return grad
 
 
+_TYPES = LazyTensor, tv_tensors.TVTensor
+
+
 def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
     """Return the tensor that the transforms of an image return."""
     state = transformed.chain.state
@@ -230,16 +233,14 @@ def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
 
 
 def wrap_values(value: Any) -> Any:
-    """Return a tensor with values as a LazyTensor; any other value unchanged."""
-    if isinstance(value, LazyTensor) or not isinstance(value, torch.Tensor) or value.is_nested or value.requires_grad:
-        return value  # a LazyTensor would hide the graph
-    if value.layout is not torch.strided:
+    """Return a tensor with values as a LazyTensor; any other value, also of a class of the user's, unchanged."""
+    if isinstance(value, LazyTensor) or type(value) not in (torch.Tensor, tv_tensors.Image):
+        return value
+    if value.is_nested or value.layout is not torch.strided or value.requires_grad:  # a LazyTensor would hide the graph
         return value
     if value.is_conj() or value.is_neg():  # a LazyTensor does not have these bits
         value = value.resolve_conj().resolve_neg()
-    if isinstance(value, tv_tensors.Image):
-        return LazyImageTensor(value, value)
-    return value if isinstance(value, tv_tensors.TVTensor) else LazyTensor(value, value)
+    return LazyTensor(value, value) if type(value) is torch.Tensor else LazyImageTensor(value, value)
 
 
 def as_image(value: Any) -> Any:

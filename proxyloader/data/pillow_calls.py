@@ -76,6 +76,7 @@ Noter = Callable[..., Note | None]
 def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     """Yield the owner, name and replacement of each function to record."""
     hook_pillow()  # first, because it replaces some of the same methods, permanently
+    setattr(ImageEnhance._Enhance, "__getattr__", _compute_degenerate)  # noqa: B010  # the dataset may keep enhancers
     for note in (crop, resize, transpose, transform, convert, filter, point, getchannel):
         handle = functools.partial(_apply, note, True)
         yield Image.Image, note.__name__, unless_handled(getattr(Image.Image, note.__name__), handle)
@@ -84,7 +85,6 @@ def pillow_patches() -> Iterator[tuple[Any, str, Any]]:
     for enhancer in ENHANCERS:
         yield enhancer, "__init__", unless_handled(enhancer.__init__, functools.partial(_defer_degenerate, enhancer))
     yield ImageEnhance._Enhance, "enhance", unless_handled(ImageEnhance._Enhance.enhance, _enhance)
-    yield ImageEnhance._Enhance, "__getattr__", _compute_degenerate
     handlers: dict[str, Any] = {"PIL.Image:new": _defer_new, "PIL.Image:merge": _merge}
     handlers |= {name: functools.partial(_apply, *noted) for name, noted in FUNCTIONS.items()}
     handlers |= {name: functools.partial(_convert, *known) for name, known in CONVERSIONS.items()}
@@ -113,6 +113,8 @@ def frozen(value: Any) -> Any:
         return value.copy() if {int, float}.issuperset(map(type, value)) else list(map(frozen, value))
     if isinstance(value, (np.ndarray, ImageFilter.Filter)):
         return copy.copy(value)
+    if isinstance(value, Iterator):  # its elements can be read only once
+        raise TypeError
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
@@ -211,7 +213,7 @@ def convert(image: Image.Image, mode: Any = None, matrix: Any = None, *_: Any, *
 
 
 def filter(image: Image.Image, filter: Any) -> Note | None:
-    made = filter() if callable(filter) else filter
+    made = filter() if isinstance(filter, type) else filter  # a function may draw random numbers
     if type(made) in (ImageFilter.GaussianBlur, ImageFilter.BoxBlur):
         radii = made.radius if isinstance(made.radius, (tuple, list)) else (made.radius, made.radius)
         x, y = (float(np.float32(number(each))) for each in radii)
@@ -230,7 +232,8 @@ def filter(image: Image.Image, filter: Any) -> Note | None:
 
 
 def point(image: Image.Image, lut: Any, mode: Any = None) -> Note | None:
-    if isinstance(lut, Image.ImagePointHandler) or mode is not None or get_transformed(image) is None:
+    has_kernel = extend(get_transformed(image), Note((color.Table(),)), Image.Image.copy) is not None
+    if isinstance(lut, Image.ImagePointHandler) or mode is not None or not has_kernel:
         return None  # without calling the function, which may draw random numbers
     bands = len(image.getbands())
     levels = [lut(level) for level in range(256)] * bands if callable(lut) else list(lut)

@@ -64,6 +64,12 @@ def in_place(method: str, *args: Any) -> Callable[[Image.Image], Any]:
     return lambda image: (getattr(image, method)(*args), image)[1]
 
 
+def in_palette(image: Image.Image) -> Any:
+    image = image.convert("L")
+    image.putpalette([level for k in range(256) for level in (k, 255 - k, abs(128 - k))])
+    return image
+
+
 def by_pixel_access(image: Image.Image) -> Any:
     pixels = image.load()
     pixels[1, 2] = pixels[5, 6]
@@ -106,6 +112,10 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "putpixel": in_place("putpixel", (2, 3), 7),
     "paste": in_place("paste", 9, (1, 1, 5, 5)),
     "draw": drawn_on,
+    "palette": lambda image: in_palette(image).convert("RGB"),
+    "palette, nearest": lambda image: (in_palette(image).resize((20, 20), 0), in_palette(image).mode),
+    "palette, crop": lambda image: in_palette(image).crop((1, 2, 30, 40)).convert("RGB"),
+    "palette, new": lambda image: in_palette(Image.new("L", image.size, 7)).convert("RGB"),
     "blend": lambda image: Image.blend(image, image.transpose(Image.Transpose.FLIP_TOP_BOTTOM), 0.3),
     "exif_transpose": lambda image: ImageOps.exif_transpose(image),
     "exif": lambda image: dict(image.getexif()),

@@ -386,6 +386,43 @@ def test_wrapping_as_a_tv_tensor_gives_an_image() -> None:
     assert_same(tv_tensors.wrap(torch.ones(2), like=late), torch.ones(2))
 
 
+class OwnTensor(torch.Tensor):
+    pass
+
+
+class OwnImage(tv_tensors.Image):
+    pass
+
+
+class Tagged(torch.Tensor):
+    """As of MONAI and fastai."""
+
+    @staticmethod
+    def __new__(cls, values: Any, tag: str) -> Any:
+        return torch.as_tensor(values).as_subclass(cls)
+
+    def __init__(self, values: Any, tag: str) -> None:
+        self.tag = tag
+
+
+OF_OWN_CLASS: dict[str, Callable[[Any], Any]] = {
+    "as_subclass": lambda x: x.as_subclass(OwnTensor),
+    "after an operation": lambda x: (x * 2).as_subclass(OwnTensor)[0],
+    "with attributes": lambda x: Tagged(x, "a"),
+    "of tv_tensors.Image": OwnImage,
+    "operation with one": lambda x: x + torch.ones(1).as_subclass(OwnTensor),
+    "operation of one": lambda x: torch.ones(1).as_subclass(OwnTensor) * x,
+}
+
+
+@pytest.mark.parametrize("name", OF_OWN_CLASS)
+def test_a_class_of_the_users_is_kept(name: str) -> None:
+    (late, *_), (real, *_) = both()
+    ours, stock = OF_OWN_CLASS[name](late), OF_OWN_CLASS[name](real)
+    assert type(ours) is type(stock) and vars(ours).get("tag") == vars(stock).get("tag")
+    torch.testing.assert_close(ours, stock, rtol=0, atol=1e-6)
+
+
 def test_arrays_and_tensors_of_the_values_share_the_memory() -> None:
     (late, *_), (real, *_) = both()
     for image in (late, real):

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
+import mmap
 import random
 import re
 import shutil
@@ -128,6 +130,24 @@ def of_opencv(path: Path, index: int) -> Any:
     return v1.Compose([v1.ToPILImage(), *TRAIN.transforms])(image), index
 
 
+def mapped(path: Path, index: int) -> Any:
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+        return TRAIN(Image.open(memory).convert("RGB")), index
+
+
+class FromTheStart(io.BytesIO):
+    """As of a client of remote storage: it can only seek from the start."""
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        if whence:
+            raise io.UnsupportedOperation
+        return super().seek(offset)
+
+
+def read_from_the_start(path: Path, index: int) -> Any:
+    return TRAIN(Image.open(FromTheStart(path.read_bytes())).convert("RGB")), index
+
+
 class Tilted(v1.RandomResizedCrop):
     def forward(self, img: Any) -> Any:
         return super().forward(img).rotate(10)
@@ -237,6 +257,7 @@ BY_DALI: dict[str, Make] = {
     "a dataset around another": Around,
     "a stream": lambda root: Stream(sorted(root.glob("*/*.jpg"))[:24], TRAIN, opened),
     "zip": Zipped,
+    "mmap": of(mapped),
     "datasets, with_transform": lambda root: hugging_face(root).with_transform(transformed_rows),
     "datasets, set_transform": lambda root: (data := hugging_face(root), data.set_transform(transformed_rows))[0],
     "datasets, streaming": lambda root: (
@@ -253,6 +274,7 @@ IN_WORKERS: dict[str, Make] = {
     "OpenCV and ToPILImage": of(of_opencv),
     "Pillow's own operations": of(lambda path, index: (TO_TENSOR(opened(path).resize((32, 32)).rotate(10)), index)),
     "a Lambda on PIL images": with_each(v1.RandomResizedCrop(32), TILT, TO_TENSOR),
+    "seek from the start only": of(read_from_the_start),
     "NumPy": of(lambda path, index: (TRAIN(opened(path)).numpy(), index)),
     "torchvision's functions": of(lambda path, index: (F.to_tensor(F.resize(opened(path), [32, 32])), index)),
     "a subclass of a transform": with_each(Tilted(32), TO_TENSOR),

@@ -198,6 +198,11 @@ OF_PIXELS: dict[str, Callable[[Any], Any]] = {
                                              e.enhance(1.5))[3],
     "an empty image": lambda i: i.crop((5, 5, 5, 9)),
     "array": np.asarray,
+    "resize to iterator": lambda i: i.resize(side // 2 for side in i.size),
+    "resize to iterator, reduced": lambda i: i.resize((side // 8 for side in i.size), reducing_gap=2.0),
+    "table of iterator": lambda i: i.point(map(int, [*range(256)] * len(i.getbands()))),
+    "filter of function": lambda i: i.filter(lambda: ImageFilter.GaussianBlur(random.choice([1, 2]))),
+    "kept enhancer": lambda i: [ImageEnhance.Contrast(i).degenerate],
     "pickle": lambda i: pickle.loads(pickle.dumps(i.crop((1, 2, 40, 50)))),
 }  # fmt: skip
 """Calls that use pixels."""
@@ -417,14 +422,28 @@ def test_arguments_may_change_after_the_call() -> None:
         assert_exact(late, stock)
 
 
-def test_function_of_point_is_called_as_often_as_by_pillow() -> None:
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_function_of_point_is_called_as_often_as_by_pillow(on_gpu: bool) -> None:
     calls: list[int] = []
-    with opened_late():
+    with opened_late(on_gpu):
         late = opened("RGB").point(lambda v: calls.append(v) or v // 2)
         late.tobytes()
         assert calls == list(range(256))
         Image.new("L", (9, 9)).point(lambda v: calls.append(v) or v // 2)
     assert calls == [*range(256)] * 2
+
+
+def test_function_of_filter_is_called_as_often_as_by_pillow() -> None:
+    calls: list[int] = []
+    with opened_late():
+        opened("RGB").filter(lambda: calls.append(1) or ImageFilter.SMOOTH()).tobytes()
+    assert calls == [1]
+
+
+def test_enhancer_may_outlive_the_hooks() -> None:
+    with opened_late():
+        kept = ImageEnhance.Contrast(opened("RGB"))
+    assert kept.enhance(0.5).tobytes() == ImageEnhance.Contrast(opened("RGB")).enhance(0.5).tobytes()
 
 
 def test_function_that_another_library_has_wrapped_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
