@@ -33,11 +33,12 @@ _INHERITED = object()
 def hold(deferral: Deferral) -> None:
     """Install the hooks until the deferral releases them or is garbage-collected."""
     with _lock:
-        if not list(_holders):  # its length includes garbage-collected objects
+        is_first = not list(_holders)  # its length includes garbage-collected objects
+        _holders.add(deferral)  # at once, because the finalizer of an earlier one may run meanwhile
+        if is_first:
             # Before installing any, because classes inherit from each other.
             patches = [*opener_patches(), *decoder_patches(), *pillow_patches(), *tensor_patches(), *call_patches()]
             _undo.extend(_patch(*each) for each in (*patches, *mask_patches()))
-        _holders.add(deferral)
         weakref.finalize(deferral, _undo_unless_held).atexit = False
 
 

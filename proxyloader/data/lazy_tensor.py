@@ -94,7 +94,7 @@ copyreg.pickle(StockType, lambda cls: (operators.getitem, ((cls.stock,), 0)))
 
 
 class LazyTensor(torch.Tensor, metaclass=StockType):
-    """A CPU tensor whose values may not be computed yet. A tensor computed from one is also one."""
+    """A tensor whose values may not be computed yet. A tensor computed from one is also one."""
 
     stock = torch.Tensor
 
@@ -116,10 +116,11 @@ class LazyTensor(torch.Tensor, metaclass=StockType):
     """Whether its strides are those of torchvision's tensor, which determine the order of random values."""
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor) -> LazyTensor:
+    def __new__(cls, like: torch.Tensor, node: Node | torch.Tensor, device: torch.device | None = None) -> LazyTensor:
+        """``device``: that of ``like`` if None."""
         with torch._C.DisableTorchFunctionSubclass():  # which is faster if ``like`` is a LazyTensor
             tensor: LazyTensor = torch.Tensor._make_wrapper_subclass(
-                cls, like.shape, strides=like.stride(), dtype=like.dtype, device=_CPU
+                cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device or like.device
             )
             torch._C._set_storage_data_ptr_access_error_msg(tensor.untyped_storage()._cdata, UNREACHABLE)
         tensor._node = node
@@ -227,7 +228,7 @@ def create_lazy_output(transformed: TransformedImage) -> LazyTensor:
     state = transformed.chain.state
     like = _empty_meta(state.channels, *transformed.size, getattr(torch, state.dtype), state.order == "HWC")
     kind = LazyTensor if state.pure else LazyImageTensor
-    tensor = kind.__new__(kind, like, ProxySample(transformed))
+    tensor = kind.__new__(kind, like, ProxySample(transformed), _CPU)
     tensor._has_known_strides = state.order is not None
     return tensor
 
@@ -336,7 +337,7 @@ def _empty_meta(channels: int, height: int, width: int, dtype: torch.dtype, is_h
 
 def _drop_values(value: Any) -> Any:
     if isinstance(value, LazyTensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return value
 
 
@@ -357,9 +358,9 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     is_in_place = operator._schema.is_mutable
     if is_in_place and not _is_unshared(operator, args):
         return NotImplemented
-    device = {"device": torch.device("meta")} if kwargs.get("device") is not None else {}
+    device = kwargs.get("device")
     try:
-        like = infer_meta(operator, args, {**kwargs, **device})
+        like = infer_meta(operator, args, kwargs | {"device": torch.device("meta")} if device is not None else kwargs)
     except Exception:
         return NotImplemented  # on values, it works or raises the proper error
     shape, dtype = (getattr(args[0], name, None) if args else None for name in ("shape", "dtype"))
@@ -374,7 +375,7 @@ def _record(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0]
 
     def result(like: torch.Tensor, node: Operation, part: int | None = None) -> LazyTensor:
-        tensor = LazyTensor(like, node)
+        tensor = LazyTensor(like, node, lazy[0].device if device is None else device)
         tensor._has_known_strides = has_known_strides
         if operator._schema.returns[0].alias_info is None or not isinstance(args[0], LazyTensor):
             return tensor
@@ -447,7 +448,8 @@ def stack_tensors(
         check_same_size(tensors)
         dtype = functools.reduce(torch.promote_types, {each.dtype for each in tensors})
         like = torch.empty((len(tensors), *tensors[0].shape), dtype=dtype, device="meta")
-    return LazyTensor(like, stack_nodes(list(map(to_node, tensors))))
+        device = tensors[0].device
+    return LazyTensor(like, stack_nodes(list(map(to_node, tensors))), device)
 
 
 def check_same_size(images: Sequence[torch.Tensor]) -> None:

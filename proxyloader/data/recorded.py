@@ -126,6 +126,7 @@ def execute(name: str, args: Any, kwargs: Any, overwrite: bool = False) -> Any:
         tensor = args[0] if overwrite else args[0].clone()
         function(tensor, *args[1:], **kwargs)
         return tensor
+    overwrite = overwrite and args[0].is_contiguous()  # others may return other strides than their own
     return ((overwrite and _get_in_place(name)) or function)(*args, **kwargs)
 
 

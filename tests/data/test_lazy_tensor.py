@@ -386,6 +386,26 @@ def test_wrapping_as_a_tv_tensor_gives_an_image() -> None:
     assert_same(tv_tensors.wrap(torch.ones(2), like=late), torch.ones(2))
 
 
+def test_after_a_move_the_device_and_the_draws_are_torchs() -> None:
+    def moved(image: torch.Tensor) -> Any:
+        there = image.to("meta")  # on which torch draws nothing
+        torch.manual_seed(0)
+        torch.randn_like(there)
+        results = there[0], there * 2, torch.stack([there, there]), there.as_subclass(tv_tensors.Image)
+        return [each.device for each in results], there.is_meta, torch.rand(1).item()
+
+    (late, *_), (real, *_) = both()
+    assert moved(late) == moved(real)
+
+
+def test_a_recorded_operation_may_change_the_strides() -> None:
+    (late, *_), (real, *_) = both(WHOLE)
+    by_hand = lambda x: (x.float() / 255).masked_fill(torch.zeros(x.shape[-2:], dtype=torch.bool), 0)  # noqa: E731
+    noted = by_hand(late)
+    _ = late.sum().item()  # its values have the strides of an array of Pillow's
+    assert replayed([noted])[0].stride() == by_hand(real).stride()
+
+
 class OwnTensor(torch.Tensor):
     pass
 

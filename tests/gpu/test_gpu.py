@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader as StockLoader
+from torch.utils.data import DataLoader as StockLoader, Subset, default_collate
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -131,6 +131,32 @@ def test_two_loaders_side_by_side(large_photos: Path) -> None:
         assert torch.equal(sums(loaders[1]), expected[1])
     first, second = (next(iter(loader._servers.queues.values())) for loader in loaders)
     assert first.pipeline is second.pipeline
+
+
+@pytest.mark.parametrize("moves", ["dataset", "collate_fn"])
+def test_images_may_be_moved_without_workers(large_photos: Path, moves: str) -> None:
+    def move(image: Any) -> Any:
+        moved = image.to("cuda")
+        assert moved.is_cuda and torch.randn_like(moved).is_cuda and (moved * 2)[0].device.type == "cuda"
+        return moved
+
+    def collate(samples: Any) -> Any:
+        images, labels = default_collate(samples)
+        return move(images), labels
+
+    steps = transforms.Compose([*TRAIN.transforms, move]) if moves == "dataset" else TRAIN
+    dataset = Subset(ImageFolder(str(large_photos), steps), range(64))
+    found = []
+    for loader_class in (StockLoader, DataLoader):
+        torch.manual_seed(2)
+        loader = loader_class(dataset, 16, shuffle=True, collate_fn=collate if moves == "collate_fn" else None)
+        found.append(
+            [(images.cpu(), labels, images.device, torch.rand(1, device="cuda").item()) for images, labels in loader]
+        )
+    assert loader.stats().images_by_dali == 64  # type: ignore[attr-defined]
+    for (theirs, *stock), (ours, *others) in zip(*found, strict=True):
+        assert (ours - theirs).abs().mean() <= 0.5 / 255
+        assert torch.equal(stock[0], others[0]) and stock[1:] == others[1:]
 
 
 def test_decoding_on_the_cpu_can_be_asked_for_beside_a_gpu(large_photos: Path) -> None:
