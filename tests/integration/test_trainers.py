@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import functools
 import gc
 import importlib
@@ -157,7 +158,7 @@ def test_trainers_of_two_processes(photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     script = "from tests.integration.test_trainers import two_trainers; two_trainers()"
     environment = {"OMP_NUM_THREADS": "1"}
-    done = scripts.run(script, tmp_path / "meet", photos, timeout_s=4 * WAIT_S, environment=environment)
+    done = scripts.run(script, tmp_path / "meet", photos, timeout_s=2 * WAIT_S, environment=environment)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     told = sorted(lines, key=lambda each: each["rank"])
@@ -441,6 +442,7 @@ def two_trainers() -> None:
 def of_rank(rank: int) -> None:
     import lightning
 
+    faulthandler.dump_traceback_later(1.8 * WAIT_S, exit=True)
     os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)}
     os.environ |= {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "", "MASTER_PORT": ""}  # by which Lightning knows it
     distributed.init_process_group("gloo", f"file://{sys.argv[1]}", rank=rank, world_size=2)
@@ -456,6 +458,7 @@ def of_rank(rank: int) -> None:
         assert ours[0] == theirs[0]
     os.write(1, f"{json.dumps(told)}\n".encode())  # at once, as both write to one pipe
     distributed.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
 
 
 def by_lightning(kind: Any, **options: Any) -> Any:
