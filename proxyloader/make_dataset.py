@@ -49,7 +49,7 @@ def make_dataset(
     Args:
         root: folder of the dataset. It is created if it does not exist.
         images: number of photos, as 4:2:0 JPEGs of about 100 KB each at the default size. Labels alternate.
-        size: (width, height) of most photos, in pixels. Others are portraits, square, or up to 10 % larger or smaller.
+        size: (width, height) of most photos, in pixels. Others are portraits, square, or up to 10% larger or smaller.
         classes: number of classes. Only the first ``images`` classes get a folder.
         seed: random seed.
         progressive: share of progressive JPEGs, about 0.2 on the web.

@@ -95,10 +95,16 @@ def _find_path(error: BaseException) -> str:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         image = frame.f_locals.get("self")
         if isinstance(image, ImageFile.ImageFile):
-            path = image.filename  # the innermost one, because Pillow may open images recursively
+            path = image.filename or name_of(image.fp)  # the innermost one, because Pillow may open images recursively
         elif frame.f_code is getattr(Image.open, "__code__", None):  # no format was identified
-            path = frame.f_locals.get("filename", "")
+            path = frame.f_locals.get("filename") or name_of(frame.f_locals.get("fp"))
     return str(getattr(error, "filename", None) or path)
+
+
+def name_of(file: Any) -> str:
+    """Return the name of an open file; "" if it has none."""
+    name = getattr(file, "name", "")
+    return name if isinstance(name, str) else ""
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from PIL.ImageFile import ImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PpmImagePlugin import PpmImageFile
 
+from .bad_samples import name_of
 from .batch_memory import batch_memory
 from .deferral import active
 from .encoded_image import MAX_READ_BYTES, EncodedImage
@@ -246,7 +247,7 @@ def _open_lazy(file: Any, filename: Any) -> JpegImageFile | None:
     file.seek(0)
     memory = batch_memory.allocate(size_bytes) if type(file) in (io.BufferedReader, io.BytesIO) else None
     data: bytes | memoryview = file.read(size_bytes) if memory is None else memory[: file.readinto(memory)]
-    encoded = EncodedImage.from_jpeg(data, filename if isinstance(filename, str) else "")
+    encoded = EncodedImage.from_jpeg(data, filename if isinstance(filename, str) and filename else name_of(file))
     if encoded is None or encoded.header is None:
         return None
     start = encoded.header.first_scan + 2

@@ -109,7 +109,7 @@ class Diagnosis:
     bound: Bound
     verdict: str  #: the conclusion, in one or two sentences
     reasons: tuple[str, ...]  #: measurements that support it, and failed measurements
-    suggestions: tuple[str, ...]  #: numbers of workers with which the loader alone is at least 5 % faster
+    suggestions: tuple[str, ...]  #: numbers of workers with which the loader alone is at least 5% faster
     figures: Figures
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class Diagnosis:
         phases |= {f"{kind} alone": phase for kind, phase in figures.alone.items()}
         rows = [("", "ms/step", "images/s", "cores", "GPU")]
         for name, phase in phases.items():
-            gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f} %"
+            gpu = "-" if phase.gpu_percent is None else f"{phase.gpu_percent:.0f}%"
             rows.append((name, ms(phase.step_s), figures.speed(phase.step_s), f"{phase.cores:.1f}", gpu))
         steps_s = {kind: figures.step_s(kind) for kind in figures.alone}
         rows += [(f"with {kind}, estimated", ms(each), figures.speed(each), "", "") for kind, each in steps_s.items()]
@@ -316,13 +316,13 @@ def interpret(figures: Figures) -> Diagnosis:
     verdict += f"Loading alone takes {load} ms."
     reasons = []
     if figures.num_workers:
-        reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f} % busy")
+        reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f}% busy")
     if figures.waiting is not None:
         percent = max(0.0, 100 * figures.waiting)
-        reasons.append(f"Reading a sample waits {percent:.0f} % of its time, for example for a disk")
+        reasons.append(f"Reading a sample waits {percent:.0f}% of its time, for example for a disk")
     base: Kind = "stock" if "stock" in figures.alone else figures.watched
     share = step.step_s / figures.step_s(base)
-    cost = f"With {'torch' if base == 'stock' else base}, loading takes {100 * (1 - share):.0f} % of a step"
+    cost = f"With {'torch' if base == 'stock' else base}, loading takes {100 * (1 - share):.0f}% of a step"
     gain = f"An infinitely fast loader would give {1 / share:.2f}x"
     gain = gain if share > 1e-3 else "The speedup has no limit, because the loop does nothing with a batch"
     reasons.append(f"{cost}. {gain}")

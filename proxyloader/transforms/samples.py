@@ -1,7 +1,7 @@
 """How v2's transforms take samples apart and put them together. Runs in the worker.
 
 Each transform flattens its inputs with torch's pytree, which also knows other containers. For an image with boxes, this
-takes 5 % of a worker's time off (``benchmarks/results/recording.txt``).
+takes 5% of a worker's time off (``benchmarks/results/recording.txt``).
 """
 
 import functools

@@ -395,6 +395,24 @@ def test_the_file_is_named_whose_pixels_pillow_could_not_read(spelled: Numbered)
     assert [(each.index, each.path) for each in loader.errors] == [(4, paths[0]), (5, paths[0])]
 
 
+class OpensByHandle(Numbered):
+    """As torchvision's own ``pil_loader``."""
+
+    def __getitem__(self, index: int) -> Any:
+        path, label = self.samples[index]
+        with open(path, "rb") as file:
+            return TRANSFORM(Image.open(file).convert("RGB")), label, index
+
+
+@pytest.mark.parametrize("how", [text, cut_in_the_scan, empty])
+def test_a_file_that_the_dataset_has_opened_is_named(spelled: Numbered, how: Callable[[Path], None]) -> None:
+    dataset = OpensByHandle(spelled.root, TRANSFORM)
+    (path,) = damage(dataset, how, BAD)
+    loader = DataLoader(dataset, BATCH, on_error="skip")
+    assert sum(len(labels) for _, labels, _ in loader) == len(dataset) - 1
+    assert [(each.index, each.path) for each in loader.errors] == [(BAD, path)]
+
+
 class Fails(Numbered):
     """Has at one index an error that has nothing to do with the file there."""
 

@@ -134,9 +134,9 @@ def test_the_report_says_what_each_loader_gives() -> None:
         "1,250 instead of 500 images/s, 2.50x"
     )
     assert found.reasons == (
-        "Alone, the workers are 0 % busy",
-        "Reading a sample waits 10 % of its time, for example for a disk",
-        "With torch, loading takes 75 % of a step. An infinitely fast loader would give 4.00x",
+        "Alone, the workers are 0% busy",
+        "Reading a sample waits 10% of its time, for example for a disk",
+        "With torch, loading takes 75% of a step. An infinitely fast loader would give 4.00x",
     )
     assert found.suggestions == (
         "num_workers=16: the loader alone is 1.30x as fast",
@@ -157,7 +157,7 @@ def test_it_is_worth_it_where_steps_get_shorter(step_ms: float, stock_ms: float,
         ({"num_workers": 0, "both": phase(130), "cores": 100}, "is worth it: 769 instead of 400 images/s, 1.92x"),
         ({"step": phase(50, cpu_s=2.0), "cores": 2}, "proxyloader is worth it: 97.6 instead of 71.4 images/s, 1.37x"),
         ({"unmeasured": {"num_workers=4": "OSError: x"}}, "Not measured: num_workers=4 (OSError: x)"),
-        ({"alone": {"proxyloader": phase(80)}}, "With proxyloader, loading takes 38 % of a step"),
+        ({"alone": {"proxyloader": phase(80)}}, "With proxyloader, loading takes 38% of a step"),
         ({"both": phase(120)}, "The loop takes 1.50 times as long as estimated"),
         ({"step": phase(1e-4)}, "The speedup has no limit, because the loop does nothing"),
     ],
