@@ -20,7 +20,7 @@ from ..errors import ImageError
 from ..transforms import boxes
 from ..transforms.chain import START, Chain
 from ..transforms.plan import Untranslatable
-from ..transforms.random_numbers import draws_alike, in_thread, resized_crop_box
+from ..transforms.random_numbers import draws_alike, resized_crop_box
 from ..transforms.registry import COMPOSES, IMAGE_CONVERSIONS, RULES, is_changed, load_timm_rules
 from ..transforms.samples import flatten, sample_patches
 from .deferral import Deferral, active
@@ -61,8 +61,7 @@ def _get_params(get_params: Any, img: Any, scale: Any, ratio: Any) -> Any:
     """Draw the same numbers faster."""
     if not is_lazy(img) or torch.get_default_dtype() is not torch.float32 or not draws_alike():
         return NotImplemented
-    with in_thread.fastest:
-        return resized_crop_box(tuple(scale), tuple(ratio), img.height, img.width)
+    return resized_crop_box(tuple(scale), tuple(ratio), img.height, img.width)
 
 
 def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
