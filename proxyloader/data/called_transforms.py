@@ -38,7 +38,7 @@ from .lazy_tensor import (
     wrap_values,
 )
 from .recorded import map_leaves
-from .replaced_code import code_patches, original, replacements, unless_handled
+from .replaced_code import code_patches, find, original, replacements, unless_handled
 from .transformed import TransformedImage, pixel_uses
 
 
@@ -50,9 +50,9 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
         yield cls, "__call__", _intercept(cls, cls.__call__)
     get_params = v1.RandomResizedCrop.get_params
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
-    for cls, name, method in boxes.METHODS:
-        if theirs := getattr(cls, name, None):
-            yield cls, name, unless_handled(theirs, method)
+    for name, method in find(*boxes.METHODS).items():
+        cls, _, attribute = name.rpartition(".")
+        yield find(cls)[cls], attribute, unless_handled(method, boxes.METHODS[name])
     yield from code_patches(boxes.FUNCTIONS)
     yield from sample_patches()
 

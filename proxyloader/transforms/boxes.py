@@ -5,7 +5,7 @@ on tensors of a few elements, which takes 2.4 ms for five boxes (``benchmarks/re
 below draws the numbers of all trials at once, compares all crops together with the same arithmetic, and then advances
 torch's generator by the numbers that torchvision would have drawn. Before first use, its crops, masks and generator
 states are compared with those of the installed torchvision. If they differ, torchvision draws the crops. The check of
-boxes takes 4 to 24% off a worker's time for an image with boxes (``benchmarks/results/detection.txt``, 13).
+boxes takes 5 to 15% off a worker's time for an image with boxes (``benchmarks/results/detection.txt``, 13).
 """
 
 import contextlib
@@ -42,10 +42,7 @@ def find_valid(_: Any, boxes: Any, format: Any, canvas_size: Any, min_size: floa
 
 
 def select(_: Any, sanitize: Any, inpt: Any, params: dict[str, Any]) -> Any:
-    """Return a copy of boxes or labels if SanitizeBoundingBoxes keeps all; NotImplemented if torchvision has to index.
-
-    A mask as an index takes 40 us more.
-    """
+    """Return a copy of boxes or labels if SanitizeBoundingBoxes keeps all; NotImplemented if torchvision must index."""
     is_boxes, valid = type(inpt) is tv_tensors.BoundingBoxes, params["valid"]
     is_label = type(inpt) is torch.Tensor and any(inpt is each for each in params["labels"] or ())
     is_known = (is_boxes or is_label) and type(valid) is torch.Tensor and inpt.shape[:1] == valid.shape
@@ -169,5 +166,8 @@ def draws_alike(theirs: Any) -> bool:
     return len(found) == 2 and bool(found[0] == found[1])
 
 
-METHODS = (v2.RandomIoUCrop, "make_params", make_params), (v2.SanitizeBoundingBoxes, "transform", select)
-"""Classes, and the names and replacements of their methods."""
+METHODS = {
+    "torchvision.transforms.v2:RandomIoUCrop.make_params": make_params,
+    "torchvision.transforms.v2:SanitizeBoundingBoxes.transform": select,
+}
+"""Functions that replace methods, by their names."""
