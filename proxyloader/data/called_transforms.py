@@ -51,8 +51,8 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
     get_params = v1.RandomResizedCrop.get_params
     yield from replacements(get_params, unless_handled(original(get_params), _get_params))
     for name, method in find(*boxes.METHODS).items():
-        cls, _, attribute = name.rpartition(".")
-        yield find(cls)[cls], attribute, unless_handled(method, boxes.METHODS[name])
+        owner, _, attribute = name.rpartition(".")
+        yield find(owner)[owner], attribute, unless_handled(method, boxes.METHODS[name])
     yield from code_patches(boxes.FUNCTIONS)
     yield from sample_patches()
 

@@ -166,7 +166,7 @@ def draws_alike(theirs: Any) -> bool:
     return len(found) == 2 and bool(found[0] == found[1])
 
 
-METHODS = {
+METHODS: dict[str, Any] = {
     "torchvision.transforms.v2:RandomIoUCrop.make_params": make_params,
     "torchvision.transforms.v2:SanitizeBoundingBoxes.transform": select,
 }
