@@ -47,7 +47,7 @@ from .lazy_image import (
 )
 from .lazy_tensor import create_lazy_output, wrap_values
 from .replaced_code import code_patches, original, unless_handled
-from .transformed import TransformedImage
+from .transformed import TransformedImage, pixel_uses
 
 MAX_PIXELS = 1 << 26
 """Maximum size of the result of a recorded call. Pillow computes larger ones, or warns about them."""
@@ -126,7 +126,10 @@ def extend(transformed: TransformedImage | None, note: Note, call: Callable[[Any
     if height < 1 or width < 1 or height * width > MAX_PIXELS:
         return None
     after = transformed.note(note.steps, note.numbers, size, call)
-    return None if find_call_obstacle(deferral.find_obstacle, after.chain) else after
+    if why := find_call_obstacle(deferral.find_obstacle, after.chain):
+        pixel_uses.explain(why, names_caller=True)
+        return None
+    return after
 
 
 def number(value: Any) -> float:

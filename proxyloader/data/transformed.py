@@ -42,11 +42,14 @@ class _PixelUses(threading.local):
         self.count += 1
         self.explain()
 
-    def explain(self, why: str | None = None) -> None:
+    def explain(self, why: str = "", names_caller: bool = False) -> None:
         """Record the reason, by default the line that accesses the pixels."""
         if self.why is None:  # walking the stack is slow, so it happens once per batch
-            caller = find_caller(sys._getframe(1)) if why is None else ""
-            self.why = why or (f"pixels are used {caller}" if caller else "")
+            caller = find_caller(sys._getframe(1)) if names_caller or not why else ""
+            if caller:
+                named = caller.removeprefix("by ") if caller.startswith("by ") else f"call {caller}"
+                why = f"{named}: {why}" if why else f"pixels are used {caller}"
+            self.why = why
 
 
 pixel_uses = _PixelUses()

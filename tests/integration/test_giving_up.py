@@ -75,7 +75,14 @@ def folder(root: Path) -> Any:
     return dataset
 
 
-USING_PIXELS = [as_numpy, with_mean, folder, lambda image: TRANSFORM(image.filter(ImageFilter.GaussianBlur(1)))]
+def blur(image: Any) -> Any:
+    return TRANSFORM(image.filter(ImageFilter.GaussianBlur(1)))
+
+
+USING_PIXELS = {
+    **dict.fromkeys((as_numpy, with_mean, folder), "pixels are used at "),
+    blur: "call at ",
+}
 
 
 class Texts(Dataset[Any]):
@@ -131,12 +138,12 @@ def test_batches_and_draws_are_torchs_and_the_line_that_uses_pixels_is_named_onc
         loader = kind(given, 8, **how)
         batches = loaded(loader)
         if kind is DataLoader and make in USING_PIXELS:
-            assert loader.backend.startswith("torch: pixels are used at") and HERE in loader.backend
+            assert loader.backend.startswith(f"torch: {USING_PIXELS[make]}") and HERE in loader.backend
         return [*batches, torch.rand(1)]
 
     assert_same(epochs(DataLoader), epochs(StockLoader))
     if make in USING_PIXELS:
-        (said,) = [record for record in caplog.records if "pixels are used" in record.getMessage()]
+        (said,) = [record for record in caplog.records if USING_PIXELS[make] in record.getMessage()]
         assert said.levelno == logging.WARNING and HERE in said.getMessage()
 
 

@@ -108,6 +108,9 @@ class TestTransforms:
     def test_a_class_without_kernels_is_named(self, transform: Any, pixels: str) -> None:
         assert explain(transform).pixels == pixels
 
+    def test_a_class_that_needs_kernels_is_named_although_its_call_to_pillow_is_recorded(self) -> None:
+        assert explain(v2.RandomShortestSize((20,))).on_cpu == NO_KERNELS.format("RandomShortestSize")
+
     def test_it_leaves_generators_threads_profiler_and_pillow_as_they_were(self) -> None:
         before = generator_states(), torch.get_num_threads(), sys.getprofile(), Image.OPEN["JPEG"]
         explain(v1.RandomHorizontalFlip())
