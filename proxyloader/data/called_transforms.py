@@ -73,8 +73,8 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
             return call(self, *inputs, **named)
         is_known = type(self) is cls and not named and _starts_with_image(inputs)
         if is_compose:
-            result = _compose_undecoded(deferral, self, *inputs) if is_known else None
-            return call(self, *inputs, **named) if result is None else result
+            result = _compose_undecoded(deferral, self, *inputs) if is_known else NotImplemented
+            return call(self, *inputs, **named) if result is NotImplemented else result
         if is_known and not is_changed(self) and (result := apply_undecoded(deferral, self, *inputs)) is not None:
             return result
         if len(inputs) == 1 and isinstance(inputs[0], LazyTensor) and is_materialized(inputs[0]):
@@ -115,11 +115,11 @@ def _beside_image(transform: Any, others: tuple[Any, ...], compose: Any = None) 
 
 
 def _compose_undecoded(deferral: Deferral, compose: Any, *inputs: Any) -> Any:
-    """Apply a Compose to an image, consecutive transforms with rules together. Return None if it must be called."""
-    parts, done, outputs, unpacks = compose.transforms, 0, None, len(inputs) > 1
+    """Apply a Compose to an image, consecutive transforms with rules together. Return NotImplemented if it has none."""
+    parts, done, outputs, unpacks = compose.transforms, 0, NotImplemented, len(inputs) > 1
     is_accepted = not unpacks or isinstance(compose, v2.Compose)  # otherwise, torchvision raises the error
     if type(parts) not in (list, tuple) or not is_accepted or is_changed(compose, inside=False):
-        return None
+        return NotImplemented
     while done < len(parts):
         is_known = isinstance(inputs, tuple) and (len(inputs) > 1) == unpacks and _starts_with_image(inputs)
         if is_known and (found := _apply_along(deferral, compose, done, *inputs)) is not None:
@@ -127,7 +127,7 @@ def _compose_undecoded(deferral: Deferral, compose: Any, *inputs: Any) -> Any:
         elif done or _find_undecoded(inputs[0]) is not None:
             outputs, done = parts[done](*inputs), done + 1
         else:
-            return None
+            return NotImplemented
         inputs = outputs if unpacks else (outputs,)
     return outputs
 

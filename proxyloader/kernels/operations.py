@@ -231,17 +231,20 @@ def one_of(step: OneOf, state: State) -> None:
     state.make_crop()
     column = state.column
     (chosen,) = state.take(1)
-    after = state
+    outcomes = set()
     for number, branch in enumerate(step.branches):
         images = state.images[chosen == number]
-        if branch and (len(images) or not len(chosen)):
+        if len(images) or not len(chosen):
             after = replace(state, images=images, column=column + 1)
             after.apply(branch)
             after.make_crop()
-        if after.resized is not state.resized:
-            raise MissingKernelError(step, "with branches that resize float images")
+            outcomes.add((after.scale, after.mean, after.std, after.channels))
+            if after.resized is not state.resized:
+                raise MissingKernelError(step, "with branches that resize float images")
+    if len(outcomes) > 1:  # these apply to all images
+        raise MissingKernelError(step, "with branches that convert or normalize differently")
     state.column = column + step.num_params
-    state.scale, state.mean, state.std, state.channels = after.scale, after.mean, after.std, after.channels
+    ((state.scale, state.mean, state.std, state.channels),) = outcomes
 
 
 @add_step.register(auto_augment.Mixture)

@@ -25,7 +25,9 @@ from torchvision.transforms import transforms as v1, v2
 
 from proxyloader import DataLoader
 
+from ..compare import jpeg_of, opened
 from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
+from ..undecoded import opened_late
 
 TRANSFORM = v1.Compose([v1.RandomResizedCrop(32), v1.RandomHorizontalFlip(), v1.ToTensor()])
 NORMALIZE = v1.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -313,6 +315,13 @@ class OddComposes(Paths):
 
 def test_any_compose_is_called_as_torch_calls_it(photos: Path, device: str) -> None:
     assert_as_torch(loader_over(OddComposes, photos, 0), by_dali, device=device)
+
+
+def test_a_compose_that_returns_none_is_called_once() -> None:
+    seen: list[Any] = []
+    with opened_late():
+        assert v1.Compose([CROP, seen.append])(opened(jpeg_of((64, 48), 0))) is None
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from torchvision import transforms as v1
 from torchvision.transforms import InterpolationMode, v2
 
 from proxyloader.kernels.operations import build_programs, get_missing_kernel
+from proxyloader.transforms.chain import START
 
 from ..compare import jpeg_of, opened, seed_all
 from ..undecoded import image_calls_in, opened_late
@@ -101,6 +102,13 @@ def recorded(transforms: Iterable[Any]) -> tuple[list[Any], list[torch.Tensor]]:
         assert get_missing_kernel(call.plan) == ""
         calls.append(call)
     return calls, theirs
+
+
+@pytest.mark.parametrize("version", [v1, v2])
+def test_normalizing_some_images_of_a_batch_is_left_to_torchvision(version: Any) -> None:
+    chain = START.through(version.Compose([v1.ToTensor(), version.RandomApply([NORMALIZE])]))
+    assert chain is not None
+    assert get_missing_kernel(chain.plan).endswith("with branches that convert or normalize differently")
 
 
 def outputs_of(transforms: list[Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
