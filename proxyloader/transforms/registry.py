@@ -21,6 +21,9 @@ COMPOSES = (v1.Compose, v2.Compose)
 CONTAINERS = frozenset({*COMPOSES, v1.RandomApply, v2.RandomApply})
 """Classes with inner transforms in ``.transforms``."""
 
+ALWAYS_PLAIN = frozenset({v1.Normalize, v1.CenterCrop, v1.RandomCrop, v1.RandomResizedCrop})
+"""Classes of v1 that return a plain tensor for any ``tv_tensors.Image``. Others may keep the class."""
+
 IMAGE_CONVERSIONS = frozenset({v2.ToImage, v2.ToDtype, v2.Normalize})
 """Classes of v2 with rules that leave boxes, masks, and tensors beside an image as they are."""
 
@@ -47,7 +50,8 @@ def translate(transform: Any, state: ImageState) -> tuple[Translation, ImageStat
             part, state = translate(each, state)
             parts.append(part)
         return in_sequence(parts), state
-    if type(transform) not in RULES:
+    may_keep_class = version_of(transform) == "v1" and type(transform) not in ALWAYS_PLAIN
+    if type(transform) not in RULES or (may_keep_class and state.kind == "tensor" and not state.pure):
         raise Untranslatable
     translation = RULES[type(transform)](transform, state)
     after = output_state(translation.steps, state)

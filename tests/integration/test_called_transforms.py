@@ -21,11 +21,11 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader as StockLoader, Dataset
 from torchvision import tv_tensors
 from torchvision.datasets import ImageFolder
-from torchvision.transforms import transforms as v1, v2
+from torchvision.transforms import AutoAugment, transforms as v1, v2
 
 from proxyloader import DataLoader
 
-from ..compare import jpeg_of, opened
+from ..compare import jpeg_of, opened, seed_all
 from ..side_by_side import Failed, assert_as_torch, by_dali, epochs, tried
 from ..undecoded import opened_late
 
@@ -315,6 +315,33 @@ class OddComposes(Paths):
 
 def test_any_compose_is_called_as_torch_calls_it(photos: Path, device: str) -> None:
     assert_as_torch(loader_over(OddComposes, photos, 0), by_dali, device=device)
+
+
+CLASS_KEPT = [
+    *(
+        v1.RandomErasing(0.0),
+        v1.RandomErasing(1.0),
+        v1.ColorJitter(),
+        v1.ColorJitter(0.3),
+        v1.RandomHorizontalFlip(0.0),
+    ),
+    *(v1.RandomHorizontalFlip(1.0), v1.Resize((48, 64)), v1.Resize(30), v1.ConvertImageDtype(torch.uint8)),
+    *(v1.CenterCrop((48, 64)), v1.RandomCrop((48, 64)), v1.RandomResizedCrop((48, 64)), AutoAugment()),
+    v1.Compose([v1.ConvertImageDtype(torch.float32), v1.Normalize([0.5], [0.5])]),
+]
+
+
+@pytest.mark.parametrize("to_tensor", [v1.PILToTensor(), v2.ToImage(), v2.Compose([v1.PILToTensor(), v2.ToImage()])])
+@pytest.mark.parametrize("transform", [*CLASS_KEPT, v2.ToImage(), v2.Compose([v2.ToImage()])])
+def test_a_tensor_is_of_the_class_that_torchvision_returns(to_tensor: Any, transform: Any) -> None:
+    for seed in range(3):
+        seed_all(seed)
+        theirs = transform(to_tensor(opened(jpeg_of((64, 48), 0))))
+        with opened_late():
+            seed_all(seed)
+            ours = transform(to_tensor(opened(jpeg_of((64, 48), 0))))
+            assert isinstance(ours, tv_tensors.Image) is isinstance(theirs, tv_tensors.Image)
+            assert torch.equal(ours, theirs)
 
 
 def test_a_compose_that_returns_none_is_called_once() -> None:
