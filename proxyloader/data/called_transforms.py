@@ -54,6 +54,7 @@ def call_patches() -> Iterator[tuple[Any, str, Any]]:
         owner, _, attribute = name.rpartition(".")
         yield find(owner)[owner], attribute, unless_handled(method, boxes.METHODS[name])
     yield from code_patches(boxes.FUNCTIONS)
+    yield from code_patches({"torchvision.transforms.v2.functional._utils:_get_kernel": _get_kernel})
     yield from sample_patches()
 
 
@@ -88,6 +89,11 @@ def _intercept(cls: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         return tuple(map(wrap_result, inputs, result)) if is_per_input else result
 
     return hooked
+
+
+def _get_kernel(get: Any, functional: Any, input_type: Any, **kwargs: Any) -> Any:
+    """Find the kernel of an undecoded tensor by its class in torch: its own would match that of tensors first."""
+    return get(functional, getattr(input_type, "stock", input_type), **kwargs)
 
 
 def wrap_result(image: Any, result: Any) -> Any:
@@ -147,7 +153,7 @@ def _apply_along(deferral: Deferral, compose: Any, begin: int, image: Any, *othe
     transformed = _find_undecoded(image)
     # On a CPU, sending decoded images does not pay off if the dataset has used the pixels.
     sends_pixels = not begin and isinstance(image, Image.Image) and (deferral.on_gpu or pixel_uses.why is None)
-    if transformed is None and not (sends_pixels and image.mode == "RGB"):
+    if transformed is None and not (sends_pixels and image.mode == "RGB" and min(image.size)):
         return None
     after = _beside_image(compose.transforms[begin], others, compose)
     if after is None or _has_other_dtype():

@@ -152,18 +152,18 @@ class LazyTensor(torch.Tensor, metaclass=StockType):
             kind = LazyTensor if stock is torch.Tensor else LazyImageTensor
             alias = kind.__new__(kind, self, self._node)
             alias._has_known_strides = self._has_known_strides
-            return share(self, alias, lambda values: values.view_as(values))
+            return share(self, alias, torch.ops.aten.alias.default)
         return wrap_values(materialize(self).as_subclass(stock))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         sets_gradient = function in (torch.Tensor.requires_grad_, SET_REQUIRES_GRAD)
-        if sets_gradient and False not in (*args[1:], *kwargs.values()):
+        if function == SET_DATA or (sets_gradient and not any(each is False for each in (*args[1:], *kwargs.values()))):
             torch._C._swap_tensor_impl(args[0], materialize(args[0]))
             vars(args[0]).clear()
             set_class(args[0], type(args[0]).stock)  # now a tensor of its stock class, with values
-            return function(*args, **kwargs)
+            return function(args[0], *map(materialize, args[1:]), **kwargs)
         if _needs_autograd(function, args, kwargs) or not all(issubclass(each, _TYPES) for each in types):
             return run_eagerly(function, args, kwargs)
         name = getattr(function, "__name__", "")
@@ -171,9 +171,11 @@ class LazyTensor(torch.Tensor, metaclass=StockType):
             return _assign(*args)
         if isinstance(function, torch._ops.OpOverloadPacket) and not function._qualified_op_name.startswith("aten::"):
             return run_eagerly(function, args, kwargs)  # such as "image::encode_jpeg", which may not dispatch
+        if name in ("fill_diagonal_", "storage_offset"):  # they need that of a view, and the undecoded one has none
+            return run_eagerly(function, args, kwargs)
         if function is torch.Tensor.new_tensor:  # of the same dtype; its values do not matter
             args = torch.empty(0, dtype=args[0].dtype), *args[1:]
-        if name in VALUE_METHODS or function == SET_DATA:
+        if name in VALUE_METHODS:
             return function(*map_leaves(materialize, args), **map_leaves(materialize, kwargs))
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **kwargs)

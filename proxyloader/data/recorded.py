@@ -6,9 +6,10 @@ result of a pointwise operation, and nothing else refers to it.
 """
 
 import functools
+import itertools
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +22,16 @@ MAX_DEPTH = 50
 
 MAX_CACHED = 512
 
-DEVICE_DEPENDENT = ("conv", "mm", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool", "nested")
+DEVICE_DEPENDENT = ("conv", "mm", "linalg", "fft", "upsample", "grid_sampler", "cdist", "svd", "pool", "nested") + (
+    "as_strided",  # from an offset in the storage, which images of a batch share
+)
 """Substrings of the names of operators that need values: their results or shapes differ on a GPU or the meta device."""
+
+INDEXING = frozenset({"index", "index_put", "index_put_", "index_select", "gather", "take", "put", "put_"}) | {
+    *("scatter", "scatter_", "scatter_add", "scatter_add_", "index_add", "index_add_", "index_copy", "index_copy_"),
+    *("index_fill", "index_fill_"),
+}
+"""Operators whose second or third argument is an index, or several."""
 
 _Tag = torch.Tag
 _inferred: dict[Any, Any] = {}  # shared by all loaders, because results depend only on the keys
@@ -209,12 +218,25 @@ def requires_values(operator: Any, args: Any) -> bool:
     packet, tags = operator.__name__.partition(".")[0], operator.tags
     if _Tag.data_dependent_output in tags or _Tag.nondeterministic_seeded in tags or packet == "is_nonzero":
         return True
+    if packet in INDEXING and not all(itertools.starmap(_is_in_range, _find_indices(*args))):
+        return True  # the error is raised where the code may catch it, and never on a GPU
     if _Tag.dynamic_output_shape in tags:  # allowed only for integer indices
         dtypes = {each.dtype for each in flatten(args[1:]) if isinstance(each, torch.Tensor)}
         return packet != "index" or not dtypes <= {torch.int64, torch.int32}
-    if packet in ("sub", "rsub", "neg") and any(getattr(each, "dtype", None) is torch.bool for each in args):
-        return True  # torch rejects it, but not on the meta device
     return packet in ("_conj", "_neg_view") or _depends_on_device(packet)  # a LazyTensor lacks the bits that these set
+
+
+def _find_indices(tensor: Any, where: Any, *others: Any) -> Iterable[tuple[int, Any]]:
+    """Return the sizes of the dimensions that an operation in ``INDEXING`` indexes, and the indices."""
+    if isinstance(where, int):  # a dimension
+        return ((tensor.shape[where], others[0]),) if tensor.ndim else ()
+    return zip(tensor.shape, where) if isinstance(where, (list, tuple)) else ((tensor.numel(), where),)
+
+
+def _is_in_range(size: int, index: Any) -> bool:
+    if type(index) is not torch.Tensor or index.dtype not in (torch.int64, torch.int32) or not index.numel():
+        return True  # an undecoded index is not known yet
+    return not index.is_cpu or bool(index.min() >= -size and index.max() < size)
 
 
 @functools.cache
@@ -229,6 +251,10 @@ def to_meta(value: Any) -> Any:
     return value
 
 
+def _to_ones(value: Any) -> Any:
+    return torch.ones([1] * value.ndim, dtype=value.dtype) if isinstance(value, torch.Tensor) else value
+
+
 def infer_meta(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return the result of an operation on the meta device, or raise its error. Results are cached: this is slow.
 
@@ -239,6 +265,8 @@ def infer_meta(operator: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     key = operator, _get_key(args), _get_key(kwargs), torch.get_default_dtype()
     result = _inferred.get(key)
     if result is None:
+        if _Tag.pointwise in operator.tags:  # the meta device accepts more dtypes and numbers than the CPU
+            operator(*map_leaves(_to_ones, args), **map_leaves(_to_ones, kwargs))
         result = operator(*map_leaves(to_meta, args), **map_leaves(to_meta, kwargs))
         if len(_inferred) >= MAX_CACHED:
             _inferred.clear()

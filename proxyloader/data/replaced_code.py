@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from ..errors import ImageError
 from .deferral import active
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,9 @@ def unless_handled(call: Callable[..., Any], handle: Callable[..., Any]) -> Call
         if active() is not None:
             try:
                 result = handle(call, *args, **kwargs)
-            except Exception:
+            except Exception as error:
+                if isinstance(error, OSError) and not isinstance(error, ImageError):
+                    raise  # Pillow could not load an image; if it is loaded again, Pillow returns it without pixels
                 result = NotImplemented
             if result is not NotImplemented:
                 return result

@@ -22,7 +22,7 @@ CONTAINERS = frozenset({*COMPOSES, v1.RandomApply, v2.RandomApply})
 """Classes with inner transforms in ``.transforms``."""
 
 ALWAYS_PLAIN = frozenset({v1.Normalize, v1.CenterCrop, v1.RandomCrop, v1.RandomResizedCrop})
-"""Classes of v1 that return a plain tensor for any ``tv_tensors.Image``. Others may keep the class."""
+"""Classes of v1 that return a plain tensor for any ``tv_tensors.Image``. RandomErasing keeps the class; others may."""
 
 IMAGE_CONVERSIONS = frozenset({v2.ToImage, v2.ToDtype, v2.Normalize})
 """Classes of v2 with rules that leave boxes, masks, and tensors beside an image as they are."""
@@ -50,18 +50,24 @@ def translate(transform: Any, state: ImageState) -> tuple[Translation, ImageStat
             part, state = translate(each, state)
             parts.append(part)
         return in_sequence(parts), state
-    may_keep_class = version_of(transform) == "v1" and type(transform) not in ALWAYS_PLAIN
+    may_keep_class = version_of(transform) == "v1" and type(transform) not in (*ALWAYS_PLAIN, v1.RandomErasing)
     if type(transform) not in RULES or (may_keep_class and state.kind == "tensor" and not state.pure):
         raise Untranslatable
     translation = RULES[type(transform)](transform, state)
     after = output_state(translation.steps, state)
-    return translation, after if _keeps_class(transform) else replace(after, pure=True)
+    if isinstance(transform, v2.ToImage) or not _keeps_class(transform):
+        after = replace(after, pure=not isinstance(transform, v2.ToImage))
+    return translation, after
 
 
 def _keeps_class(transform: Any) -> bool:
-    """Return whether a transform keeps the class ``tv_tensors.Image``, as only v2 does, except for ToPureTensor."""
-    keeps = isinstance(transform, (v2.Transform, *COMPOSES)) and not isinstance(transform, v2.ToPureTensor)
-    return keeps and all(map(_keeps_class, getattr(transform, "transforms", ())))
+    """Return whether a transform keeps the class ``tv_tensors.Image``."""
+    keeps = isinstance(transform, (v2.Transform, *COMPOSES, v1.RandomErasing))
+    return (
+        keeps
+        and not isinstance(transform, v2.ToPureTensor)
+        and all(map(_keeps_class, getattr(transform, "transforms", ())))
+    )
 
 
 def version_of(transform: Any) -> Version:

@@ -60,8 +60,7 @@ def to_tensor(transform: Any, state: ImageState) -> Translation:
     if state.kind == "tensor":  # classes of v2 and timm leave it unchanged; those of v1 raise an error
         if type(transform) in (v1.ToTensor, v1.PILToTensor):
             raise Untranslatable
-        changes_class = isinstance(transform, v2.ToImage) and state.pure
-        return Translation((ToTensor(state.order, pure=False),) if changes_class else ())  # type: ignore[arg-type]
+        return Translation()
     if not isinstance(transform, (v1.ToTensor, v2.ToTensor)):
         return Translation((ToTensor(pure=not isinstance(transform, v2.ToImage)),))
     if torch.get_default_dtype() is not torch.float32:

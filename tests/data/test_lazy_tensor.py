@@ -665,3 +665,54 @@ def test_assigning_another_dtype_by_a_list_is_refused_as_by_torch(index: Any) ->
         image[0] = image[1].float()  # which torch converts
         with pytest.raises(RuntimeError, match="requires the source and destination dtypes match"):
             image[index] = image[0, 0, :1].float()
+
+
+REFUSED: dict[str, Callable[[Any], Any]] = {
+    "index": lambda x: x[[3, 1, 0]],
+    "index of an unused result": lambda x: x[torch.tensor([0, -4])].mul_(2) and None,
+    "index_select": lambda x: x.index_select(1, torch.tensor([8])),
+    "gather": lambda x: x.gather(0, torch.full((1, 8, 10), 3)),
+    "take": lambda x: x.take(torch.tensor([240])),
+    "and": lambda x: x & 3,
+    "cast in place": lambda x: x.int().mul_(0.5),
+    "round": lambda x: (x > 0.5).round(),
+}
+"""Torch refuses them on a CPU, and never on the meta device."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_an_operation_that_torch_refuses_is_refused_at_once(name: str) -> None:
+    (late, *_), (real, *_) = both()
+    for image in (real, late):
+        with pytest.raises((IndexError, RuntimeError)):
+            REFUSED[name](image)
+
+
+def into_channel(x: torch.Tensor) -> torch.Tensor:
+    x[1].fill_diagonal_(9.0)
+    return x
+
+
+def given_other_data(x: torch.Tensor) -> torch.Tensor:
+    x.data = x[:1].half()
+    return x
+
+
+def added_to_its_alias(x: torch.Tensor) -> torch.Tensor:
+    grey = x[:1]
+    alias = grey.as_subclass(torch.Tensor)
+    alias.add_(grey)
+    return grey
+
+
+BY_STORAGE: list[Callable[[Any], Any]] = [
+    *(into_channel, given_other_data, added_to_its_alias, lambda x: x[1].storage_offset()),
+    *(lambda x: x.as_strided((3,), (1,), 5), lambda x: torch.stack([x, x + 1])[1].as_strided((3,), (1,), 250)),
+]
+
+
+@pytest.mark.parametrize("use", BY_STORAGE)
+def test_what_depends_on_the_place_in_memory_is_that_of_the_real_tensor(use: Callable[[Any], Any]) -> None:
+    for late, real in zip(*both()):
+        ours, theirs = use(late), use(real)
+        assert_same(replayed([ours])[0] if isinstance(ours, LazyTensor) else ours, theirs)

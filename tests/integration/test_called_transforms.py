@@ -344,6 +344,20 @@ def test_a_tensor_is_of_the_class_that_torchvision_returns(to_tensor: Any, trans
             assert torch.equal(ours, theirs)
 
 
+def test_an_empty_image_is_left_to_torchvision() -> None:
+    with opened_late():
+        empty = opened(jpeg_of((64, 48), 0)).crop((10, 10, 10, 15))
+        assert v2.Compose([v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])(empty).shape == (3, 5, 0)
+
+
+def test_a_transform_of_videos_leaves_an_image_unchanged() -> None:
+    with opened_late():
+        image = v2.functional.to_image(opened(jpeg_of((64, 48), 0)))
+        sample = {"image": image, "video": tv_tensors.Video(torch.zeros(4, 3, 5, 5))}
+        shapes = {name: each.shape for name, each in v2.UniformTemporalSubsample(1)(sample).items()}
+    assert shapes == {"image": (3, 48, 64), "video": (1, 3, 5, 5)}
+
+
 def test_a_compose_that_returns_none_is_called_once() -> None:
     seen: list[Any] = []
     with opened_late():

@@ -77,6 +77,14 @@ class Own(Dataset[Any]):
         return image, torch.tensor([index, *drawn, float(torch.rand(1))])
 
 
+class Unconverted(Own):
+    """Loads the pixels in a conversion to a tensor: of a file that Pillow tries to load again, it returns no pixels."""
+
+    def read(self, index: int) -> Any:
+        image = Image.open(self.paths[index])
+        return transforms.functional.pil_to_tensor(image)[:, :96, :96]
+
+
 class AsTensor(Own):
     def read(self, index: int) -> Any:
         return transforms.functional.vflip(decode_image(str(self.paths[index])))[:, :96, :96]
@@ -165,7 +173,7 @@ HOW: dict[Any, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [Own, AsTensor, Threads, Keeping, ByLists, Folder, Unopened, stream])
+@pytest.mark.parametrize("kind", [Own, Unconverted, AsTensor, Threads, Keeping, ByLists, Folder, Unopened, stream])
 def test_it_meets_the_error_and_draws_as_there(kind: Callable[..., Any], workers: int, paths: list[Path]) -> None:
     assert_as_torch(lambda loader: loader(kind(paths), num_workers=workers, **HOW.get(kind, HOW[Own])))
     if kind is Own:
