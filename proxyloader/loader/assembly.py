@@ -31,7 +31,7 @@ from ..workers.fetch import MAX_ATTEMPTS, no_replacement
 from ..workers.masks import MaskReader, is_mask
 from ..workers.messages import PackedBatch, PackedRun
 from ..workers.packing import ContentUnpickler
-from .feed import Feed, InFlightBatch
+from .feed import Feed
 from .options import LoaderOptions
 from .stats import WAIT, profile_row
 
@@ -57,19 +57,16 @@ class BatchAssembler:
         self._on_error = self._options.on_error
         self._format: OutputFormat = self._options.format
 
-    def assemble(self, in_flight: InFlightBatch) -> Any:
+    def assemble(self, batch: PackedBatch) -> Any:
         """Return the batch, or ``SKIPPED_BATCH`` if it has no readable sample. Raises the error of a failed batch."""
-        batch = in_flight.batch
-        if batch is not None:
-            # A failed batch skips or replaces no samples.
-            self._errors.add(batch.unreadable, self._on_error if in_flight.error is None else "raise")
-        if in_flight.error is not None:
-            error, in_flight.error = in_flight.error, None
+        # A failed batch skips or replaces no samples.
+        self._errors.add(batch.unreadable, self._on_error if batch.failure is None else "raise")
+        if isinstance(batch.failure, Exception):
+            error, batch.failure = batch.failure, None
             try:
                 raise error
             finally:
                 del error  # its traceback references this frame
-        assert batch is not None
         if batch.indices is not None and not batch.indices:  # all samples are unreadable
             return SKIPPED_BATCH
         if not batch.runs and not batch.is_computed and batch.masks is None:
@@ -78,7 +75,7 @@ class BatchAssembler:
                 content = pin_memory(content)  # type: ignore[no-untyped-call]
             moves = not self._options.translate or self._options.moves_masks
             return tree_map(self._to_device, content, is_leaf=is_size) if moves else content
-        outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, in_flight.pipeline_runs)]
+        outputs: list[Any] = [self._collect(run, each) for run, each in zip(batch.runs, batch.pipeline_runs)]
         if failures := self._recover(batch, outputs):
             return self._handle_failures(batch, outputs, failures)
         content = self._unpickle(batch.content, batch, outputs, {}, self._pin)

@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,15 +27,14 @@ from ..data.deferral import deferring
 from ..errors import InputError
 from ..transforms.plan import Plan
 from ..workers.loader_state import LoaderState
-from ..workers.messages import BatchMessage, PackedBatch, WorkerError
+from ..workers.messages import PackedBatch, WorkerError
 from ..workers.packing import KERNELS, MAX_NEW_PLANS
 from ..workers.pool import WorkerPool, WorkersIterator
 from .options import LoaderOptions
 from .stats import SUBMIT, profile_row
 
 if TYPE_CHECKING:  # importing them imports DALI
-    from ..dali.run_queue import PipelineRun, RunQueue
-    from ..kernels.programs import Schedule
+    from ..dali.run_queue import RunQueue
 
 
 class PlanServers:
@@ -114,23 +112,6 @@ class PlanServers:
         return decoder
 
 
-@dataclass(eq=False)
-class InFlightBatch:
-    """A batch that the training loop has not received yet."""
-
-    batch: PackedBatch | None = None  # None if an error occurred before it arrived
-    pipeline_runs: list[PipelineRun] = field(default_factory=list)  # submitted for ``batch.runs``, in their order
-    error: Exception | None = None
-    is_last: bool = True  # of the batches that are decoded together
-    delays_request: bool = False  # whether a worker gets the next request when the training loop receives this batch
-
-    @property
-    def schedule(self) -> Schedule | None:
-        """The schedule of the only run of the batch; None if it has another number of runs, or without kernels."""
-        runs = () if self.batch is None or self.error is not None else self.batch.runs
-        return runs[0].schedule if len(runs) == 1 else None
-
-
 class Feed:
     """Receives the batches of an epoch from the workers, and submits their runs to DALI."""
 
@@ -139,10 +120,10 @@ class Feed:
     truncated = False  # whether a worker was lost, so that no batches follow its error
 
     def __init__(
-        self, batches: Iterator[BatchMessage], pool: WorkerPool, plan_servers: PlanServers, loader_state: LoaderState
+        self, batches: Iterator[PackedBatch], pool: WorkerPool, plan_servers: PlanServers, loader_state: LoaderState
     ) -> None:
-        self._in_flight: deque[InFlightBatch] = deque()
-        self._batches: Iterator[BatchMessage] | None = batches
+        self._in_flight: deque[PackedBatch] = deque()
+        self._batches: Iterator[PackedBatch] | None = batches
         self.pool, self._plan_servers, options = pool, plan_servers, plan_servers.options
         self._prefetch = options.prefetch
         # The run queues by key, including that of the user's server. Those of plans that arrive with a batch are added.
@@ -169,7 +150,7 @@ class Feed:
         """Number of batches that are decoded or in DALI, and not yet returned."""
         return len(self._in_flight)
 
-    def next(self) -> InFlightBatch | None:
+    def next(self) -> PackedBatch | None:
         """Receive batches from the workers, and return the oldest one in flight; None at the end of the epoch."""
         while self._batches is not None and (not self._in_flight or self._can_receive()):
             self._receive_together()
@@ -178,21 +159,21 @@ class Feed:
         self._submit([self._in_flight[0]])  # unless it was submitted, or a signal handler has raised before
         return self._in_flight.popleft()
 
-    def request_next(self, in_flight: InFlightBatch) -> None:
+    def request_next(self, in_flight: PackedBatch) -> None:
         """Request a batch in place of one that the training loop receives, as torch does."""
         if in_flight.delays_request and self._batches is not None:
             self._batches._try_put_index()  # type: ignore[attr-defined]
 
-    def release(self, in_flight: InFlightBatch) -> None:
+    def release(self, in_flight: PackedBatch) -> None:
         """Release the slot of a batch, and cancel its runs unless they were collected."""
         for pipeline_run in in_flight.pipeline_runs:
             pipeline_run.cancel()
-        if self.pool.arena is not None and in_flight.batch is not None and in_flight.batch.request is not None:
-            self.pool.arena.release(in_flight.batch.request.slot, in_flight.pipeline_runs)
+        if self.pool.arena is not None and in_flight.request is not None:
+            self.pool.arena.release(in_flight.request.slot, in_flight.pipeline_runs)
 
     def _can_receive(self) -> bool:
         has_room = sum(each.is_last for each in self._in_flight) <= self._prefetch
-        return has_room and self._in_flight[-1].error is None and self._is_ready()
+        return has_room and self._in_flight[-1].failure is None and self._is_ready()
 
     def _is_ready(self) -> bool:
         """Return whether to receive another batch before the training loop asks for it."""
@@ -208,7 +189,7 @@ class Feed:
 
     def _receive_together(self) -> None:
         """Receive the next batch from the workers, and those that are ready and can be decoded with it."""
-        together: list[InFlightBatch] = []
+        together: list[PackedBatch] = []
         try:
             while self._batches is not None and (not together or self._can_add(together)):
                 if (in_flight := self._receive(is_ahead=bool(self._in_flight or together))) is not None:
@@ -219,7 +200,7 @@ class Feed:
                 in_flight.is_last = False
             self._submit(together)
 
-    def _can_add(self, together: Sequence[InFlightBatch]) -> bool:
+    def _can_add(self, together: Sequence[PackedBatch]) -> bool:
         """Return whether a batch is ready that can be decoded together with these, if it is like them."""
         queue: Any = self.servers.get(KERNELS)
         schedules = [each.schedule for each in together]
@@ -227,10 +208,10 @@ class Feed:
             return False
         return queue.fits(schedules, others=1) and self._is_ready()
 
-    def _receive(self, is_ahead: bool) -> InFlightBatch | None:
+    def _receive(self, is_ahead: bool) -> PackedBatch | None:
         """Return the next batch from the workers; None at the end. ``is_ahead``: whether another is returned first."""
         assert self._batches is not None
-        in_flight, requests, deferral = InFlightBatch(), self.pool.requests, self.pool.deferral
+        requests, deferral = self.pool.requests, self.pool.deferral
         workers = self._batches if isinstance(self._batches, WorkersIterator) else None
         if workers is not None:
             workers.delays_requests = is_ahead and self.pool.delays_requests
@@ -247,55 +228,54 @@ class Feed:
             return None
         except Exception as error:
             self.pool.broken |= getattr(self._batches, "failed", False)
-            in_flight.error = error
+            in_flight = PackedBatch(None, failure=error, has_arrived=False)
             if getattr(self._batches, "lost", False):
                 self.truncated, self._batches = True, None
         else:
             request = None if requests is None else requests.pending.pop(message.number)
-            in_flight.batch = PackedBatch(request)  # releases its slot even if the next lines fail
+            in_flight = PackedBatch(request)  # releases its slot even if the next lines fail
             try:
-                batch = in_flight.batch = message.open(request, self.pool.arena)
-                if (failure := batch.failure) is not None:
-                    in_flight.error = failure.exception() if isinstance(failure, WorkerError) else failure
-                    in_flight.batch = replace(batch, failure=None)  # the frames of the error reference the batch
+                in_flight = message.open(request, self.pool.arena)
+                if isinstance(in_flight.failure, WorkerError):
+                    in_flight.failure = in_flight.failure.exception()
                 # Plans of transforms that are not attributes of the dataset arrive with a batch.
-                self.pool.plans.update({plan.key: plan for plan in batch.plans})
-                self._plan_servers.discover(batch.plans)
+                self.pool.plans.update({plan.key: plan for plan in in_flight.plans})
+                self._plan_servers.discover(in_flight.plans)
             except Exception as error:
-                in_flight.error = error
+                in_flight.failure = error
                 self.pool.broken |= isinstance(error, (ConnectionError, EOFError))  # its worker has died
         in_flight.delays_request = workers is not None and workers.has_delayed
         return in_flight
 
-    def _submit(self, together: Sequence[InFlightBatch]) -> None:
+    def _submit(self, together: Sequence[PackedBatch]) -> None:
         """Submit one run for all batches, or the runs of each. An error becomes that of one batch."""
         try:
             if len(together) > 1:
                 self._submit_as_one(together)
         except Exception as error:
-            together[0].error = error
+            together[0].failure = error
         for in_flight in together:
             try:
-                if in_flight.batch is not None and in_flight.error is None and not in_flight.pipeline_runs:
-                    self._submit_alone(in_flight, in_flight.batch)
+                if in_flight.failure is None and not in_flight.pipeline_runs:
+                    self._submit_alone(in_flight)
             except Exception as error:
                 # The frames reference the feed, which must not outlive a loop that the first error ends.
-                in_flight.error = error if in_flight is together[0] else error.with_traceback(None)
+                in_flight.failure = error if in_flight is together[0] else error.with_traceback(None)
 
-    def _submit_as_one(self, together: Sequence[InFlightBatch]) -> None:
+    def _submit_as_one(self, together: Sequence[PackedBatch]) -> None:
         """Submit one run for all batches, if that is possible."""
         decoder: Any = self.servers.get(KERNELS)
         schedules = [each.schedule for each in together]
         if None in schedules or not decoder.fits(schedules):
             return
         with profile_row(SUBMIT):
-            read = [each.batch.read(each.batch.runs[0], self.pool.arena) for each in together if each.batch is not None]
+            read = [each.read(each.runs[0], self.pool.arena) for each in together]
             files = [file for (images,), _ in read for file in images]
             pipeline_runs = decoder.submit_together(files, [schedule for _, schedule in read])
         for in_flight, pipeline_run in zip(together, pipeline_runs, strict=True):
             in_flight.pipeline_runs.append(pipeline_run)
 
-    def _submit_alone(self, in_flight: InFlightBatch, batch: PackedBatch) -> None:
+    def _submit_alone(self, batch: PackedBatch) -> None:
         for run in batch.runs:
             plan = self.pool.plans.get(run.server)
             if run.server not in self.servers and (plan is not None or run.schedule is not None):
@@ -308,4 +288,4 @@ class Feed:
                 )
             with profile_row(SUBMIT):
                 inputs, schedule = batch.read(run, self.pool.arena)
-                in_flight.pipeline_runs.append(self.servers[run.server].submit(inputs, schedule))
+                batch.pipeline_runs.append(self.servers[run.server].submit(inputs, schedule))

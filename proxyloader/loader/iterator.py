@@ -89,31 +89,31 @@ class LoaderIterator(Iterator[Any]):
                 batch = assembler.assemble(in_flight)
             except Exception as error:
                 # If a worker dies, torch's signal handler raises at any line. The state is then that before this batch.
-                if in_flight.batch is not None and str(error).startswith("DataLoader worker (pid"):
+                if in_flight.has_arrived and str(error).startswith("DataLoader worker (pid"):
                     feed.truncated = True
                     feed.close()
                 else:
-                    self._record_progress(in_flight.batch)
+                    self._record_progress(in_flight)
                 raise
             finally:
                 feed.release(in_flight)
             if batch is SKIPPED_BATCH:
-                self._record_progress(in_flight.batch)
+                self._record_progress(in_flight)
         self._has_batches = True
         self._last_return_s = monotonic()
-        assert in_flight is not None and in_flight.batch is not None
-        packed, wait_s = in_flight.batch, self._last_return_s - start_s
-        self._recorder.add(packed, Step(loop_s, wait_s, feed.worker_wait_s, packed.num_samples))
-        self._record_progress(packed)  # at the end, as an interrupted batch is not received
+        assert in_flight is not None
+        wait_s = self._last_return_s - start_s
+        self._recorder.add(in_flight, Step(loop_s, wait_s, feed.worker_wait_s, in_flight.num_samples))
+        self._record_progress(in_flight)  # at the end, as an interrupted batch is not received
         return batch
 
-    def _record_progress(self, batch: PackedBatch | None) -> None:
+    def _record_progress(self, batch: PackedBatch) -> None:
         state, requests = self._loader_state, self._pool.requests
         if requests is None:
             state.batches += 1
-        elif batch is not None and batch.request is not None:
+        elif batch.request is not None:
             requests.record_return(batch.request, state)
-        if batch is not None and batch.worker_state is not None:
+        if batch.worker_state is not None:
             state.worker_states[batch.worker] = batch.worker_state
             state.next_worker = (batch.worker + 1) % self._pool.workers.num_workers
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pickle
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -129,6 +129,22 @@ class PackedBatch:
     failure: WorkerError | Exception | None = None  # without workers, the exception itself
     worker: int = 0
     worker_state: dict[str, Any] | None = None  # state of the worker's dataset after this batch
+    # On torch's queue, a batch has only the number of its request, None for an iterable-style dataset, and its pickle,
+    # or where that is in the slot.
+    number: int | None = None
+    data: bytes | None = None
+    span: tuple[int, int] | None = None
+    # In the main process, until the training loop receives the batch:
+    pipeline_runs: list[Any] = field(default_factory=list)  # submitted for ``runs``, in their order
+    is_last: bool = True  # of the batches that are decoded together
+    delays_request: bool = False  # whether a worker gets the next request when the training loop receives this batch
+    has_arrived: bool = True  # False if an error occurred before
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The schedule of the only run of the batch; None if it has another number of runs, or without kernels."""
+        runs = () if self.failure is not None else self.runs
+        return runs[0].schedule if len(runs) == 1 else None
 
     def memory(self, arena: Arena | None) -> Memory:
         """Return the memory of the runs and the masks, (bytes,) uint8."""
@@ -152,63 +168,45 @@ class PackedBatch:
             return self.indices
         return self.request.index_list() if self.request is not None else None
 
+    def sent(self, worker_info: Any, state: Callable[[], dict[str, Any]], arena: Arena | None = None) -> PackedBatch:
+        """Return what torch's queue gets. ``worker_info`` is torch's in a worker, and None in the main process.
 
-@dataclass(frozen=True)
-class BatchMessage:
-    """A packed batch on torch's queue.
+        The batch is pickled before it is put on the queue, so that a pickling error is raised for its batch. If the
+        batch has a slot, its pickle is stored there, so the message is short enough to be written to the pipe
+        atomically. A killed worker cannot leave a partial message, for which the main process would wait forever.
 
-    The batch is pickled before it is put on the queue, so that a pickling error is raised for its batch. If the batch
-    has a slot, the pickle is also stored there, so the message is short enough to be written to the pipe atomically. A
-    killed worker cannot leave a partial message, for which the main process would wait forever.
-
-    Without a slot, a batch is unpickled on arrival: unpickling may fetch memory from the worker, which may exit before
-    the batch is used if the dataset is iterable-style.
-    """
-
-    number: int | None  # number of the request that this batch answers; None for an iterable-style dataset
-    data: bytes | None = None  # the pickle; None: it is in the slot, from ``start`` to ``end``
-    start: int = 0
-    end: int = 0
-    batch: PackedBatch | None = None
-
-    @classmethod
-    def create(
-        cls, batch: PackedBatch, worker_info: Any, state: Callable[[], dict[str, Any]], arena: Arena | None = None
-    ) -> BatchMessage:
-        """Create the message of a batch. ``worker_info`` is torch's in a worker, and None in the main process."""
-        request = batch.request
-        number = request.number if request is not None else None
+        Without a slot, a batch is unpickled on arrival: unpickling may fetch memory from the worker, which may exit
+        before the batch is used if the dataset is iterable-style.
+        """
+        request = self.request
+        self.number = request.number if request is not None else None
         if worker_info is None:
-            return cls(number, batch=batch)
+            return self
         # The main process keeps the request.
-        batch = dataclasses.replace(batch, request=None, worker=worker_info.id, worker_state=state() or None)
+        batch = dataclasses.replace(self, request=None, worker=worker_info.id, worker_state=state() or None)
         try:
             data = ForkingPickler.dumps(batch)
         except Exception as error:
             failure = WorkerError(error, "while sending a batch to the main process")
-            data = ForkingPickler.dumps(PackedBatch(None, failure=failure))
+            data = ForkingPickler.dumps(PackedBatch(None, failure=failure, number=self.number))
         if arena is None or request is None or request.slot is None:
-            return cls(number, bytes(data))
+            return PackedBatch(None, number=self.number, data=bytes(data))
         start = aligned(batch.size_bytes)
         arena.memory(request.slot)[start : start + len(data)] = np.frombuffer(data, np.uint8)
-        return cls(number, None, start, start + len(data))
+        return PackedBatch(None, number=self.number, span=(start, start + len(data)))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _receive_message, (self.number, self.data, self.start, self.end)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state if state["data"] is None else vars(pickle.loads(state["data"])))
 
     def open(self, request: BatchRequest | None, arena: Arena | None) -> PackedBatch:
-        if (batch := self.batch) is None:
+        """Return the batch, which answers this request."""
+        batch = self
+        if self.span is not None:
             assert arena is not None and request is not None and request.slot is not None
-            batch = pickle.loads(arena.memory(request.slot)[self.start : self.end].data)
+            batch = pickle.loads(arena.memory(request.slot)[slice(*self.span)].data)
         batch.request = request
         return batch
 
-    def pin_memory(self, device: Any = None) -> BatchMessage:
+    def pin_memory(self, device: Any = None) -> PackedBatch:
         """Copy the tensors of a batch without images to pinned memory, in torch's pin-memory thread."""
-        batch = self.open(None, None)
-        content = pin_memory(batch.content, device)  # type: ignore[no-untyped-call]
-        return dataclasses.replace(self, batch=dataclasses.replace(batch, content=content))
-
-
-def _receive_message(number: int | None, data: bytes | None, start: int, end: int) -> BatchMessage:
-    return BatchMessage(number, None, start, end, None if data is None else pickle.loads(data))
+        return dataclasses.replace(self, content=pin_memory(self.content, device))  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from ..transforms.random_numbers import in_thread
 from .arena import Arena
 from .fetch import Fetcher
 from .loader_state import StatefulStream, WorkerStates, load_state, save_state
-from .messages import BatchMessage, PackedBatch, WorkerError
+from .messages import PackedBatch, WorkerError
 from .packing import Packer
 from .request_sampler import BatchRequest
 
@@ -64,7 +64,7 @@ class PackedDataset(Dataset[Any]):
         if arena is not None:
             batch_memory.end()  # the message may overwrite files that are not sent
         try:
-            return BatchMessage.create(packed, info, self.state, self._arena)
+            return packed.sent(info, self.state, self._arena)
         finally:
             del packed  # its error references this frame
             if arena is not None:
@@ -84,12 +84,12 @@ class PackedDataset(Dataset[Any]):
         return dataclasses.replace(packed, indices=tuple(indices) if unreadable else None, unreadable=unreadable)
 
 
-def pack_stream(fetcher: Fetcher, packer: Packer, stream: StatefulStream, samples: Any) -> BatchMessage:
+def pack_stream(fetcher: Fetcher, packer: Packer, stream: StatefulStream, samples: Any) -> PackedBatch:
     """The collate_fn of workers for an iterable-style dataset, given its first arguments."""
     if fetcher.deferral is not None and not fetcher.deferral.is_active:
         hooks.release(fetcher.deferral)
     packed = packer(samples, num_samples=len(samples) if packer.batched else 1)
-    return BatchMessage.create(packed, fetcher.worker_info(), stream.state)
+    return packed.sent(fetcher.worker_info(), stream.state)
 
 
 def set_up_worker(worker_init_fn: Callable[[int], None] | None, deferral: Deferral | None, worker_id: int) -> None:

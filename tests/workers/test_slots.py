@@ -215,8 +215,8 @@ def test_a_batch_arrives_unchanged_and_takes_little_space(photos: Path, tmp_path
     packed = PackedDataset(Fetcher(dataset), Packer(default_collate, arena, 8), arena, {})
     for slot in (0, 1, 0, 1):
         with opened_late():
-            batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot)).batch
-        assert batch is not None and batch.failure is None
+            batch = packed.__getitems__(BatchRequest(slot, 0, list(range(8)), batched=True, slot=slot))
+        assert batch.failure is None
         assert batch.size_bytes < 2.5 * sum(map(len, files))
         (run,) = batch.runs
         assert [part.tobytes() for part in batch.read(run, arena)[0][0]] == files
