@@ -154,7 +154,7 @@ operations are recorded without end
     data/recorded.py:can_record | each.depth >= MAX_DEPTH => False
     data/test_lazy_tensor.py
 data that are put in place of a tensor's own are lost
-    data/lazy_tensor.py:LazyTensor.__torch_function__ | or function == SET_DATA =>
+    data/lazy_tensor.py:LazyTensor.__torch_function__ | function == SET_DATA or =>
     data/test_lazy_tensor.py
 a tensor that is decoded late is looked up as a class of ours
     data/lazy_tensor.py:StockType.__eq__ | or cls.stock is other =>
