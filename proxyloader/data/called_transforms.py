@@ -187,7 +187,7 @@ def apply_undecoded(deferral: Deferral, transform: Any, image: Any, *others: Any
             materialize(image)
         return None
     if why := deferral.find_obstacle(chain.partial_plan):
-        of_grey = " of a grayscale image" if chain.state.channels == 1 else ""
+        of_grey = " of a grayscale image" if transformed.chain.state.channels == 1 else ""
         pixel_uses.explain(f"{type(transform).__name__}{of_grey}: {why}")
         # Decode now, so that the transforms it calls are not intercepted either.
         _ = materialize(image) if isinstance(image, LazyTensor) else getattr(image, "im", None)

@@ -63,8 +63,7 @@ class LoaderIterator(Iterator[Any]):
         with self._lock, profile_row(self._profile_name):
             if self._was_interrupted:
                 raise RuntimeError(
-                    "the iterator was interrupted (KeyboardInterrupt, SystemExit) while fetching a batch, which may "
-                    "be lost; create a new one: iter(loader)"
+                    "the iterator was interrupted while fetching a batch, which may be lost; make another"
                 )
             try:
                 return self._next(assembler)

@@ -136,7 +136,7 @@ def describe_backend(
     """Describe DALI's transforms with the known plans, or the ``reason`` why torch loads the images."""
     if reason or recorder.has_fallen_back:
         return f"torch: {reason or recorder.fallback_reason}"
-    first = f", the first: {recorder.decode_reason}" if recorder.decode_reason else ""
+    first = f"; first reason: {recorder.decode_reason}" if recorder.decode_reason else ""
     device = options.device if options.device is not None else "cuda" if options.on_gpu else "cpu"
     parts = [", ".join(step.title for step in plan.steps) for plan in plans]
     if options.server is not None:

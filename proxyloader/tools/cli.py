@@ -206,10 +206,10 @@ def make_photographs(folder: Path, **options: Any) -> None:
 
 
 def _explain(parser: Parser) -> None:
-    """Show what a loader's worker does with a transform or a dataset.
+    """Show how a worker handles a transform or a dataset.
 
     Runs a transform on a synthetic photograph, or reads a sample of a dataset, a few times with different seeds. Prints
-    the calls that stay undecoded, the line of code that uses pixels, what transforms the images with and without a GPU,
+    the recorded calls, the line of code that uses pixels, what transforms the images with and without a GPU,
     and the time that an image takes a worker. No GPU is required.
 
     Exit status 1: a worker for a GPU decodes the image, because its pixels are used.
@@ -218,7 +218,7 @@ def _explain(parser: Parser) -> None:
       proxyloader explain train:transform
       proxyloader explain torchvision.models:ResNet50_Weights.DEFAULT.transforms
     """
-    _option(parser, "name", "NAME", str, "module:attribute of a transform or dataset, or of what returns one if called")
+    _option(parser, "name", "NAME", str, "module:attribute of a transform or dataset, or a function returning one")
 
 
 COMMANDS: dict[Callable[[Parser], None], tuple[str, str]] = {

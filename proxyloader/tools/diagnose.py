@@ -312,14 +312,14 @@ def interpret(figures: Figures) -> Diagnosis:
     """Derive the diagnosis from the measurements."""
     bound, step, loader = find_bound(figures), figures.step, figures.alone[figures.watched]
     both, alone, load = (ms(phase.step_s) for phase in (figures.both, step, loader))
-    verdict = f"{bound.capitalize()}-bound: a step takes {both} ms: {alone} ms without loading. "
+    verdict = f"{bound.capitalize()}-bound: a step takes {both} ms, or {alone} ms without loading. "
     verdict += f"Loading alone takes {load} ms."
     reasons = []
     if figures.num_workers:
         reasons.append(f"Alone, the workers are {min(100.0, 100 * loader.workers / figures.num_workers):.0f}% busy")
     if figures.waiting is not None:
         percent = max(0.0, 100 * figures.waiting)
-        reasons.append(f"Reading a sample waits {percent:.0f}% of its time, for example for a disk")
+        reasons.append(f"Reading a sample spends {percent:.0f}% of its time waiting, for example for a disk")
     base: Kind = "stock" if "stock" in figures.alone else figures.watched
     share = step.step_s / figures.step_s(base)
     cost = f"With {'torch' if base == 'stock' else base}, loading takes {100 * (1 - share):.0f}% of a step"

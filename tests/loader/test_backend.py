@@ -96,7 +96,8 @@ def test_the_line_that_used_pixels_is_named(
     loader = loaded(files(photos, look), num_workers, device)
     line = line_of(*LINES[look])
     assert f"The first image processed in a worker: pixels are used at {line}" in caplog.text
-    assert loader.stats().images_by_workers <= 48 and loader.backend.endswith(f", the first: pixels are used at {line}")
+    assert loader.stats().images_by_workers <= 48
+    assert loader.backend.endswith(f"; first reason: pixels are used at {line}")
 
 
 @workers
@@ -132,7 +133,7 @@ def test_another_reason_is_named_and_no_line_of_the_users(
         loader = loaded(files(photos, lambda image: transform(image.convert(mode))), num_workers)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert loader.backend == f"torch: the workers have produced all images loaded so far, the first: {why}"
+    assert loader.backend == f"torch: the workers have produced all images loaded so far; first reason: {why}"
     assert f"The first image processed in a worker: {why}" in caplog.text
 
 

@@ -129,13 +129,13 @@ def test_steps_and_loaders_are_told_apart_by_what_they_use(measured: Figures, bo
 def test_the_report_says_what_each_loader_gives() -> None:
     found = interpret(figures(50, 200, 80, speedups={4: 1.06, 16: 1.3, 2: 0.5}))
     assert found.verdict == (
-        "Input-bound: a step takes 80.0 ms: 50.0 ms without loading. Loading alone takes 80.0 ms. "
+        "Input-bound: a step takes 80.0 ms, or 50.0 ms without loading. Loading alone takes 80.0 ms. "
         "proxyloader is worth it: "
         "1,250 instead of 500 images/s, 2.50x"
     )
     assert found.reasons == (
         "Alone, the workers are 0% busy",
-        "Reading a sample waits 10% of its time, for example for a disk",
+        "Reading a sample spends 10% of its time waiting, for example for a disk",
         "With torch, loading takes 75% of a step. An infinitely fast loader would give 4.00x",
     )
     assert found.suggestions == (
